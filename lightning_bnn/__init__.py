@@ -1,0 +1,24 @@
+"""Bayesian neural networks as an ordinary PyTorch Lightning job."""
+
+from lightning_bnn.posteriors import (
+    DrawsPosterior,
+    GaussianPosterior,
+    MixturePosterior,
+    Posterior,
+)
+from lightning_bnn.predictive import Predictive
+from lightning_bnn.stacked import StackedModule
+from lightning_bnn.strategies import Strategy, VariationalBNN
+from lightning_bnn.target import Target
+
+__all__ = [
+    "DrawsPosterior",
+    "GaussianPosterior",
+    "MixturePosterior",
+    "Posterior",
+    "Predictive",
+    "StackedModule",
+    "Strategy",
+    "Target",
+    "VariationalBNN",
+]

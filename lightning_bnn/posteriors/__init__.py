@@ -1,0 +1,8 @@
+"""Posteriors: stored draws, Gaussians and mixtures of them."""
+
+from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.posteriors.draws import DrawsPosterior
+from lightning_bnn.posteriors.gaussian import GaussianPosterior
+from lightning_bnn.posteriors.mixture import MixturePosterior
+
+__all__ = ["DrawsPosterior", "GaussianPosterior", "MixturePosterior", "Posterior"]

@@ -1,0 +1,6 @@
+"""Strategies: Lightning modules that approximate a posterior."""
+
+from lightning_bnn.strategies.base import Strategy
+from lightning_bnn.strategies.variational import VariationalBNN
+
+__all__ = ["Strategy", "VariationalBNN"]

@@ -1,0 +1,1 @@
+"""Benchmarks: each module is a program, run with ``python -m benchmarks.<name>``."""

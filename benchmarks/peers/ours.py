@@ -1,0 +1,46 @@
+"""lightning-bnn: ``VariationalBNN`` with its default estimator; all weights are Bayesian."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.peers.contender import NUM_DATA, Contender, Fit, Problem, Step, train_loader
+
+__all__ = ["CONTENDER"]
+
+
+def make_module(problem: Problem) -> Any:
+    from lightning_bnn import VariationalBNN
+    from lightning_bnn.likelihoods import Categorical
+    from lightning_bnn.priors import Normal
+
+    return VariationalBNN(
+        problem.make_net(),
+        likelihood=Categorical(),
+        prior=Normal(0.0, 0.1),
+        num_data=NUM_DATA,
+    )
+
+
+def make_step(problem: Problem) -> Step:
+    bnn = make_module(problem)
+    optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-3)
+    batch = problem.batch()
+
+    def step() -> Any:
+        loss = bnn.loss(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def make_fit(problem: Problem) -> Fit:
+    return Fit("pytorch_lightning", make_module(problem), train_loader(problem.batch()))
+
+
+CONTENDER = Contender("lightning-bnn", "lightning_bnn", make_step, make_fit)

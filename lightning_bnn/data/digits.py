@@ -1,0 +1,73 @@
+"""Handwritten digits, 8 by 8 pixels: the classification set that needs no download.
+
+1,797 images of ten classes that ship with scikit-learn (the test part of the UCI set "Optical
+Recognition of Handwritten Digits"). Split 60 / 20 / 20 into train, validation and test, with the
+classes in equal shares.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
+from lightning_bnn.data.tensors import TensorRows
+
+__all__ = ["Digits"]
+
+
+class Digits(InMemoryDataModule):
+    """scikit-learn's digits: inputs in [0, 1] of shape (1, 8, 8), targets 0 to 9.
+
+    Args:
+        batch_size: Examples per batch.
+        seed: Seed of the split, independent of any other seed.
+        flatten: Give inputs of shape (64,) instead.
+        num_workers: Worker processes per loader.
+
+    Example:
+        >>> data = Digits(batch_size=32)
+        >>> data.setup()
+        >>> data.num_data, data.input_shape, data.num_classes
+        (1078, (1, 8, 8), 10)
+        >>> inputs, targets = next(iter(data.test_dataloader()))
+        >>> inputs.shape, targets.dtype
+        (torch.Size([32, 1, 8, 8]), torch.int64)
+    """
+
+    num_classes: int = 10
+
+    def __init__(
+        self,
+        batch_size: int = 64,
+        seed: int = 0,
+        flatten: bool = False,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers)
+        self.seed = seed
+        self.flatten = flatten
+
+    def load(self) -> Splits:
+        """Read the images and split them, each class in the same shares."""
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        pixels, labels = load_digits(return_X_y=True)
+        # Pixels count the dark points in a 4 by 4 block: 0 to 16.
+        inputs = torch.from_numpy(pixels).float() / 16
+        if not self.flatten:
+            inputs = inputs.reshape(-1, 1, 8, 8)
+        targets = torch.from_numpy(labels).long()
+
+        def split(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+            first, second = train_test_split(
+                rows, test_size=share, random_state=self.seed, stratify=labels[rows]
+            )
+            return first, second
+
+        train, rest = split(np.arange(len(labels)), 0.4)
+        validation, test = split(rest, 0.5)
+        return Splits(
+            *(TensorRows(inputs[rows], targets[rows]) for rows in (train, validation, test))
+        )

@@ -1,0 +1,207 @@
+"""The nine UCI regression sets of the Bayesian deep learning literature, in their standard splits.
+
+Hernández-Lobato and Adams, "Probabilistic Backpropagation", ICML 2015, fixed the sets and the
+splits that later papers report on. The splits need no files: one ``RandomState(1)`` draws a
+permutation of the rows for each split in turn; the first 90% train and the rest test. There are
+20 splits, and 5 of the protein set.
+
+A set is a folder with three text files: ``data.txt`` (numbers, separated by spaces or tabs),
+``index_features.txt`` and ``index_target.txt`` (the columns that are inputs, and the target).
+
+Inputs and target are standardised by the mean and standard deviation of the training rows. With
+``s = target_scale``, a root mean squared error in original units is ``s`` times the standardised
+one, and a log density is the standardised one minus ``log s``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+
+from lightning_bnn.data.files import data_folder, missing_files
+from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
+from lightning_bnn.data.tensors import TensorRows
+from lightning_bnn.errors import ConfigurationError, DataError
+
+__all__ = ["UCIName", "UCIRegression", "column_scales", "standard_split"]
+
+UCIName = Literal[
+    "bostonHousing",
+    "concrete",
+    "energy",
+    "kin8nm",
+    "naval-propulsion-plant",
+    "power-plant",
+    "protein-tertiary-structure",
+    "wine-quality-red",
+    "yacht",
+]
+
+
+def standard_split(rows: int, split: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the training and test rows of a standard split.
+
+    Args:
+        rows: Number of rows of the data set.
+        split: Which split, from 0.
+
+    Example:
+        >>> train, test = standard_split(10, split=0)
+        >>> train.tolist(), test.tolist()
+        ([2, 9, 6, 4, 0, 3, 1, 7, 8], [5])
+    """
+    # The legacy generator and `choice` are what the published index files were drawn with.
+    random = np.random.RandomState(1)
+    for _ in range(split + 1):
+        order = random.choice(rows, rows, replace=False)
+    size = round(0.9 * rows)
+    return order[:size], order[size:]
+
+
+def column_scales(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean and standard deviation of each column; the scale of a constant one is 1.
+
+    Args:
+        values: Rows by columns.
+
+    Example:
+        >>> import numpy as np
+        >>> column_scales(np.array([[1.0, 7.0], [3.0, 7.0]]))
+        (array([2., 7.]), array([1., 1.]))
+    """
+    # Compare the ends, not the deviation with 0: rounding in the mean can leave the deviation of
+    # a constant column at 1e-16, and dividing by that would make noise of it.
+    constant = values.max(axis=0) == values.min(axis=0)
+    return values.mean(axis=0), np.where(constant, 1.0, values.std(axis=0))
+
+
+class UCIRegression(InMemoryDataModule):
+    r"""One of the nine UCI regression sets, standardised, in one of its standard splits.
+
+    Args:
+        name: Which set.
+        split: Which standard split: 0 to 19, or 0 to 4 for the protein set.
+        data_dir: The folder that holds ``<name>/data.txt``; ``$LIGHTNING_BNN_DATA/uci`` if None.
+        validation: Share of the training rows to hold out for validation (the last ones of the
+            split's random order). They are not used for the standardisation either.
+        batch_size: Examples per batch.
+        num_workers: Worker processes per loader.
+
+    Raises:
+        ConfigurationError: For an unknown name, a split or share out of range, or missing files.
+        DataError: If the files do not hold what they should.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> yacht = Path(folder.name, "yacht")
+        >>> yacht.mkdir()
+        >>> _ = (yacht / "data.txt").write_text("".join(f"{i} 1 {2 * i}\n" for i in range(10)))
+        >>> _ = (yacht / "index_features.txt").write_text("0\n1\n")
+        >>> _ = (yacht / "index_target.txt").write_text("2\n")
+        >>> data = UCIRegression("yacht", split=0, data_dir=folder.name)
+        >>> data.setup()
+        >>> data.num_data, data.input_shape, data.num_outputs
+        (9, (2,), 1)
+        >>> round(data.target_mean, 3), round(data.target_scale, 3)
+        (8.889, 6.045)
+        >>> folder.cleanup()
+    """
+
+    num_outputs: int = 1
+
+    def __init__(
+        self,
+        name: UCIName,
+        split: int = 0,
+        data_dir: str | Path | None = None,
+        validation: float = 0.0,
+        batch_size: int = 64,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, num_workers=num_workers)
+        if name not in get_args(UCIName):
+            raise ConfigurationError(
+                f"UCIRegression knows {', '.join(get_args(UCIName))}; got name={name!r}."
+            )
+        splits = 5 if name == "protein-tertiary-structure" else 20
+        if not 0 <= split < splits:
+            raise ConfigurationError(
+                f"{name} has the standard splits 0 to {splits - 1}; got split={split}."
+            )
+        if not 0 <= validation < 1:
+            raise ConfigurationError(
+                "validation is the share of the training rows to hold out, at least 0 and below "
+                f"1; got validation={validation}."
+            )
+        self.set_name: str = name
+        self.split = split
+        self.data_dir = data_dir
+        self.validation = validation
+        self._target_mean, self._target_scale = 0.0, 1.0
+
+    @property
+    def target_mean(self) -> float:
+        """The mean of the training targets, in original units."""
+        _ = self.splits  # an error before setup()
+        return self._target_mean
+
+    @property
+    def target_scale(self) -> float:
+        """The standard deviation of the training targets, in original units."""
+        _ = self.splits  # an error before setup()
+        return self._target_scale
+
+    def load(self) -> Splits:
+        """Read the files, cut the split, and standardise by its training rows."""
+        features, target = self._read()
+        train, test = standard_split(len(features), self.split)
+        held_out = round(self.validation * len(train))
+        train, validation = np.split(train, [len(train) - held_out])
+        if not len(train):
+            raise ConfigurationError(
+                f"validation={self.validation} leaves none of the {held_out} training rows of "
+                f"{self.set_name} to train on. Use a smaller share."
+            )
+
+        feature_mean, feature_scale = column_scales(features[train])
+        target_mean, target_scale = column_scales(target[train])
+        self._target_mean, self._target_scale = target_mean.item(), target_scale.item()
+        inputs = torch.from_numpy((features - feature_mean) / feature_scale).float()
+        targets = torch.from_numpy((target - target_mean) / target_scale).float()
+        return Splits(
+            *(TensorRows(inputs[rows], targets[rows]) for rows in (train, validation, test))
+        )
+
+    def _read(self) -> tuple[np.ndarray, np.ndarray]:
+        folder = data_folder(self.data_dir, "uci", f"{self.set_name}/data.txt") / self.set_name
+        paths = [folder / f"{stem}.txt" for stem in ("data", "index_features", "index_target")]
+        if missing := [path for path in paths if not path.is_file()]:
+            raise missing_files(f"UCIRegression({self.set_name!r})", missing, "")
+        values = _numbers(paths[0], 2)
+        features, target = (_numbers(path, 1) for path in paths[1:])
+        columns = np.concatenate([features, target])
+        if len(target) != 1 or not np.isin(columns, np.arange(values.shape[1])).all():
+            raise DataError(
+                f"{folder}: the index files should name feature columns and one target column of "
+                f"the {values.shape[1]} in data.txt (0 to {values.shape[1] - 1}); got features "
+                f"{features.tolist()} and target {target.tolist()}."
+            )
+        return values[:, features.astype(int)], values[:, target.astype(int)]
+
+
+def _numbers(path: Path, dims: Literal[1, 2]) -> np.ndarray:
+    try:
+        values = np.loadtxt(path, ndmin=dims)
+    except ValueError as error:
+        raise DataError(f"{path} should hold numbers only, in equal rows: {error}") from error
+    if not values.size or not np.isfinite(values).all():
+        raise DataError(
+            f"{path} should hold finite numbers; got {values.shape[0]} rows with "
+            f"{int((~np.isfinite(values)).sum())} values that are not finite."
+        )
+    return values

@@ -1,0 +1,118 @@
+"""What every likelihood has in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from lightning_bnn.errors import DataError
+from lightning_bnn.predictive import Predictive
+
+__all__ = ["Likelihood", "check_all", "check_outputs", "check_real_targets"]
+
+
+def check_outputs(likelihood: str, outputs: Any, targets: Any) -> None:
+    """Raise a DataError unless both are tensors, and the outputs a floating-point batch."""
+    for name, value in (("the network's outputs", outputs), ("the targets", targets)):
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"{likelihood} expected {name} to be one tensor, got {type(value).__name__}. "
+                "Wrap the network, or change the data loader, so that it gives a tensor."
+            )
+    if outputs.ndim == 0 or not outputs.is_floating_point():
+        raise DataError(
+            f"{likelihood} expected floating-point outputs with a batch axis, got "
+            f"{outputs.dtype} of shape {tuple(outputs.shape)}. The network's last layer should "
+            "give raw numbers, one row per example."
+        )
+
+
+def check_real_targets(likelihood: str, targets: Tensor) -> None:
+    """Raise a DataError unless targets are finite real numbers."""
+    if targets.dtype == torch.bool or targets.is_complex():
+        raise DataError(
+            f"{likelihood} expected targets that are real numbers, got {targets.dtype}. "
+            "Convert them, for example with targets.float()."
+        )
+    check_all(
+        likelihood,
+        targets.isfinite(),
+        targets,
+        "finite targets",
+        "Drop or fill in such examples before training.",
+    )
+
+
+def check_all(likelihood: str, good: Tensor, targets: Tensor, expected: str, fix: str) -> None:
+    """Raise a DataError that shows the first bad target, unless all are good."""
+    if bool(good.all()):
+        return
+    bad = (~good).nonzero()
+    index = tuple(bad[0].tolist())
+    raise DataError(
+        f"{likelihood} expected {expected}; {len(bad)} of {targets.numel()} are not, the first "
+        f"being {targets[index].item()} at index {index}. {fix}"
+    )
+
+
+class Likelihood(nn.Module, ABC):
+    """The distribution of the targets given the network's outputs.
+
+    ``log_prob`` has no control flow that depends on data, so it runs under ``torch.func.vmap``;
+    it computes in float32 at least, whatever autocast made of the outputs. What it cannot check
+    there, ``check`` does.
+
+    Example:
+        >>> import torch
+        >>> from lightning_bnn.likelihoods import Categorical, Likelihood
+        >>> likelihood: Likelihood = Categorical()
+        >>> likelihood.log_prob(torch.zeros(3, 4), torch.tensor([0, 1, 3]))  # -log 4 each
+        tensor([-1.3863, -1.3863, -1.3863])
+        >>> likelihood.predictive(torch.zeros(5, 3, 4))  # five draws
+        CategoricalPredictive(draws=5, examples=3, outputs=(4,))
+    """
+
+    @abstractmethod
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log density of each example's targets, summed over its outputs.
+
+        Args:
+            outputs: What the network gave for a batch, ``(B, ...)``.
+            targets: What the data loader gave for it.
+
+        Returns:
+            One number per example, of shape ``(B,)``.
+        """
+
+    @abstractmethod
+    def predictive(self, outputs: Tensor) -> Predictive:
+        """Mixture over draws, from outputs with a leading axis of draws, ``(S, B, ...)``."""
+
+    @abstractmethod
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Check that targets and network fit; costs one pass over the targets.
+
+        Args:
+            outputs: What the network gave for a batch, ``(B, ...)``, without an axis of draws.
+            targets: What the data loader gave for it.
+
+        Raises:
+            DataError: The shape, dtype or values of the targets, or the size of the outputs, are
+                not what this likelihood needs.
+        """
+
+    @abstractmethod
+    def metrics(self) -> MetricCollection:
+        """New metrics that suit this likelihood, updated with ``(predictive, targets)``."""
+
+    def config(self) -> dict[str, Any]:
+        """Constructor arguments, as JSON can hold them; learned values are in ``state_dict``."""
+        return {}
+
+    def extra_repr(self) -> str:
+        """Show the constructor arguments."""
+        return ", ".join(f"{name}={value}" for name, value in self.config().items())

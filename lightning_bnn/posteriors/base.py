@@ -1,0 +1,250 @@
+"""The posterior: what a strategy leaves behind, whatever the strategy was.
+
+A posterior gives draws of a network's weights, predicts with them, and can be saved and
+loaded. It holds its own copy of the network, and everything that does not vary between draws
+(point estimates, buffers) in ``fixed``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from os import PathLike
+from typing import Any, ClassVar
+
+import torch
+from pytorch_lightning.utilities import move_data_to_device
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lightning_bnn import likelihoods
+from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.posteriors import store
+from lightning_bnn.predictive import Predictive
+from lightning_bnn.stacked import StackedModule
+
+__all__ = ["Posterior"]
+
+_CHUNK = 8
+_CACHE_BYTES = 2**29
+
+Weights = dict[str, Tensor]
+Blobs = dict[str, Mapping[str, Tensor]]
+
+
+class Posterior(ABC):
+    """A distribution over the weights of a network.
+
+    Args:
+        net: The network; the posterior keeps a copy.
+        likelihood: How outputs of the network give targets.
+        fixed: Parameters and buffers that are the same in every draw.
+    """
+
+    kind: ClassVar[str]
+    _kinds: ClassVar[dict[str, type[Posterior]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        Posterior._kinds[cls.kind] = cls
+
+    def __init__(self, net: nn.Module, likelihood: Likelihood, fixed: Mapping[str, Tensor]) -> None:
+        self.net = deepcopy(net).eval().requires_grad_(False)
+        self.likelihood = deepcopy(likelihood).eval().requires_grad_(False)
+        self.fixed = {name: tensor.detach().clone() for name, tensor in fixed.items()}
+        self._stacked = StackedModule(self.net)
+        self._cache: tuple[tuple[int, int], list[Weights]] | None = None
+
+    # ---------------------------------------------------------------- what each kind adds
+
+    @abstractmethod
+    def draws(
+        self, count: int, generator: torch.Generator | None = None, chunk: int = _CHUNK
+    ) -> Iterator[Weights]:
+        """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the posterior lies."""
+
+    @property
+    def default_draws(self) -> int:
+        """The number of draws that a prediction takes if none is given."""
+        return 32
+
+    @abstractmethod
+    def _own_blobs(self) -> Blobs:
+        """The tensors that this kind has to save, by blob."""
+
+    @classmethod
+    @abstractmethod
+    def _from_stored(
+        cls, stored: store.Stored, entry: Mapping[str, Any], net: nn.Module,
+        likelihood: Likelihood, prefix: str,
+    ) -> Posterior:  # fmt: skip
+        """The inverse of :meth:`_own_blobs`."""
+
+    def _blobs(self) -> Blobs:
+        """Everything to save: what the kind adds, what is fixed, what the likelihood learned."""
+        common = {"fixed": self.fixed, "likelihood": self.likelihood.state_dict()}
+        return {**self._own_blobs(), **{name: blob for name, blob in common.items() if blob}}
+
+    # ---------------------------------------------------------------- sampling, predicting
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Weights:
+        """``count`` sets of weights, each tensor with a leading axis of draws.
+
+        Only what varies is in it; the rest is in ``fixed``.
+        """
+        if count < 1:
+            raise ConfigurationError(f"The number of draws is at least 1; got {count}.")
+        pieces = list(self.draws(count, generator))
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    @torch.no_grad()
+    def predict(self, inputs: Any, draws: int | None = None, seed: int = 0) -> Predictive:
+        """The predictive mixture of a batch of inputs.
+
+        The same seed gives the same draws, so that batch after batch is seen by the same
+        functions. At most eight draws are held at once, unless all of them are small enough
+        to keep for the next batch.
+
+        Args:
+            inputs: A tensor, a tuple of positional or a mapping of keyword arguments.
+            draws: How many sets of weights are mixed; by default what suits the kind.
+            seed: Decides the draws.
+        """
+        count = self.default_draws if draws is None else draws
+        if count < 1:
+            raise ConfigurationError(f"draws= is at least 1; got {count}.")
+        inputs = move_data_to_device(inputs, self.device)
+        outputs = [
+            self._stacked(weights, inputs, self.fixed) for weights in self._chunks(count, seed)
+        ]
+        return self.likelihood.predictive(torch.cat(outputs))
+
+    def _chunks(self, count: int, seed: int) -> Iterator[Weights] | list[Weights]:
+        if self._cache is not None and self._cache[0] == (count, seed):
+            return self._cache[1]
+        generator = torch.Generator(self.device).manual_seed(seed)
+        chunks = self.draws(count, generator)
+        first = next(chunks)
+        members = next(iter(first.values())).shape[0]
+        total = sum(t.numel() * t.element_size() for t in first.values()) * count / members
+        if total > _CACHE_BYTES:
+            return _chain(first, chunks)
+        self._cache = ((count, seed), [first, *chunks])
+        return self._cache[1]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move everything to a device, in place."""
+        self.net.to(device)
+        self.likelihood.to(device)
+        self.fixed = {name: tensor.to(device) for name, tensor in self.fixed.items()}
+        self._cache = None
+        return self
+
+    # ---------------------------------------------------------------- saving, loading
+
+    def save(self, directory: str | PathLike[str]) -> None:
+        """Write the posterior to a directory or an fsspec URL.
+
+        A crash at any moment leaves what was there before, or the new posterior, whole.
+        """
+        fields = {**self._entry(), "network": describe(self.net)}
+        store.write(directory, kind=self.kind, blobs=self._blobs(), fields=fields)
+
+    def _entry(self) -> dict[str, Any]:
+        """What the manifest says of this posterior, or of this component of a mixture."""
+        likelihood = {"name": type(self.likelihood).__name__, "config": self.likelihood.config()}
+        return {"kind": self.kind, "likelihood": likelihood}
+
+    @staticmethod
+    def load(
+        directory: str | PathLike[str], net: nn.Module, likelihood: Likelihood | None = None
+    ) -> Posterior:
+        """Read a posterior of ``net`` from a directory or an fsspec URL.
+
+        Args:
+            directory: Where it was saved.
+            net: A network of the architecture that it was saved with; only its structure and
+                its frozen code matter, not its values.
+            likelihood: Needed only if the posterior was made with a likelihood of your own.
+        """
+        stored = store.read(directory)
+        if stored.kind not in Posterior._kinds:
+            raise PosteriorFormatError(
+                f"The posterior in {directory} is of the kind {stored.kind!r}; this version knows "
+                f"{sorted(Posterior._kinds)}. Install a newer lightning_bnn."
+            )
+        compare(stored.fields["network"], describe(net), str(directory))
+        return restore(stored, stored.fields, net, likelihood, prefix="")
+
+
+def restore(
+    stored: store.Stored,
+    entry: Mapping[str, Any],
+    net: nn.Module,
+    likelihood: Likelihood | None,
+    prefix: str,
+) -> Posterior:
+    """One posterior, or one component of a mixture, from its entry and its blobs."""
+    chosen = _likelihood(entry["likelihood"], likelihood)
+    if f"{prefix}likelihood" in stored.blob_names:
+        chosen.load_state_dict(stored.load(f"{prefix}likelihood"))
+    return Posterior._kinds[entry["kind"]]._from_stored(stored, entry, net, chosen, prefix)
+
+
+def describe(net: nn.Module) -> list[list[Any]]:
+    """Name and shape of every parameter and saved buffer of a network, in order."""
+    return [[name, list(tensor.shape)] for name, tensor in network_tensors(net).items()]
+
+
+def network_tensors(net: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and saved buffer of a network, each once, under its first name."""
+    saved = set(net.state_dict())
+    buffers = {name: buffer for name, buffer in net.named_buffers() if name in saved}
+    return {**dict(net.named_parameters()), **buffers}
+
+
+def in_network_order(net: nn.Module, tensors: Mapping[str, Tensor]) -> Weights:
+    """The same tensors in the order in which the network has them.
+
+    The order decides which number of the noise meets which weight, and a file does not keep it.
+    """
+    return {name: tensors[name] for name in network_tensors(net) if name in tensors}
+
+
+def compare(stored: list[list[Any]], given: list[list[Any]], where: str) -> None:
+    """Raise an error that names the first parameter in which two networks differ."""
+    for index in range(max(len(stored), len(given))):
+        expected = stored[index] if index < len(stored) else None
+        came = given[index] if index < len(given) else None
+        if expected == came:
+            continue
+        said = "nothing more" if expected is None else f"{expected[0]!r} of shape {expected[1]}"
+        has = "nothing more" if came is None else f"{came[0]!r} of shape {came[1]}"
+        raise PosteriorFormatError(
+            f"The posterior in {where} is of another network: at tensor {index} it has {said}, "
+            f"the given network has {has}. Pass the architecture that the posterior was made with."
+        )
+
+
+def _likelihood(entry: Mapping[str, Any], given: Likelihood | None) -> Likelihood:
+    if given is not None:
+        return deepcopy(given)
+    known = getattr(likelihoods, entry["name"], None)
+    if not (isinstance(known, type) and issubclass(known, Likelihood)):
+        raise PosteriorFormatError(
+            f"The posterior was made with the likelihood {entry['name']!r}, which is not one of "
+            "lightning_bnn.likelihoods. Pass likelihood=."
+        )
+    return known(**entry["config"])
+
+
+def _chain(first: Weights, rest: Iterator[Weights]) -> Iterator[Weights]:
+    yield first
+    yield from rest

@@ -1,0 +1,140 @@
+"""A mixture of posteriors, which is again a posterior: ensembles, chains, model averages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from typing_extensions import Self
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.posteriors.base import (
+    _CHUNK,
+    Blobs,
+    Posterior,
+    Weights,
+    compare,
+    describe,
+    in_network_order,
+    restore,
+)
+from lightning_bnn.posteriors.store import Stored
+from lightning_bnn.predictive import Predictive
+
+__all__ = ["MixturePosterior"]
+
+
+class MixturePosterior(Posterior):
+    """Posteriors of one network, with equal weights.
+
+    Draws are shared out evenly: of n draws each of the K components gives n/K, and a rest is
+    given to components chosen at random.
+
+    Args:
+        components: At least one posterior; all of the same architecture and likelihood.
+
+    Example:
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> from lightning_bnn.posteriors import DrawsPosterior
+        >>> net = nn.Linear(1, 1, bias=False)
+        >>> parts = [DrawsPosterior(net, Gaussian(0.1), [{"weight": torch.full((1, 1), value)}])
+        ...          for value in (1.0, 3.0)]
+        >>> MixturePosterior(parts).predict(torch.ones(1, 1), draws=2).epistemic
+        tensor([[1.]])
+    """
+
+    kind = "mixture"
+
+    def __init__(self, components: Sequence[Posterior]) -> None:
+        if not components:
+            raise ConfigurationError("A mixture needs at least one posterior; got none.")
+        first = components[0]
+        for index, component in enumerate(components[1:], start=1):
+            compare(describe(first.net), describe(component.net), f"component 0 of {index + 1}")
+            if type(component.likelihood) is not type(first.likelihood):
+                raise ConfigurationError(
+                    "The components of a mixture need one likelihood; component 0 has "
+                    f"{type(first.likelihood).__name__}, component {index} has "
+                    f"{type(component.likelihood).__name__}."
+                )
+        super().__init__(first.net, first.likelihood, {})
+        self.components = list(components)
+
+    @property
+    def default_draws(self) -> int:
+        """As many as the components take by themselves, together."""
+        return sum(component.default_draws for component in self.components)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the posterior lies."""
+        return self.components[0].device
+
+    def draws(
+        self, count: int, generator: torch.Generator | None = None, chunk: int = _CHUNK
+    ) -> Iterator[Weights]:
+        """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
+        for component, number in self._share(count, generator):
+            for weights in component.draws(number, generator, chunk):
+                size = next(iter(weights.values())).shape[0]
+                # what is fixed within a component varies between components
+                fixed = {k: v.expand(size, *v.shape) for k, v in component.fixed.items()}
+                yield in_network_order(self.net, {**weights, **fixed})
+
+    def predict(self, inputs: Any, draws: int | None = None, seed: int = 0) -> Predictive:
+        """The mixture of what the components predict, each with its own likelihood.
+
+        Members of an ensemble may have learned different noise, so their outputs alone do not
+        tell what they predict.
+        """
+        count = self.default_draws if draws is None else draws
+        if count < 1:
+            raise ConfigurationError(f"draws= is at least 1; got {count}.")
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return Predictive.mix(
+            [
+                component.predict(inputs, number, seed)
+                for component, number in self._share(count, generator)
+            ]
+        )
+
+    def _share(self, count: int, generator: torch.Generator | None) -> list[tuple[Posterior, int]]:
+        """Each component that has a part in ``count`` draws, and its number of them."""
+        members = len(self.components)
+        share, rest = divmod(count, members)
+        device = self.device if generator is None else generator.device
+        lucky = torch.randperm(members, generator=generator, device=device)[:rest].tolist()
+        numbers = [share + (index in lucky) for index in range(members)]
+        return [(c, number) for c, number in zip(self.components, numbers, strict=True) if number]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move everything to a device, in place."""
+        for component in self.components:
+            component.to(device)
+        return super().to(device)
+
+    def _own_blobs(self) -> Blobs:
+        return {
+            f"{index}.{name}": blob
+            for index, component in enumerate(self.components)
+            for name, blob in component._blobs().items()
+        }
+
+    def _entry(self) -> dict[str, Any]:
+        components = [component._entry() for component in self.components]
+        return {**super()._entry(), "components": components}
+
+    @classmethod
+    def _from_stored(
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
+        likelihood: Likelihood, prefix: str,
+    ) -> MixturePosterior:  # fmt: skip
+        return cls(
+            [
+                restore(stored, component, net, likelihood, f"{prefix}{index}.")
+                for index, component in enumerate(entry["components"])
+            ]
+        )

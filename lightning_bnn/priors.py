@@ -1,0 +1,350 @@
+r"""Priors over weights: Normal, Laplace, Student-t and Blundell's scale mixture.
+
+A prior is a density for each weight, with a location and a scale. The energy that strategies
+use is :math:`-\log p(w)`, summed over all weights, never averaged. Variational inference needs
+its expectation under a Gaussian :math:`q = N(\mu, \sigma^2)`; Normal and Laplace have it in
+closed form,
+
+* Normal: :math:`\frac{(\mu-m)^2+\sigma^2}{2s^2} + \log s + \tfrac12\log 2\pi`,
+* Laplace: :math:`\frac1s\left[\sigma\sqrt{2/\pi}\,e^{-d^2/2\sigma^2}
+  + d\,\mathrm{erf}(d/\sqrt2\sigma)\right] + \log 2s` with :math:`d=\mu-m`,
+
+and the others are estimated with the draw of the step.
+
+With ``fan_in=True`` the scale of a weight tensor is divided by the square root of its number
+of inputs, so that one number suits layers of every width; vectors (biases, normalisation) and
+embeddings keep the scale as it is. With ``loc="pretrained"`` the prior is centred on the
+weights that the network had when the strategy was made.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Literal, Union
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.selection import FlatLayout
+
+__all__ = ["BoundPrior", "Laplace", "Normal", "Prior", "PriorLike", "ScaleMixture", "StudentT"]
+
+Location = Union[float, Literal["pretrained"]]
+
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+class Prior(ABC):
+    """A density for each weight; write ``log_prob`` and it works in every strategy.
+
+    Args:
+        loc: Location, or ``"pretrained"`` for the weights that the network starts with.
+        scale: Scale, a positive number.
+        fan_in: Divide the scale of a weight tensor by the square root of its fan-in.
+    """
+
+    def __init__(self, loc: Location = 0.0, scale: float = 1.0, fan_in: bool = False) -> None:
+        if isinstance(loc, str) and loc != "pretrained":
+            raise ConfigurationError(f"A prior's loc is a number or 'pretrained'; got {loc!r}.")
+        _check_positive(type(self).__name__, "scale", scale)
+        self.loc: Location = loc
+        self.scale = float(scale)
+        self.fan_in = bool(fan_in)
+
+    @abstractmethod
+    def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
+        """The log density of each weight."""
+
+    def expected_energy(
+        self, mean: Tensor, sd: Tensor, draw: Tensor, loc: Tensor | float, scale: float
+    ) -> Tensor:
+        """Σ E[−log p(w)] under q = N(mean, sd²); by default its estimate at ``draw``."""
+        return -self.log_prob(draw, loc, scale).sum()
+
+    def add_energy_gradients(
+        self,
+        mean_gradient: Tensor,
+        sd_gradient: Tensor,
+        weight: Tensor,
+        mean: Tensor,
+        sd: Tensor,
+        noise: Tensor,
+        loc: Tensor | float,
+        scale: float,
+    ) -> None:
+        """Add ``weight`` times the gradient of :meth:`expected_energy`, in place.
+
+        ``noise`` is the draw's (draw − mean)/sd, so that the gradient goes through the draw.
+        """
+        with torch.enable_grad():
+            mean = mean.detach().requires_grad_()
+            sd = sd.detach().requires_grad_()
+            draw = torch.addcmul(mean, sd, noise)
+            energy = self.expected_energy(mean, sd, draw, loc, scale)
+            by_mean, by_sd = torch.autograd.grad(energy, (mean, sd))
+        mean_gradient.addcmul_(by_mean, weight)
+        sd_gradient.addcmul_(by_sd, weight)
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({arguments})"
+
+
+PriorLike = Union[Prior, Mapping[str, Prior]]
+
+
+class Normal(Prior):
+    """A Gaussian prior N(loc, scale²).
+
+    Example:
+        >>> Normal(0.0, 0.1)
+        Normal(loc=0.0, scale=0.1, fan_in=False)
+    """
+
+    def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
+        """The log density of each weight."""
+        return -0.5 * ((weights - loc) / scale) ** 2 - math.log(scale) - _HALF_LOG_TWO_PI
+
+    def expected_energy(
+        self, mean: Tensor, sd: Tensor, draw: Tensor, loc: Tensor | float, scale: float
+    ) -> Tensor:
+        """Σ E[−log p(w)] in closed form."""
+        centred = mean - loc if isinstance(loc, Tensor) or loc != 0.0 else mean
+        squares = torch.dot(centred, centred) + torch.dot(sd, sd)
+        constant = mean.numel() * (math.log(scale) + _HALF_LOG_TWO_PI)
+        return squares / (2 * scale**2) + constant
+
+    def add_energy_gradients(
+        self,
+        mean_gradient: Tensor,
+        sd_gradient: Tensor,
+        weight: Tensor,
+        mean: Tensor,
+        sd: Tensor,
+        noise: Tensor,
+        loc: Tensor | float,
+        scale: float,
+    ) -> None:
+        """The closed form by hand: two passes over the weights and nothing allocated."""
+        precision = weight / scale**2
+        mean_gradient.addcmul_(mean, precision)
+        if isinstance(loc, Tensor) or loc != 0.0:
+            mean_gradient.sub_(loc * precision)
+        sd_gradient.addcmul_(sd, precision)
+
+
+class Laplace(Prior):
+    """A Laplace (double exponential) prior; its variance is 2·scale².
+
+    Example:
+        >>> Laplace(0.0, 0.1).log_prob(torch.tensor([0.0]), 0.0, 0.5)
+        tensor([-0.])
+    """
+
+    def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
+        """The log density of each weight."""
+        return -(weights - loc).abs() / scale - math.log(2 * scale)
+
+    def expected_energy(
+        self, mean: Tensor, sd: Tensor, draw: Tensor, loc: Tensor | float, scale: float
+    ) -> Tensor:
+        """Σ E[−log p(w)] in closed form: the mean of a folded Gaussian."""
+        distance = mean - loc
+        ratio = distance / sd
+        folded = sd * math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio**2)
+        folded = folded + distance * torch.erf(ratio / math.sqrt(2))
+        return folded.sum() / scale + mean.numel() * math.log(2 * scale)
+
+
+class StudentT(Prior):
+    """A Student-t prior: heavy tails that let a few weights be large.
+
+    Args:
+        loc: Location, or ``"pretrained"``.
+        scale: Scale, a positive number.
+        df: Degrees of freedom, positive.
+        fan_in: Divide the scale of a weight tensor by the square root of its fan-in.
+
+    Example:
+        >>> StudentT(df=3.0)
+        StudentT(loc=0.0, scale=1.0, fan_in=False, df=3.0)
+    """
+
+    def __init__(
+        self, loc: Location = 0.0, scale: float = 1.0, df: float = 4.0, fan_in: bool = False
+    ) -> None:
+        super().__init__(loc, scale, fan_in)
+        _check_positive("StudentT", "df", df)
+        self.df = float(df)
+
+    def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
+        """The log density of each weight."""
+        df = self.df
+        constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2)
+        constant -= 0.5 * math.log(df * math.pi) + math.log(scale)
+        return constant - 0.5 * (df + 1) * torch.log1p(((weights - loc) / scale) ** 2 / df)
+
+
+class ScaleMixture(Prior):
+    """The prior of Bayes by Backprop (Blundell et al., 2015): two Gaussians of one centre.
+
+    Args:
+        loc: Location of both, or ``"pretrained"``.
+        scale: Standard deviation of the wide part.
+        narrow: Standard deviation of the narrow part, as a share of ``scale``.
+        mix: Weight of the wide part, between 0 and 1.
+        fan_in: Divide both scales of a weight tensor by the square root of its fan-in.
+
+    Example:
+        >>> ScaleMixture(scale=1.0, narrow=0.0025, mix=0.5).mix
+        0.5
+    """
+
+    def __init__(
+        self,
+        loc: Location = 0.0,
+        scale: float = 1.0,
+        narrow: float = 0.0025,
+        mix: float = 0.5,
+        fan_in: bool = False,
+    ) -> None:
+        super().__init__(loc, scale, fan_in)
+        if not 0 < narrow < 1:
+            raise ConfigurationError(
+                f"ScaleMixture(narrow=) is a share of scale and lies between 0 and 1; got {narrow}."
+            )
+        if not 0 < mix < 1:
+            raise ConfigurationError(
+                f"ScaleMixture(mix=) lies between 0 and 1; got {mix}. For one Gaussian use Normal."
+            )
+        self.narrow = float(narrow)
+        self.mix = float(mix)
+
+    def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
+        """The log density of each weight."""
+        square = (weights - loc) ** 2
+        slim = scale * self.narrow
+        wide_log = math.log(self.mix) - math.log(scale) - square / (2 * scale**2)
+        slim_log = math.log1p(-self.mix) - math.log(slim) - square / (2 * slim**2)
+        # logaddexp by hand: softplus stays finite where both terms underflow
+        return wide_log + F.softplus(slim_log - wide_log) - _HALF_LOG_TWO_PI
+
+
+class BoundPrior(nn.Module):
+    """A prior, or priors by name pattern, laid along the flat vector of a network's weights.
+
+    Neighbouring tensors with the same prior and scale become one segment, so that the usual
+    case, one prior for all weights, costs one operation whatever the number of layers.
+
+    Args:
+        prior: One prior, or a mapping from shell-style name patterns to priors; the first
+            pattern that matches a name decides, and every name must match one.
+        net: The network, for the fan-in of its weights.
+        tensors: The weights it is bound to, with the values they start with.
+
+    Example:
+        >>> net = nn.Linear(4, 2)
+        >>> bound = BoundPrior({"*.bias": Laplace(), "*": Normal(fan_in=True)},
+        ...                    nn.Sequential(net), {"0.weight": net.weight, "0.bias": net.bias})
+        >>> [(start, stop, scale) for start, stop, _, _, scale in bound.segments()]
+        [(0, 8, 0.5), (8, 10, 1.0)]
+    """
+
+    def __init__(self, prior: PriorLike, net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        layout = FlatLayout(tensors)
+        self._segments: list[tuple[int, int, Prior, float]] = []
+        start = 0
+        for name, size in zip(layout.names, layout.sizes, strict=True):
+            chosen = _match(prior, name)
+            scale = chosen.scale
+            if chosen.fan_in:
+                scale /= math.sqrt(fan_in(net, name))
+            last = self._segments[-1] if self._segments else None
+            if last is not None and last[2] is chosen and last[3] == scale:
+                self._segments[-1] = (last[0], start + size, chosen, scale)
+            else:
+                self._segments.append((start, start + size, chosen, scale))
+            start += size
+        pretrained = any(chosen.loc == "pretrained" for _, _, chosen, _ in self._segments)
+        # A buffer: a resumed run must find the prior where the first run put it.
+        self.register_buffer("pretrained", layout.flatten(tensors) if pretrained else None)
+
+    def segments(self) -> list[tuple[int, int, Prior, Tensor | float, float]]:
+        """(start, stop, prior, loc, scale) of each stretch of the flat vector."""
+        return [
+            (a, b, prior, self.pretrained[a:b] if prior.loc == "pretrained" else prior.loc, scale)
+            for a, b, prior, scale in self._segments
+        ]  # type: ignore[misc]
+
+    def energy(self, weights: Tensor) -> Tensor:
+        """−log p(w) of a flat vector of weights, summed over all of them."""
+        parts = [
+            -prior.log_prob(weights[a:b], loc, scale).sum()
+            for a, b, prior, loc, scale in self.segments()
+        ]
+        return torch.stack(parts).sum()
+
+    def expected_energy(self, mean: Tensor, sd: Tensor, draw: Tensor) -> Tensor:
+        """Σ E[−log p(w)] under N(mean, sd²), in closed form where the prior has one."""
+        parts = [
+            prior.expected_energy(mean[a:b], sd[a:b], draw[a:b], loc, scale)
+            for a, b, prior, loc, scale in self.segments()
+        ]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+
+    def add_energy_gradients(
+        self,
+        mean_gradient: Tensor,
+        sd_gradient: Tensor,
+        weight: Tensor,
+        mean: Tensor,
+        sd: Tensor,
+        noise: Tensor,
+    ) -> None:
+        """Add ``weight`` times the gradient of :meth:`expected_energy`, in place."""
+        for a, b, prior, loc, scale in self.segments():
+            prior.add_energy_gradients(
+                mean_gradient[a:b], sd_gradient[a:b], weight, mean[a:b], sd[a:b], noise[a:b],
+                loc, scale,
+            )  # fmt: skip
+
+
+def fan_in(net: nn.Module, name: str) -> int:
+    """The number of inputs that a weight tensor sums over; 1 for vectors and embeddings.
+
+    Example:
+        >>> fan_in(nn.Conv2d(3, 8, 5), "weight"), fan_in(nn.Conv2d(3, 8, 5), "bias")
+        (75, 1)
+    """
+    owner = net.get_submodule(name.rpartition(".")[0])
+    weight = net.get_parameter(name)
+    if weight.dim() < 2 or isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
+        return 1
+    inputs = weight[0].numel()
+    if isinstance(owner, _TRANSPOSED):  # (in, out/groups, ...): each output sums over in/groups
+        inputs = weight.shape[0] // owner.groups * weight[0, 0].numel()
+    return inputs
+
+
+def _match(prior: PriorLike, name: str) -> Prior:
+    if isinstance(prior, Prior):
+        return prior
+    for pattern, candidate in prior.items():
+        if fnmatchcase(name, pattern):
+            return candidate
+    raise ConfigurationError(
+        f"No prior for the parameter {name!r}: it matches none of the patterns {list(prior)}. "
+        "Add a last pattern '*' for the rest."
+    )
+
+
+def _check_positive(owner: str, name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigurationError(f"{owner}({name}=) must be a positive number; got {value!r}.")

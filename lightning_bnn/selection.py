@@ -1,0 +1,170 @@
+"""Which weights of a network are Bayesian, and how they lie in one flat vector.
+
+A choice is made on the names that ``net.named_parameters()`` gives. Frozen parameters
+(``requires_grad=False``) are constants and can never be chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Union
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.errors import ConfigurationError
+
+__all__ = ["Choice", "FlatLayout", "last_layer", "select", "without_normalisation"]
+
+Choice = Union[
+    None, str, nn.Module, Callable[[nn.Module], Iterable[str]], Sequence[Union[str, nn.Module]]
+]
+
+_NORMALISATION = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.LocalResponseNorm,
+    nn.RMSNorm,
+)
+
+
+def trainable_names(net: nn.Module) -> list[str]:
+    """The names of the parameters that may be trained, in the network's own order."""
+    return [name for name, parameter in net.named_parameters() if parameter.requires_grad]
+
+
+def last_layer(net: nn.Module) -> list[str]:
+    """Choose the last module that has trainable weights of its own.
+
+    Example:
+        >>> last_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
+        ['2.weight', '2.bias']
+    """
+    chosen: list[str] = []
+    for prefix, module in net.named_modules():
+        own = [
+            f"{prefix}.{name}".lstrip(".")
+            for name, parameter in module.named_parameters(recurse=False)
+            if parameter.requires_grad
+        ]
+        chosen = own or chosen
+    return chosen
+
+
+def without_normalisation(net: nn.Module) -> list[str]:
+    """Choose everything but the weights of normalisation layers.
+
+    Example:
+        >>> without_normalisation(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
+        ['0.weight', '0.bias']
+    """
+    excluded = {
+        f"{prefix}.{name}".lstrip(".")
+        for prefix, module in net.named_modules()
+        if isinstance(module, _NORMALISATION)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+    return [name for name in trainable_names(net) if name not in excluded]
+
+
+def select(net: nn.Module, choice: Choice = None) -> list[str]:
+    """The names of the Bayesian parameters, in the network's own order.
+
+    Args:
+        net: The network.
+        choice: ``None`` for all; a shell-style pattern of parameter names (``"fc.*"``); a
+            pattern that begins with ``!`` takes names away again; a submodule of ``net``; a
+            function of the network that returns names (:func:`last_layer`,
+            :func:`without_normalisation`); or a list of patterns and submodules, read from
+            left to right.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 1))
+        >>> select(net, ["*", "!1.*", "!*.bias"])
+        ['0.weight', '2.weight']
+        >>> select(net, net[2])
+        ['2.weight', '2.bias']
+    """
+    names = trainable_names(net)
+    if not names:
+        raise ConfigurationError(
+            "Expected a network with parameters to infer, but none of its parameters has "
+            "requires_grad=True. Call net.requires_grad_(True), or freeze fewer layers."
+        )
+    if choice is None:
+        return names
+    if callable(choice) and not isinstance(choice, nn.Module):
+        chosen = set(choice(net))
+    else:
+        rules = [choice] if isinstance(choice, (str, nn.Module)) else list(choice)
+        chosen = set()
+        for rule in rules:
+            chosen = _apply(net, names, chosen, rule)
+    unknown = sorted(chosen - set(names))
+    if unknown:
+        raise ConfigurationError(
+            f"The choice of Bayesian weights names {unknown[0]!r}, which is not a trainable "
+            f"parameter of the network. Its trainable parameters begin with {names[:3]}."
+        )
+    if not chosen:
+        raise ConfigurationError(
+            f"The choice of Bayesian weights, {choice!r}, leaves no weight. The network's trainable "
+            f"parameters begin with {names[:3]}; print dict(net.named_parameters()) for all."
+        )
+    return [name for name in names if name in chosen]
+
+
+def _apply(net: nn.Module, names: list[str], chosen: set[str], rule: str | nn.Module) -> set[str]:
+    """One rule of a choice: add the names that it matches, or take them away after ``!``."""
+    if isinstance(rule, nn.Module):
+        inside = {id(parameter) for parameter in rule.parameters() if parameter.requires_grad}
+        found = {name for name, parameter in net.named_parameters() if id(parameter) in inside}
+        if not found:
+            raise ConfigurationError(
+                f"The module {type(rule).__name__} chosen as Bayesian holds no trainable parameter "
+                "of the network. Pass a submodule of the network that you give, such as net.fc."
+            )
+        return chosen | found
+    pattern = rule.removeprefix("!")
+    found = {name for name in names if fnmatchcase(name, pattern)}
+    if not found:
+        raise ConfigurationError(
+            f"The pattern {pattern!r} matches no trainable parameter. Their names begin with "
+            f"{names[:3]}; patterns are shell-style, as in 'fc.*' or '*.weight'."
+        )
+    return chosen - found if rule.startswith("!") else chosen | found
+
+
+class FlatLayout:
+    """Named tensors as consecutive slices of one flat vector.
+
+    Example:
+        >>> layout = FlatLayout({"a": torch.zeros(2, 3), "b": torch.zeros(4)})
+        >>> flat = layout.flatten({"a": torch.ones(2, 3), "b": torch.zeros(4)})
+        >>> flat.shape, layout.views(flat)["a"].shape
+        (torch.Size([10]), torch.Size([2, 3]))
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.names = list(tensors)
+        self.shapes = [tensor.shape for tensor in tensors.values()]
+        self.sizes = [tensor.numel() for tensor in tensors.values()]
+        self.size = sum(self.sizes)
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """One new flat vector with the values of ``tensors`` in the layout's order."""
+        return torch.cat([tensors[name].detach().reshape(-1) for name in self.names])
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The slices of ``flat`` under their names and in their shapes; no copy is made.
+
+        Leading axes of ``flat`` stay in front: an (n, size) tensor gives stacked tensors.
+        """
+        lead = flat.shape[:-1]
+        pieces = flat.split(self.sizes, dim=-1)
+        return {
+            name: piece.view(lead + shape)
+            for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
+        }

@@ -1,0 +1,312 @@
+"""The base of every strategy: the Lightning work, done once.
+
+A strategy is a ``LightningModule`` that approximates the posterior of a network. This class
+holds the network, the likelihood and the target; runs training, validation, test and
+prediction steps; finds N; keeps metrics; checks the data; stops on a loss that is not finite;
+and makes checkpoints from which a fit goes on exactly. A strategy adds ``loss`` (what to
+minimise on a batch) and ``posterior`` (what it leaves behind). Classification or regression is
+the likelihood's business, so there is no strategy per task.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from functools import partial
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import MetricCollection
+
+from lightning_bnn.errors import ConfigurationError, NonFiniteError
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.posteriors import Posterior
+from lightning_bnn.predictive import Predictive
+from lightning_bnn.strategies.resume import ResumableLoader, random_state, restore_random_state
+from lightning_bnn.target import Target, count_examples, split_batch
+
+__all__ = ["OptimizerFactory", "SchedulerFactory", "Strategy", "batch_size"]
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+class Strategy(pl.LightningModule, ABC):
+    """A Lightning module that approximates the posterior of a network's weights.
+
+    Args:
+        net: Any module. The strategy works on a copy; yours stays as it is.
+        likelihood: How outputs of the network give targets.
+        num_data: The number of training examples, where the training data have no length.
+        optimizer: Makes the optimizer from parameters, such as ``partial(Adam, lr=1e-3)``.
+        scheduler: Makes a learning-rate scheduler from the optimizer.
+        scheduler_interval: Whether the scheduler steps each ``"epoch"`` or each ``"step"``.
+        predict_draws: Draws of the posterior in validation, test and prediction.
+    """
+
+    target: Target
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        num_data: int | None = None,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
+        scheduler_interval: Literal["epoch", "step"] = "epoch",
+        predict_draws: int = 16,
+    ) -> None:
+        super().__init__()
+        _check_network(net)
+        if not isinstance(likelihood, Likelihood):
+            raise ConfigurationError(
+                "likelihood= is an object of lightning_bnn.likelihoods, such as Categorical(); "
+                f"got {likelihood!r}."
+            )
+        if scheduler_interval not in ("epoch", "step"):
+            raise ConfigurationError(
+                f"scheduler_interval= is 'epoch' or 'step'; got {scheduler_interval!r}."
+            )
+        if predict_draws < 1:
+            raise ConfigurationError(f"predict_draws= is at least 1; got {predict_draws}.")
+        self.net = deepcopy(net)
+        self.likelihood = deepcopy(likelihood)
+        self.predict_draws = predict_draws
+        self._given_num_data = num_data
+        self._optimizer = optimizer or partial(Adam, lr=1e-3)
+        self._scheduler = scheduler
+        self._scheduler_interval = scheduler_interval
+        self._metrics: dict[str, list[MetricCollection]] = {}
+        self._snapshot: Posterior | None = None
+        self._checked: set[str] = set()
+        self._random_state: list[dict[str, Any]] | None = None
+        self._unwrap: Callable[[], None] | None = None
+
+    # ---------------------------------------------------------------- what a strategy adds
+
+    @abstractmethod
+    def loss(self, batch: Any) -> Tensor:
+        """What to minimise on a batch: an estimate of a mean energy or of a bound on it."""
+
+    @abstractmethod
+    def posterior(self) -> Posterior:
+        """The posterior as it stands now; later training does not change it."""
+
+    def split(self, batch: Any) -> tuple[Any, Any]:
+        """Inputs and targets of a batch; override it for batches of another form."""
+        return split_batch(batch)
+
+    # ---------------------------------------------------------------- training
+
+    def configure_optimizers(self) -> Any:
+        """One optimizer over all trainable parameters, and its scheduler."""
+        optimizer = self._optimizer([p for p in self.parameters() if p.requires_grad])
+        if self._scheduler is None:
+            return optimizer
+        scheduler = {"scheduler": self._scheduler(optimizer), "interval": self._scheduler_interval}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss of a batch, checked and logged."""
+        loss = self.loss(batch)
+        self._stop_if_not_finite(loss, batch, batch_idx)
+        self.log("train_loss", loss, prog_bar=True, batch_size=batch_size(batch))
+        return loss
+
+    def check(self, stage: str, outputs: Tensor, targets: Any) -> None:
+        """Check that data and outputs fit the likelihood.
+
+        Shapes and values are looked at in every batch on a CPU; elsewhere only in the first of
+        a stage, because reading values makes the device wait.
+        """
+        if outputs.device.type == "cpu" or stage not in self._checked:
+            self.likelihood.check(outputs.detach(), targets)
+            self._checked.add(stage)
+
+    def _stop_if_not_finite(self, loss: Tensor, batch: Any, batch_idx: int) -> None:
+        if torch.isfinite(loss):
+            return
+        inputs, targets = self.split(batch)
+        culprit = next(
+            (
+                f"The batch's {kind} hold NaN or infinity."
+                for kind, value in (("inputs", inputs), ("targets", targets))
+                if isinstance(value, Tensor) and not torch.isfinite(value).all()
+            ),
+            "Inputs and targets are finite: lower the learning rate or clip gradients.",
+        )
+        raise NonFiniteError(
+            f"The loss is {loss.item()} at step {self.global_step} (epoch {self.current_epoch}, "
+            f"batch {batch_idx}). {culprit} The weights are those of the last finite step; "
+            "the checkpoints before it are good."
+        )
+
+    # ---------------------------------------------------------------- evaluation
+
+    def on_validation_start(self) -> None:
+        """Take a snapshot, and keep validation from touching the training's random numbers."""
+        self._random_before_validation = random_state()
+        self._start_evaluation("val", self.trainer.val_dataloaders)
+
+    def on_test_start(self) -> None:
+        """Take a snapshot of the posterior for the whole test."""
+        self._start_evaluation("test", self.trainer.test_dataloaders)
+
+    def on_predict_start(self) -> None:
+        """Take a snapshot of the posterior for the whole prediction."""
+        self._snapshot = self.posterior()
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Update the validation metrics."""
+        self._evaluate("val", batch, dataloader_idx)
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Update the test metrics."""
+        self._evaluate("test", batch, dataloader_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Predictive:
+        """The predictive mixture of a batch: of (inputs, targets), or of inputs alone."""
+        inputs = batch if isinstance(batch, Tensor) else self.split(batch)[0]
+        return self._predict(inputs)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the validation metrics."""
+        self._log_metrics("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log the test metrics."""
+        self._log_metrics("test")
+
+    def on_validation_end(self) -> None:
+        """Put the random state back and let the snapshot go."""
+        restore_random_state(self._random_before_validation)
+        self._snapshot = None
+
+    def on_test_end(self) -> None:
+        """Let the snapshot go."""
+        self._snapshot = None
+
+    def on_predict_end(self) -> None:
+        """Let the snapshot go."""
+        self._snapshot = None
+
+    def _start_evaluation(self, stage: str, loaders: Any) -> None:
+        self._snapshot = self.posterior()
+        count = len(loaders) if isinstance(loaders, (list, tuple)) else 1
+        # Made anew each time: nothing can be carried from one epoch into the next.
+        metrics = self.likelihood.metrics()
+        self._metrics[stage] = [metrics.clone().to(self.device) for _ in range(count)]
+
+    def _evaluate(self, stage: str, batch: Any, dataloader_idx: int) -> None:
+        inputs, targets = self.split(batch)
+        predictive = self._predict(inputs)
+        self.check(stage, predictive.outputs[0], targets)
+        self._metrics[stage][dataloader_idx].update(predictive, targets)
+
+    def _predict(self, inputs: Any) -> Predictive:
+        assert self._snapshot is not None
+        return self._snapshot.predict(inputs, draws=self.predict_draws)
+
+    def _log_metrics(self, stage: str) -> None:
+        several = len(self._metrics[stage]) > 1
+        for index, metrics in enumerate(self._metrics[stage]):
+            suffix = f"/dataloader_idx_{index}" if several else ""
+            values = {f"{stage}_{k}{suffix}": v for k, v in metrics.compute().items()}
+            self.log_dict(values, prog_bar=stage == "val", sync_dist=True)
+
+    # ---------------------------------------------------------------- data and resume
+
+    def on_fit_start(self) -> None:
+        """Make every loader resumable, with one seed for all ranks."""
+        strategy = self.trainer.strategy
+        seed = strategy.broadcast(int(torch.randint(2**31, ()).item()))
+        process = strategy.process_dataloader
+
+        def make_resumable(loader: Any) -> Any:
+            return self._resumable(process(loader), seed)
+
+        # Lightning passes every loader through this method before it takes an iterator.
+        strategy.process_dataloader = make_resumable  # type: ignore[method-assign]
+        self._unwrap = lambda: setattr(strategy, "process_dataloader", process)
+
+    def _resumable(self, loader: Any, seed: int) -> Any:
+        trainer = self.trainer
+        if isinstance(loader, ResumableLoader) or hasattr(loader, "load_state_dict"):
+            return loader  # it knows how to resume by itself
+        if not trainer.training:
+            return ResumableLoader(loader, seed, trainer.global_rank)
+        limit = trainer.limit_train_batches
+        if isinstance(limit, float):
+            limit = int(len(loader) * limit) if limit < 1.0 else float("inf")
+        batches = trainer.fit_loop.epoch_loop.batch_progress
+        return ResumableLoader(
+            loader,
+            seed,
+            trainer.global_rank,
+            epoch=trainer.current_epoch,
+            limit=limit,
+            progress=lambda: batches.current.ready,
+        )
+
+    def on_train_start(self) -> None:
+        """Find N, and set the random state of a resumed fit."""
+        self._checked.clear()
+        self.target.num_data = self._count_examples()
+        if self._random_state is not None:
+            ranks = len(self._random_state)
+            restore_random_state(self._random_state[self.global_rank % ranks])
+            self._random_state = None
+
+    def _count_examples(self) -> int:
+        loader = self.trainer.train_dataloader
+        return count_examples(loader, self._given_num_data, self.trainer.world_size)
+
+    def teardown(self, stage: str) -> None:
+        """Give the trainer its own methods back."""
+        if self._unwrap is not None:
+            self._unwrap()
+            self._unwrap = None
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add the random state of every rank."""
+        state = random_state()
+        states: list[Any] = [state]
+        if self._trainer is not None and self.trainer.world_size > 1:
+            states = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(states, state)
+        checkpoint["lightning_bnn"] = {"random_state": states}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the random state for the moment before the next batch."""
+        self._random_state = checkpoint.get("lightning_bnn", {}).get("random_state")
+
+
+def batch_size(batch: Any) -> int | None:
+    """The length of the first tensor in a batch, for weighting logged means."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.dim() else None
+    values = batch.values() if isinstance(batch, dict) else batch
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        return next((size for item in values if (size := batch_size(item))), None)
+    return None
+
+
+def _check_network(net: Any) -> None:
+    if not isinstance(net, nn.Module):
+        raise ConfigurationError(f"net= is a torch.nn.Module; got {type(net).__name__}.")
+    if isinstance(net, torch.jit.ScriptModule):
+        raise ConfigurationError(
+            "net= is a ScriptModule, whose weights cannot be exchanged. Pass the module that it "
+            "was scripted from."
+        )
+    for name, parameter in net.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ConfigurationError(
+                f"The parameter {name!r} of a lazy module has no shape yet. Run one batch through "
+                "the network first."
+            )

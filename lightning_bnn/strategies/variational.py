@@ -1,0 +1,247 @@
+r"""Mean-field variational inference (Bayes by Backprop) on any network.
+
+Minimises, in units of the mean energy,
+
+.. math::
+    \mathbb{E}_q\Big[-\tfrac1n\sum_i\log p(y_i\mid x_i,w)\Big]
+    + \frac{T\beta}{N}\,\mathrm{KL}(q\,\|\,p)
+
+over :math:`q = \prod N(\mu_j, \sigma_j^2)`, with the KL summed over all weights. At T = 1 and
+β = 1 its minimum is the best mean-field fit to the Bayes posterior, and −N times it is the
+ELBO. T scales the KL: q approximates the posterior of the likelihood to the power 1/T. β rises
+linearly to 1 over the first ``kl_warmup`` steps. Weights that are not Bayesian are point
+estimates under the same prior, as if their σ were 0. (Blundell et al., 2015, *Weight
+Uncertainty in Neural Networks*.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.noise import NoiseGenerator
+from lightning_bnn.posteriors import GaussianPosterior
+from lightning_bnn.posteriors.base import network_tensors
+from lightning_bnn.priors import BoundPrior, Normal, Prior
+from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
+from lightning_bnn.stacked import call_network
+from lightning_bnn.strategies.base import (
+    OptimizerFactory,
+    SchedulerFactory,
+    Strategy,
+    batch_size,
+)
+from lightning_bnn.target import Target
+from lightning_bnn.variational.mean_field import MeanField, ScaleForm
+from lightning_bnn.variational.per_example import PerExampleNoise
+
+__all__ = ["VariationalBNN"]
+
+Estimator = Literal["weight", "flipout", "local"]
+
+
+class VariationalBNN(Strategy):
+    """Mean-field Gaussian variational inference as a Lightning module.
+
+    Args:
+        net: Any module; the strategy works on a copy, and its weights become the means.
+        likelihood: How outputs of the network give targets.
+        prior: One prior for all weights, or a mapping from name patterns to priors.
+        bayesian: Which weights are Bayesian: ``None`` for all, a name pattern, a submodule, a
+            function or a list (see :func:`lightning_bnn.selection.select`). The others are
+            point estimates under their prior.
+        num_data: The number of training examples; found from the training data if left out.
+        temperature: T; 1 is the Bayes posterior.
+        kl_warmup: Optimizer steps over which the KL's weight rises to 1.
+        draws: Draws of the weights in each training step.
+        estimator: ``"weight"``: one draw for the batch, for any network. ``"flipout"`` and
+            ``"local"``: noise for each example in linear and convolutional layers.
+        initial_scale: The standard deviation that every weight starts with.
+        scale_form: ``"exp"`` or ``"softplus"``, the function that keeps σ positive.
+        optimizer: Makes the optimizer from parameters; by default ``partial(Adam, lr=1e-3)``.
+        scheduler: Makes a learning-rate scheduler from the optimizer.
+        scheduler_interval: Whether the scheduler steps each ``"epoch"`` or each ``"step"``.
+        predict_draws: Draws of the posterior in validation, test and prediction.
+        seed: Seed of the noise; by default ``seed_everything`` decides it.
+
+    Example:
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> bnn = VariationalBNN(nn.Linear(2, 1), Gaussian(0.1), Normal(0.0, 1.0), num_data=100)
+        >>> loss = bnn.loss((torch.randn(8, 2), torch.randn(8, 1)))
+        >>> loss.backward()
+        >>> bnn.posterior().predict(torch.randn(4, 2)).mean.shape
+        torch.Size([4, 1])
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        prior: Prior | Mapping[str, Prior] | None = None,
+        bayesian: Choice = None,
+        num_data: int | None = None,
+        temperature: float = 1.0,
+        kl_warmup: int = 0,
+        draws: int = 1,
+        estimator: Estimator = "weight",
+        initial_scale: float = 0.01,
+        scale_form: ScaleForm = "exp",
+        optimizer: OptimizerFactory | None = None,
+        scheduler: SchedulerFactory | None = None,
+        scheduler_interval: Literal["epoch", "step"] = "epoch",
+        predict_draws: int = 16,
+        seed: int | None = None,
+    ) -> None:
+        names = select(net, bayesian) if isinstance(net, nn.Module) else []
+        super().__init__(
+            net, likelihood, num_data, optimizer, scheduler, scheduler_interval, predict_draws
+        )
+        if estimator not in ("weight", "flipout", "local"):
+            raise ConfigurationError(
+                f"estimator= is 'weight', 'flipout' or 'local'; got {estimator!r}."
+            )
+        if draws < 1:
+            raise ConfigurationError(f"draws= is at least 1; got {draws}.")
+        if kl_warmup < 0:
+            raise ConfigurationError(
+                f"kl_warmup= is a number of steps, at least 0; got {kl_warmup}."
+            )
+        self.estimator = estimator
+        self.train_draws = draws
+        self.kl_warmup = kl_warmup
+        prior = Normal() if prior is None else prior
+        own = dict(self.net.named_parameters())
+        tensors = {name: own[name] for name in names}
+        self.family = MeanField(tensors, initial_scale, scale_form)
+        self.prior = BoundPrior(prior, self.net, tensors)
+        self.noise = NoiseGenerator(seed)
+        self.target = Target(self.likelihood, self.prior, num_data, temperature)
+        points = {name: own[name] for name in trainable_names(self.net) if name not in tensors}
+        self._points = FlatLayout(points)
+        self.point_prior = BoundPrior(prior, self.net, points) if points else None
+        for parameter in tensors.values():
+            parameter.requires_grad_(False)  # a draw stands in for it
+        self._per_example = (
+            None if estimator == "weight" else PerExampleNoise(self.net, names, estimator)
+        )
+        self._keep_noise = False
+
+    # ---------------------------------------------------------------- the objective
+
+    def loss(self, batch: Any, kl_weight: float = 1.0) -> Tensor:
+        """The negative ELBO per training example, estimated on a batch.
+
+        Args:
+            batch: Inputs and targets.
+            kl_weight: β, the weight of the KL.
+        """
+        inputs, targets = self.split(batch)
+        energies, divergences = [], []
+        for index in range(self.train_draws):
+            outputs, kl = self._run_draw(index, inputs)
+            self.check("train", outputs, targets)
+            energies.append(self.target.data_energy(outputs, targets))
+            divergences.append(kl)
+        energy, kl = _mean(energies), _mean(divergences)
+        self._last = (energy.detach(), kl.detach())
+        if self.point_prior is not None:
+            own = dict(self.net.named_parameters())
+            flat = torch.cat([own[name].reshape(-1) for name in self._points.names])
+            kl = kl + self.point_prior.energy(flat)
+        return energy + (kl_weight * self.target.temperature / self.target.num_data) * kl
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The loss of a batch; accumulated batches share one draw, as one large batch would."""
+        self._keep_noise = batch_idx % self.trainer.accumulate_grad_batches != 0
+        step = self.trainer.global_step
+        weight = min(1.0, (step + 1) / self.kl_warmup) if self.kl_warmup else 1.0
+        loss = self.loss(batch, weight)
+        self._keep_noise = False
+        self._stop_if_not_finite(loss, batch, batch_idx)
+        energy, kl = self._last
+        size = batch_size(batch)
+        self.log("train_loss", loss, prog_bar=True, batch_size=size)
+        self.log_dict({"train_nll": energy, "kl": kl}, batch_size=size)
+        return loss
+
+    def _run_draw(self, index: int, inputs: Any) -> tuple[Tensor, Tensor]:
+        """Outputs of the network at one draw of the weights, and the KL."""
+        space = self.family.workspace(index)
+        if not self._keep_noise:
+            self.noise.fill_normal_(space.noise)
+        views = self.family.layout.views
+        if self._per_example is None:
+            weights, kl = self.family.draw(space, self.prior)
+            return call_network(self.net, views(weights), inputs), kl
+        mean, sd = self.family.mean, self.family.sd()
+        draw = torch.addcmul(mean, sd, space.noise)
+        kl = self.family.kl(sd, draw, self.prior)
+        # examples differ between ranks, and so must their noise
+        generator = torch.Generator(mean.device)
+        seed = (self.noise.integer() + self.global_rank) % 2**63
+        while True:
+            generator.manual_seed(seed)
+            covered = self._per_example.covered
+            means = views(mean)
+            tensors = {k: means[k] if k in covered else v for k, v in views(draw).items()}
+            with self._per_example.active(views(sd), views(space.noise), generator):
+                outputs = call_network(self.net, tensors, inputs)
+            if not self._per_example.drop_unreached():
+                return outputs, kl
+
+    # ---------------------------------------------------------------- what it leaves behind
+
+    def forward(self, inputs: Any) -> Tensor:
+        """The network at the posterior mean; for predictions use :meth:`posterior`."""
+        return call_network(self.net, self.family.layout.views(self.family.mean), inputs)
+
+    def posterior(self) -> GaussianPosterior:
+        """The fitted Gaussian as it stands now; later training does not change it."""
+        views = self.family.layout.views
+        mean = views(self.family.mean.detach())
+        fixed = {k: v for k, v in network_tensors(self.net).items() if k not in mean}
+        return GaussianPosterior(
+            self.net, self.likelihood, mean, views(self.family.sd().detach()), fixed
+        )
+
+    @torch.no_grad()
+    def elbo(self, batch: Any, draws: int = 32) -> Tensor:
+        """An estimate of the evidence lower bound in nats.
+
+        Args:
+            batch: All N training examples.
+            draws: Draws of the weights over which the likelihood is averaged.
+        """
+        inputs, targets = self.split(batch)
+        outputs = self.posterior().predict(inputs, draws).outputs
+        log_likelihood = torch.stack(
+            [self.likelihood.log_prob(one, targets).sum() for one in outputs]
+        ).mean()
+        mean, sd = self.family.mean, self.family.sd()
+        noise = NoiseGenerator(seed=0)
+        kl = _mean(
+            [
+                self.family.kl(
+                    sd,
+                    torch.addcmul(mean, sd, noise.fill_normal_(torch.empty_like(sd))),
+                    self.prior,
+                )
+                for _ in range(draws)
+            ]
+        )
+        return log_likelihood - kl
+
+    def on_train_start(self) -> None:
+        """Find N, and let all ranks draw the same noise."""
+        super().on_train_start()
+        state = self.trainer.strategy.broadcast(self.noise.get_extra_state())
+        self.noise.set_extra_state(state)
+
+
+def _mean(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.stack(values).mean()

@@ -1,0 +1,165 @@
+r"""The mean-field Gaussian family on one flat vector.
+
+A network's Bayesian weights are :math:`w = \mu + \sigma\varepsilon`, with :math:`\mu` and
+:math:`\rho` two flat parameters and :math:`\sigma = e^\rho` (or softplus). One draw passes
+through the network as ordinary views of the flat :math:`w`; no layer is converted. From
+:math:`g = \partial L/\partial w` the gradients are formed by hand,
+
+.. math::
+    \partial L/\partial\mu = g + \lambda\,\partial E/\partial\mu, \qquad
+    \partial L/\partial\sigma = g\,\varepsilon
+        + \lambda\,(\partial E/\partial\sigma - 1/\sigma),
+
+where :math:`E = \mathbb{E}_q[-\log p(w)]` and :math:`\lambda` weighs
+:math:`\mathrm{KL}(q\|p) = E - \sum\log\sigma - \tfrac P2\log 2\pi e`, the sum over all weights
+(Blundell et al., 2015, with the analytic KL where the prior has one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.priors import BoundPrior
+from lightning_bnn.selection import FlatLayout
+
+__all__ = ["MeanField", "ScaleForm"]
+
+ScaleForm = Literal["exp", "softplus"]
+
+_HALF_LOG_TWO_PI_E = 0.5 * math.log(2 * math.pi * math.e)
+
+
+def inverse_scale(sd: float, form: ScaleForm) -> float:
+    """The ρ at which the scale form gives ``sd``.
+
+    Example:
+        >>> round(inverse_scale(1.0, "softplus"), 4), inverse_scale(1.0, "exp")
+        (0.5413, 0.0)
+    """
+    return math.log(sd) if form == "exp" else sd + math.log(-math.expm1(-sd))
+
+
+class MeanField(nn.Module):
+    """Means and scales of a factorised Gaussian over named tensors.
+
+    Args:
+        tensors: The weights, whose values become the means.
+        initial_scale: The standard deviation that every weight starts with.
+        scale_form: ``"exp"`` (σ = exp ρ) or ``"softplus"``; the first costs less, and for
+            σ well below 1 the two are nearly the same function.
+
+    Example:
+        >>> family = MeanField({"w": torch.zeros(3)}, initial_scale=0.5)
+        >>> family.sd()
+        tensor([0.5000, 0.5000, 0.5000], grad_fn=<ExpBackward0>)
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        initial_scale: float = 0.01,
+        scale_form: ScaleForm = "exp",
+    ) -> None:
+        super().__init__()
+        if not (math.isfinite(initial_scale) and initial_scale > 0):
+            raise ConfigurationError(
+                f"initial_scale= is the standard deviation to start from, a positive number; "
+                f"got {initial_scale!r}."
+            )
+        if scale_form not in ("exp", "softplus"):
+            raise ConfigurationError(f"scale_form= is 'exp' or 'softplus'; got {scale_form!r}.")
+        dtypes = {tensor.dtype for tensor in tensors.values()}
+        if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+            raise ConfigurationError(
+                "The Bayesian weights lie in one flat vector and need one floating-point dtype; "
+                f"got {sorted(map(str, dtypes))}. Convert the network with net.float() or leave "
+                "the odd ones out of bayesian=."
+            )
+        self.layout = FlatLayout(tensors)
+        self.scale_form: ScaleForm = scale_form
+        flat = self.layout.flatten(tensors)
+        self.mean = nn.Parameter(flat.clone())
+        self.rho = nn.Parameter(torch.full_like(flat, inverse_scale(initial_scale, scale_form)))
+        self._workspaces: list[_Workspace] = []
+
+    def sd(self) -> Tensor:
+        """The flat vector of standard deviations, differentiable in ρ."""
+        return torch.exp(self.rho) if self.scale_form == "exp" else F.softplus(self.rho)
+
+    def workspace(self, index: int = 0) -> _Workspace:
+        """Buffers for one draw, made once and kept: fresh memory each step would cost more."""
+        mean = self.mean.detach()
+        while len(self._workspaces) <= index:
+            self._workspaces.append(_Workspace(mean))
+        current = self._workspaces[index]
+        if current.noise.device != mean.device or current.noise.dtype != mean.dtype:
+            current = self._workspaces[index] = _Workspace(mean)
+        return current
+
+    def draw(self, workspace: _Workspace, prior: BoundPrior) -> tuple[Tensor, Tensor]:
+        """The flat draw for the noise in ``workspace``, and KL(q‖p) in nats.
+
+        Both are differentiable once in the mean and in ρ.
+        """
+        return _Draw.apply(self.mean, self.rho, self.scale_form, workspace, prior)  # type: ignore[no-any-return]
+
+    def kl(self, sd: Tensor, draw: Tensor, prior: BoundPrior) -> Tensor:
+        """KL(q‖p) in nats by ordinary autograd; ``draw`` serves priors without a closed form."""
+        entropy = torch.log(sd).sum() + self.layout.size * _HALF_LOG_TWO_PI_E
+        return prior.expected_energy(self.mean, sd, draw) - entropy
+
+
+class _Workspace:
+    """The flat vectors of one draw: ε, σ and w."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.noise = torch.empty_like(like)
+        self.sd = torch.empty_like(like)
+        self.weights = torch.empty_like(like)
+
+
+class _Draw(torch.autograd.Function):
+    """(μ, ρ) → (w, KL), with the gradients of the module's docstring."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, rho: Tensor, form: ScaleForm, space: _Workspace, prior: BoundPrior
+    ) -> tuple[Tensor, Tensor]:
+        if form == "exp":
+            torch.exp(rho, out=space.sd)
+            log_sd = rho.sum()
+        else:
+            space.sd.copy_(F.softplus(rho))
+            log_sd = space.sd.log().sum()
+        torch.addcmul(mean, space.sd, space.noise, out=space.weights)
+        energy = prior.expected_energy(mean, space.sd, space.weights)
+        ctx.save_for_backward(mean, rho)
+        ctx.form, ctx.space, ctx.prior = form, space, prior
+        # detach() gives a new tensor on the kept memory that shares its version counter: were
+        # the workspace filled again before backward, autograd would stop with an error.
+        return space.weights.detach(), energy - log_sd - mean.numel() * _HALF_LOG_TWO_PI_E
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_weights: Tensor, by_kl: Tensor) -> tuple[Tensor | None, ...]:
+        mean, rho = ctx.saved_tensors
+        space: _Workspace = ctx.space
+        by_sd = by_weights * space.noise
+        # The draw reaches the network as slices, whose gradients arrive joined in new memory:
+        # it is ours to change. Anything else (an expanded scalar, say) is copied first.
+        by_mean = by_weights if by_weights.is_contiguous() else by_weights.contiguous()
+        ctx.prior.add_energy_gradients(by_mean, by_sd, by_kl, mean, space.sd, space.noise)
+        # the entropy's −1/σ, times dσ/dρ
+        if ctx.form == "exp":
+            by_rho = by_sd.mul_(space.sd).sub_(by_kl)
+        else:
+            by_rho = by_sd.addcdiv_(-by_kl.expand_as(by_sd), space.sd).mul_(torch.sigmoid(rho))
+        return by_mean, by_rho, None, None, None

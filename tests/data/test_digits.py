@@ -1,0 +1,52 @@
+import torch
+from sklearn.datasets import load_digits
+
+from lightning_bnn.data import Digits
+
+
+def loaded(**options):
+    data = Digits(**options)
+    data.setup()
+    return data
+
+
+def parts(data):
+    return data.splits.train, data.splits.validation, data.splits.test
+
+
+def rows_of(images, labels):
+    flat = torch.cat([images.flatten(1).round(), labels[:, None]], dim=1)
+    return sorted(map(tuple, flat.tolist()))
+
+
+def test_the_splits_hold_every_image_once_scaled_to_one():
+    data = loaded()
+    images = torch.cat([part.tensors[0] for part in parts(data)])
+    labels = torch.cat([part.tensors[1] for part in parts(data)])
+    pixels, targets = map(torch.from_numpy, load_digits(return_X_y=True))
+    assert images.dtype == torch.float32
+    assert (images.min(), images.max()) == (0, 1)
+    assert rows_of(images * 16, labels) == rows_of(pixels, targets)
+
+
+def test_sizes_and_equal_shares_of_the_classes():
+    splits = parts(loaded())
+    assert [len(part) for part in splits] == [1078, 359, 360]
+    total = sum(torch.bincount(part.tensors[1], minlength=10) for part in splits)
+    for part, share in zip(splits, (0.6, 0.2, 0.2), strict=True):
+        counts = torch.bincount(part.tensors[1], minlength=10)
+        assert (counts - share * total).abs().max() < 2
+
+
+def test_the_seed_chooses_the_split():
+    one, same, other = loaded(seed=0), loaded(seed=0), loaded(seed=1)
+    for first, second in zip(parts(one), parts(same), strict=True):
+        assert torch.equal(first.tensors[0], second.tensors[0])
+    assert not torch.equal(one.splits.train.tensors[0], other.splits.train.tensors[0])
+
+
+def test_flatten():
+    flat, square = loaded(flatten=True), loaded()
+    assert flat.input_shape == (64,)
+    assert square.input_shape == (1, 8, 8)
+    assert torch.equal(flat.splits.test.tensors[0], square.splits.test.tensors[0].flatten(1))

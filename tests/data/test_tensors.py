@@ -1,0 +1,122 @@
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+)
+
+from lightning_bnn.data import TensorRows, collate_rows
+from lightning_bnn.errors import DataError
+
+INPUTS = torch.arange(22.0).reshape(11, 2)
+TARGETS = torch.arange(11)
+
+
+def batches(loader):
+    return [(inputs, targets) for inputs, targets in loader]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_size": 4},
+        {"batch_size": 4, "shuffle": True},
+        {"batch_size": 4, "shuffle": True, "drop_last": True},
+        {"batch_size": 4, "shuffle": True, "num_workers": 1},
+    ],
+)
+def test_batches_equal_those_of_a_tensor_dataset(options):
+    got, expected = (
+        batches(
+            DataLoader(
+                dataset,
+                collate_fn=collate,
+                generator=torch.Generator().manual_seed(5),
+                **options,
+            )
+        )
+        for dataset, collate in (
+            (TensorRows(INPUTS, TARGETS), collate_rows),
+            (TensorDataset(INPUTS, TARGETS), None),
+        )
+    )
+    assert len(got) == len(expected) == (2 if "drop_last" in options else 3)
+    for (inputs, targets), (expected_inputs, expected_targets) in zip(got, expected, strict=True):
+        assert torch.equal(inputs, expected_inputs)
+        assert torch.equal(targets, expected_targets)
+        assert torch.equal(inputs[:, 0], 2.0 * targets)  # rows stay together
+
+
+def test_batch_sampler():
+    rows = TensorRows(INPUTS, TARGETS)
+    sampler = BatchSampler(
+        RandomSampler(rows, generator=torch.Generator().manual_seed(0)), 3, drop_last=False
+    )
+    loader = DataLoader(rows, batch_sampler=sampler, collate_fn=collate_rows)
+    targets = torch.cat([targets for _, targets in loader])
+    assert targets.sort().values.tolist() == list(range(11))
+    assert targets.tolist() != list(range(11))
+
+
+def test_distributed_samplers_share_the_rows():
+    rows = TensorRows(INPUTS[:10], TARGETS[:10])
+    shares = []
+    for rank in range(2):
+        sampler = DistributedSampler(rows, num_replicas=2, rank=rank, shuffle=True, seed=3)
+        loader = DataLoader(rows, batch_size=2, sampler=sampler, collate_fn=collate_rows)
+        shares.append(torch.cat([targets for _, targets in loader]).tolist())
+    assert [len(share) for share in shares] == [5, 5]
+    assert sorted(shares[0] + shares[1]) == list(range(10))
+
+
+def test_a_batch_is_gathered_in_one_call():
+    calls = []
+
+    class Counted(TensorRows):
+        def __getitems__(self, indices):
+            calls.append(len(indices))
+            return super().__getitems__(indices)
+
+    batches(DataLoader(Counted(INPUTS, TARGETS), batch_size=4, collate_fn=collate_rows))
+    assert calls == [4, 4, 3]
+
+
+def test_transform_sees_the_inputs_of_a_batch_only():
+    rows = TensorRows(INPUTS, TARGETS, transform=lambda inputs: inputs + len(inputs))
+    inputs, targets = next(iter(DataLoader(rows, batch_size=4, collate_fn=collate_rows)))
+    assert torch.equal(inputs, INPUTS[:4] + 4)
+    assert torch.equal(targets, TARGETS[:4])
+    assert torch.equal(rows[2][0], INPUTS[2] + 1)
+
+
+def test_subsets_and_concatenations():
+    rows = TensorRows(INPUTS, TARGETS)
+    loader = DataLoader(Subset(rows, [9, 1, 4]), batch_size=2, collate_fn=collate_rows)
+    assert [targets.tolist() for _, targets in loader] == [[9, 1], [4]]
+    loader = DataLoader(ConcatDataset([rows, rows]), batch_size=12, collate_fn=collate_rows)
+    assert [targets.tolist() for _, targets in loader] == [[*range(11), 0], [*range(1, 11)]]
+
+
+def test_forgetting_the_collate_function_is_an_error():
+    # Inputs and targets of one shape: as a plain tuple they would be stacked on each other.
+    loader = DataLoader(TensorRows(torch.zeros(4, 1), torch.ones(4, 1)), batch_size=2)
+    with pytest.raises(TypeError, match="GatheredRows"):
+        next(iter(loader))
+
+
+def test_single_rows_end_with_an_index_error():
+    rows = TensorRows(INPUTS, TARGETS)
+    assert [int(target) for _, target in rows] == list(range(11))
+    assert int(rows[-1][1]) == 10
+
+
+def test_lengths_must_agree():
+    with pytest.raises(DataError, match=r"lengths \[11, 10\]"):
+        TensorRows(INPUTS, TARGETS[:10])
+    with pytest.raises(DataError, match=r"lengths \[\]"):
+        TensorRows()

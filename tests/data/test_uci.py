@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+import torch
+
+from lightning_bnn.data import UCIRegression
+from lightning_bnn.data.uci import column_scales, standard_split
+from lightning_bnn.errors import ConfigurationError, DataError
+
+
+def loaded(folder, **options):
+    data = UCIRegression("yacht", data_dir=folder, **options)
+    data.setup()
+    return data
+
+
+@pytest.mark.parametrize("rows", [10, 15, 308])
+def test_standard_splits_follow_the_published_recipe(rows):
+    random = np.random.RandomState(1)
+    for split in range(20):
+        order = random.choice(range(rows), rows, replace=False)
+        train, test = standard_split(rows, split)
+        assert np.array_equal(np.concatenate([train, test]), order)
+        assert len(train) == round(0.9 * rows)
+
+
+def test_rows_are_standardised_by_the_training_rows(uci_dir, uci_values):
+    data = loaded(uci_dir, split=3)
+    train, test = standard_split(30, 3)
+    for rows, part in ((train, data.splits.train), (test, data.splits.test)):
+        inputs, targets = part.tensors
+        for column in (0, 2):
+            values = uci_values[:, column]
+            expected = (values[rows] - values[train].mean()) / values[train].std()
+            assert inputs[:, column].numpy() == pytest.approx(expected, abs=1e-5)
+        back = targets[:, 0].numpy() * data.target_scale + data.target_mean
+        assert back == pytest.approx(uci_values[rows, 4], abs=1e-4)
+    assert data.target_mean == pytest.approx(uci_values[train, 4].mean())
+    assert data.target_scale == pytest.approx(uci_values[train, 4].std())
+    assert (data.num_data, data.input_shape, data.num_outputs) == (27, (3,), 1)
+
+
+def test_a_constant_column_becomes_zero(uci_dir, uci_values):
+    # 0.998 thirty times has a deviation of 1e-16, not 0: the case that scaling must not divide by.
+    assert uci_values[:, 1].std() > 0
+    inputs, _ = loaded(uci_dir).splits.train.tensors
+    assert inputs[:, 1].abs().max() < 1e-6
+    _, scale = column_scales(uci_values[:, :2])
+    assert scale[1] == 1
+    assert scale[0] == pytest.approx(uci_values[:, 0].std())
+
+
+def test_validation_rows_come_out_of_training(uci_dir, uci_values):
+    data = loaded(uci_dir, validation=0.1)
+    train, test = standard_split(30, 0)
+    sizes = [len(getattr(data.splits, part)) for part in ("train", "validation", "test")]
+    assert sizes == [24, 3, 3]
+    # The held-out rows take no part in the standardisation.
+    assert data.target_mean == pytest.approx(uci_values[train[:24], 4].mean())
+    held_out = data.splits.validation.tensors[1][:, 0].numpy()
+    back = held_out * data.target_scale + data.target_mean
+    assert back == pytest.approx(uci_values[train[24:], 4], abs=1e-4)
+    test_targets = data.splits.test.tensors[1][:, 0].numpy() * data.target_scale + data.target_mean
+    assert test_targets == pytest.approx(uci_values[test, 4], abs=1e-4)
+
+
+def test_no_validation_by_default(uci_dir):
+    data = loaded(uci_dir)
+    assert len(data.splits.validation) == 0
+    assert data.num_data == 27
+
+
+def test_splits_differ(uci_dir):
+    first, second = loaded(uci_dir, split=0), loaded(uci_dir, split=1)
+    assert not torch.equal(first.splits.test.tensors[1], second.splits.test.tensors[1])
+
+
+def test_the_environment_variable_gives_the_root(uci_dir, monkeypatch):
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(uci_dir.parent))
+    assert loaded(None).num_data == 27
+
+
+def test_missing_files_are_named(uci_dir, monkeypatch):
+    (uci_dir / "yacht" / "index_target.txt").unlink()
+    expected = str(uci_dir / "yacht" / "index_target.txt")
+    with pytest.raises(ConfigurationError, match=f"{expected}, which is not.*LIGHTNING_BNN_DATA"):
+        loaded(uci_dir)
+    with pytest.raises(ConfigurationError, match=r"concrete/data\.txt"):
+        UCIRegression("concrete", data_dir=uci_dir).setup()
+    monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
+    with pytest.raises(ConfigurationError, match=r"yacht/data\.txt.*LIGHTNING_BNN_DATA is not set"):
+        loaded(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("data.txt", "1 2\n3\n", "equal rows"),
+        ("data.txt", "1 2 a\n", "numbers only"),
+        ("data.txt", "1 2 3 4 nan\n2 3 4 5 6\n", "1 values that are not finite"),
+        ("index_target.txt", "3\n4\n", r"one target column.*target \[3"),
+        ("index_features.txt", "0\n5\n", r"0 to 4.*features \[0"),
+        ("index_features.txt", "-1\n", r"features \[-1"),
+    ],
+)
+def test_bad_files(uci_dir, name, content, message):
+    (uci_dir / "yacht" / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        loaded(uci_dir)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "iris"}, "name='iris'"),
+        ({"name": "yacht", "split": 20}, "0 to 19; got split=20"),
+        ({"name": "protein-tertiary-structure", "split": 5}, "0 to 4; got split=5"),
+        ({"name": "yacht", "split": -1}, "split=-1"),
+        ({"name": "yacht", "validation": 1.0}, "validation=1.0"),
+        ({"name": "yacht", "validation": -0.1}, "validation=-0.1"),
+    ],
+)
+def test_impossible_options(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        UCIRegression(**options)
+
+
+def test_validation_must_leave_rows_to_train_on(uci_dir):
+    with pytest.raises(ConfigurationError, match="leaves none of the 27"):
+        loaded(uci_dir, validation=0.99)
+
+
+def test_target_units_are_known_after_setup_only(uci_dir):
+    data = UCIRegression("yacht", data_dir=uci_dir)
+    for read in (lambda: data.target_mean, lambda: data.target_scale):
+        with pytest.raises(ConfigurationError, match="Call setup"):
+            read()

@@ -1,0 +1,423 @@
+"""The predictive mixtures against SciPy, NumPy and the identities that mixtures obey."""
+
+import itertools
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+from scipy.special import logsumexp, softmax
+
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.predictive import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    GaussianPredictive,
+    PoissonPredictive,
+    Predictive,
+)
+from lightning_bnn.predictive import gaussian_mixture as mixture
+from lightning_bnn.predictive import poisson as poisson_module
+
+DRAWS, BATCH = 5, 7
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def gaussian(*event: int, draws: int = DRAWS, seed: int = 0) -> GaussianPredictive:
+    means = 2 * randn(draws, BATCH, *event, seed=seed)
+    return GaussianPredictive(means, randn(draws, BATCH, *event, seed=seed + 1).exp())
+
+
+def close(actual: torch.Tensor, expected, tolerance: float = 1e-12) -> None:
+    np.testing.assert_allclose(actual.numpy(), expected, rtol=tolerance, atol=tolerance)
+
+
+EXAMPLES: list[Predictive] = [
+    CategoricalPredictive(randn(DRAWS, BATCH, 3)),
+    CategoricalPredictive(randn(DRAWS, BATCH, 3, 4, 2)),
+    BernoulliPredictive(randn(DRAWS, BATCH)),
+    BernoulliPredictive(randn(DRAWS, BATCH, 4)),
+    gaussian(),
+    gaussian(3),
+    GaussianPredictive(randn(DRAWS, BATCH, 2), torch.tensor([0.5, 2.0])),
+    PoissonPredictive(randn(DRAWS, BATCH)),
+    PoissonPredictive(randn(DRAWS, BATCH, 2)),
+]
+
+
+def same_as_parts(predictive: Predictive) -> None:
+    """Everything a predictive gives has the batch axis first and joins batch by batch."""
+    part = type(predictive)(**{k: v[:, 2:5] for k, v in predictive._tensors().items()})
+    names = ["mean", "variance", "aleatoric", "epistemic", "entropy", "mutual_information"]
+    for name in names:
+        torch.testing.assert_close(getattr(part, name), getattr(predictive, name)[2:5])
+
+
+@pytest.mark.parametrize("predictive", EXAMPLES, ids=repr)
+class TestContract:
+    def test_batch_axis_first(self, predictive):
+        assert len(predictive) == BATCH
+        assert predictive.draws == DRAWS
+        assert f"draws={DRAWS}" in repr(predictive)
+        same_as_parts(predictive)
+
+    def test_concatenate_undoes_split(self, predictive):
+        parts = [
+            type(predictive)(**{k: v[:, piece] for k, v in predictive._tensors().items()})
+            for piece in (slice(0, 3), slice(3, 4), slice(4, 7))
+        ]
+        joined = Predictive.concatenate(parts)
+        assert type(joined) is type(predictive)
+        assert torch.equal(joined.outputs, predictive.outputs)
+        assert torch.equal(joined.variance, predictive.variance)
+
+    def test_moves_and_pickles(self, predictive):
+        moved = predictive.to("meta")
+        assert moved.outputs.device.type == "meta"
+        again = pickle.loads(pickle.dumps(predictive))
+        assert torch.equal(again.variance, predictive.variance)
+
+    def test_mutual_information_is_not_negative(self, predictive):
+        assert (predictive.mutual_information >= 0).all()
+        same = type(predictive)(**{k: v[:1] for k, v in predictive._tensors().items()})
+        twice = type(predictive)(
+            **{k: v[:1].expand(4, *v.shape[1:]) for k, v in predictive._tensors().items()}
+        )
+        close(same.mutual_information, 0.0)
+        close(twice.mutual_information, 0.0, 1e-9)
+
+    def test_bfloat16_is_computed_in_float32(self, predictive):
+        low = predictive._map(lambda tensor: tensor.bfloat16())
+        high = predictive._map(lambda tensor: tensor.bfloat16().float())
+        assert low.outputs.dtype == torch.bfloat16
+        for name in ("mean", "variance", "entropy"):
+            assert getattr(low, name).dtype == torch.float32
+            assert torch.equal(getattr(low, name), getattr(high, name))
+
+
+class TestCategorical:
+    @pytest.mark.parametrize("positions", [(), (4, 2)])
+    def test_against_numpy(self, positions):
+        logits = 3 * randn(DRAWS, BATCH, 3, *positions)
+        predictive = CategoricalPredictive(logits)
+        probabilities = softmax(logits.numpy(), axis=2)
+        mean = probabilities.mean(0)
+        total = stats.entropy(mean, axis=1)
+        within = stats.entropy(probabilities, axis=2).mean(0)
+        close(predictive.mean, mean)
+        close(predictive.variance, mean * (1 - mean))
+        close(predictive.entropy, total)
+        close(predictive.aleatoric, within)
+        close(predictive.epistemic, total - within)
+        close(predictive.mutual_information, total - within)
+        assert torch.equal(predictive.mode, predictive.mean.argmax(1))
+
+    def test_log_prob_mixes_joint_densities(self):
+        logits = randn(DRAWS, BATCH, 3, 4)
+        targets = torch.randint(3, (BATCH, 4), generator=torch.Generator().manual_seed(1))
+        probabilities = softmax(logits.numpy(), axis=2)
+        expected = [
+            np.log(
+                np.mean(
+                    [
+                        np.prod([probabilities[s, b, targets[b, t], t] for t in range(4)])
+                        for s in range(DRAWS)
+                    ]
+                )
+            )
+            for b in range(BATCH)
+        ]
+        close(CategoricalPredictive(logits).log_prob(targets), expected)
+
+    def test_extreme_logits_stay_finite(self):
+        predictive = CategoricalPredictive(torch.tensor([[[1e4, 0.0]], [[1e4, 0.0]]]))
+        assert torch.equal(predictive.log_prob(torch.tensor([1])), torch.tensor([-1e4]))
+        assert torch.equal(predictive.entropy, torch.zeros(1))
+
+    def test_one_draw_is_the_softmax(self):
+        logits = randn(1, BATCH, 3, dtype=torch.float32)
+        predictive = CategoricalPredictive(logits)
+        assert torch.equal(predictive.mean, logits[0].log_softmax(1).exp())
+        assert torch.equal(predictive.epistemic, torch.zeros(BATCH))
+
+    def test_classes_have_no_order(self):
+        for predictive in (EXAMPLES[0], EXAMPLES[2]):
+            with pytest.raises(ConfigurationError, match="classes have no order"):
+                predictive.quantile(0.5)
+            with pytest.raises(ConfigurationError, match="classes have no order"):
+                predictive.interval(0.9)
+
+    def test_wrong_shapes(self):
+        with pytest.raises(DataError, match=r"\(S, B, K, ...\).*got \(5, 7\)"):
+            CategoricalPredictive(randn(DRAWS, BATCH))
+        predictive = CategoricalPredictive(randn(DRAWS, BATCH, 3))
+        for method in (predictive.log_prob, predictive.brier, predictive.hits):
+            with pytest.raises(DataError, match=r"shape \(7,\).*got targets of shape \(7, 1\)"):
+                method(torch.zeros(BATCH, 1, dtype=torch.long))
+
+
+class TestBernoulli:
+    def test_against_numpy(self):
+        logits = 3 * randn(DRAWS, BATCH, 4)
+        predictive = BernoulliPredictive(logits)
+        probabilities = 1 / (1 + np.exp(-logits.numpy()))
+        mean = probabilities.mean(0)
+        total = stats.bernoulli(mean).entropy()
+        within = stats.bernoulli(probabilities).entropy().mean(0)
+        close(predictive.mean, mean)
+        close(predictive.variance, mean * (1 - mean))
+        close(predictive.entropy, total)
+        close(predictive.aleatoric, within)
+        close(predictive.epistemic, total - within)
+        targets = (randn(BATCH, 4, seed=3) > 0).long()
+        log_pmf = stats.bernoulli(probabilities).logpmf(targets.numpy()).sum(2)
+        close(predictive.log_prob(targets), logsumexp(log_pmf, axis=0) - np.log(DRAWS))
+
+    def test_two_classes_agree_with_categorical(self):
+        logits = 2 * randn(DRAWS, BATCH)
+        binary = BernoulliPredictive(logits)
+        classes = CategoricalPredictive(torch.stack([torch.zeros_like(logits), logits], 2))
+        targets = torch.tensor([0, 1, 1, 0, 1, 0, 0])
+        torch.testing.assert_close(binary.mean, classes.mean[:, 1])
+        torch.testing.assert_close(binary.entropy, classes.entropy)
+        torch.testing.assert_close(binary.epistemic, classes.epistemic)
+        torch.testing.assert_close(binary.log_prob(targets), classes.log_prob(targets))
+        torch.testing.assert_close(2 * binary.brier(targets), classes.brier(targets))
+        assert torch.equal(binary.hits(targets), classes.hits(targets))
+
+    def test_columns_of_one(self):
+        logits = randn(DRAWS, BATCH, 1)
+        targets = torch.tensor([0, 1, 1, 0, 1, 0, 0])
+        column = BernoulliPredictive(logits)
+        assert column.brier(targets).shape == (BATCH, 1)
+        flat = BernoulliPredictive(logits[..., 0])
+        assert torch.equal(column.log_prob(targets), flat.log_prob(targets))
+        assert torch.equal(flat.log_prob(targets[:, None]), flat.log_prob(targets))
+
+
+def scipy_mixture(means, scales):
+    return [stats.norm(m, s) for m, s in zip(means, scales, strict=True)]
+
+
+class TestGaussian:
+    def test_moments_follow_the_law_of_total_variance(self):
+        predictive = gaussian(3)
+        means, scales = predictive.means.numpy(), predictive.scales.numpy()
+        second = (means**2 + scales**2).mean(0)
+        close(predictive.mean, means.mean(0))
+        close(predictive.aleatoric, (scales**2).mean(0))
+        close(predictive.epistemic, ((means - means.mean(0)) ** 2).mean(0))
+        close(predictive.variance, second - means.mean(0) ** 2)
+
+    def test_log_prob_is_joint(self):
+        predictive, targets = gaussian(3), randn(BATCH, 3, seed=9)
+        log_pdf = stats.norm(predictive.means.numpy(), predictive.scales.numpy()).logpdf(targets)
+        joint = logsumexp(log_pdf.sum(2), axis=0) - math.log(DRAWS)
+        marginals = (logsumexp(log_pdf, axis=0) - math.log(DRAWS)).sum(1)
+        close(predictive.log_prob(targets), joint)
+        assert np.abs(joint - marginals).max() > 0.1
+
+    def test_cdf_and_quantile_are_inverse(self):
+        predictive = gaussian(3)
+        for q in (1e-6, 0.05, 0.3, 0.5, 0.95, 1 - 1e-6):
+            close(predictive.cdf(predictive.quantile(q)), q, 1e-13)
+        targets = randn(BATCH, 3, seed=4)
+        components = scipy_mixture(predictive.means.numpy(), predictive.scales.numpy())
+        close(predictive.cdf(targets), np.mean([c.cdf(targets.numpy()) for c in components], 0))
+
+    def test_interval_is_of_the_mixture(self):
+        means = torch.tensor([[0.0], [10.0]], dtype=torch.float64)
+        predictive = GaussianPredictive(means, torch.tensor(1.0))
+        lower, upper = predictive.interval(0.9)
+        # Each tail of 5% of the mixture is a tail of 10% of the component on its side.
+        close(lower, stats.norm.ppf(0.1), 1e-9)
+        close(upper, 10 + stats.norm.ppf(0.9), 1e-9)
+        matched = predictive.mean + stats.norm.ppf(0.95) * predictive.variance.sqrt()
+        assert (matched - upper).abs().item() > 1
+
+    def test_float32_quantile_is_the_rounded_float64_one(self):
+        predictive = gaussian(3)._map(lambda tensor: tensor.float())
+        exact = predictive._map(lambda tensor: tensor.double())
+        assert torch.equal(predictive.quantile(0.2), exact.quantile(0.2).float())
+
+    def test_covers_agrees_with_interval(self):
+        predictive = gaussian(draws=3)
+        lower, upper = predictive.interval(0.8)
+        for target in torch.linspace(-12, 12, 97, dtype=torch.float64):
+            targets = target.expand(BATCH)
+            expected = (targets >= lower) & (targets <= upper)
+            assert torch.equal(predictive.covers(targets, 0.8), expected)
+
+    def test_one_draw_is_the_component(self):
+        predictive = gaussian(2, draws=1)
+        component = stats.norm(predictive.means[0].numpy(), predictive.scales[0].numpy())
+        targets = randn(BATCH, 2, seed=5)
+        assert torch.equal(predictive.mean, predictive.means[0])
+        assert torch.equal(predictive.variance, predictive.scales[0].square())
+        assert torch.equal(predictive.mutual_information, torch.zeros(BATCH, 2).double())
+        z = torch.special.ndtri(torch.tensor(0.3, dtype=torch.float64))
+        assert torch.equal(predictive.quantile(0.3), predictive.means[0] + predictive.scales[0] * z)
+        close(predictive.quantile(0.3), component.ppf(0.3))
+        close(predictive.entropy, component.entropy())
+        close(predictive.log_prob(targets), component.logpdf(targets.numpy()).sum(1))
+        z = (targets.numpy() - component.mean()) / component.std()
+        crps = component.std() * (
+            z * (2 * stats.norm.cdf(z) - 1) + 2 * stats.norm.pdf(z) - 1 / np.sqrt(np.pi)
+        )
+        close(predictive.crps(targets), crps)
+
+    @pytest.mark.parametrize(
+        ("means", "scales"),
+        [
+            ([0.0, 0.5, -1.0], [1.0, 1.0, 1.0]),
+            ([0.0, 8.0], [1.0, 1.0]),
+            ([0.0, 0.3], [10.0, 1e-3]),
+            ([-40.0, 0.0, 3.0, 20.0], [1.0, 0.1, 5.0, 2.0]),
+        ],
+    )
+    def test_entropy_against_adaptive_quadrature(self, means, scales):
+        m, s = np.array(means), np.array(scales)
+
+        def integrand(y):
+            log_p = logsumexp(stats.norm.logpdf(y, m, s)) - np.log(len(m))
+            return -np.exp(log_p) * log_p
+
+        edges = np.unique(np.concatenate([m + k * s for k in (-10, -4, -1, 0, 1, 4, 10)]))
+        expected = sum(
+            integrate.quad(integrand, a, b, epsabs=1e-12, limit=200)[0]
+            for a, b in itertools.pairwise(edges)
+        )
+        actual = mixture.mixture_entropy(torch.tensor(m)[:, None], torch.tensor(s)[:, None])
+        close(actual, expected, 1e-8)
+
+    def test_mutual_information_of_far_components_is_log_draws(self):
+        means = torch.tensor([[0.0], [50.0], [100.0]], dtype=torch.float64)
+        close(GaussianPredictive(means, torch.tensor(1.0)).mutual_information, math.log(3), 1e-9)
+
+    def test_crps_against_numerical_integration(self):
+        predictive, targets = gaussian(), randn(BATCH, seed=6)
+        means, scales = predictive.means.numpy(), predictive.scales.numpy()
+        for b, y in enumerate(targets.tolist()):
+
+            def squared(z, b=b, y=y):
+                return (stats.norm.cdf(z, means[:, b], scales[:, b]).mean() - (z >= y)) ** 2
+
+            expected = sum(
+                integrate.quad(squared, *ends, epsabs=1e-9, limit=200)[0]
+                for ends in ((-60, y), (y, 60))
+            )
+            assert predictive.crps(targets)[b].item() == pytest.approx(expected, abs=1e-7)
+
+    def test_chunks_do_not_change_the_numbers(self, monkeypatch):
+        predictive, targets = gaussian(3), randn(BATCH, 3)
+        whole = predictive.crps(targets), mixture.mixture_entropy(*predictive_parts(predictive))
+        monkeypatch.setattr(mixture, "BUDGET", 1)
+        torch.testing.assert_close(predictive.crps(targets), whole[0])
+        torch.testing.assert_close(mixture.mixture_entropy(*predictive_parts(predictive)), whole[1])
+
+    def test_broadcasting_is_an_error(self):
+        predictive = GaussianPredictive(randn(DRAWS, BATCH, 1), torch.tensor(1.0))
+        targets = randn(BATCH)
+        assert predictive.crps(targets).shape == (BATCH, 1)
+        assert predictive.log_prob(targets).shape == (BATCH,)
+        with pytest.raises(DataError, match=r"expected targets of shape \(7, 1\).*got \(1, 7\)"):
+            predictive.log_prob(targets[None])
+        with pytest.raises(DataError, match="gives 1 and the targets hold 7 numbers per example"):
+            predictive.crps(randn(BATCH, 7))
+
+    @pytest.mark.parametrize("level", [0.0, 1.0, 90])
+    def test_levels_are_probabilities(self, level):
+        with pytest.raises(ConfigurationError, match=f"between 0 and 1, got {level}"):
+            gaussian().interval(level)
+        with pytest.raises(ConfigurationError, match=f"q strictly between 0 and 1, got {level}"):
+            gaussian().quantile(level)
+
+
+def predictive_parts(predictive: GaussianPredictive) -> tuple[torch.Tensor, torch.Tensor]:
+    return predictive.means, predictive.scales
+
+
+class TestPoisson:
+    rates = np.array([[0.3, 4.0, 60.0, 1000.0], [2.0, 4.5, 90.0, 1100.0], [0.1, 9.0, 50.0, 900.0]])
+
+    def predictive(self) -> PoissonPredictive:
+        return PoissonPredictive(torch.tensor(self.rates).log())
+
+    def test_moments(self):
+        predictive = self.predictive()
+        close(predictive.mean, self.rates.mean(0))
+        close(predictive.aleatoric, self.rates.mean(0))
+        close(predictive.epistemic, self.rates.var(0))
+        close(predictive.variance, self.rates.mean(0) + self.rates.var(0))
+
+    def test_against_scipy(self):
+        predictive, component = self.predictive(), stats.poisson(self.rates)
+        targets = torch.tensor([1, 5, 70, 1050])
+        log_pmf = component.logpmf(targets.numpy())
+        close(predictive.log_prob(targets), logsumexp(log_pmf, axis=0) - np.log(3), 1e-11)
+        # torch and SciPy differ by 4e-11 in the incomplete gamma function.
+        close(predictive.cdf(targets), component.cdf(targets.numpy()).mean(0), 1e-9)
+        close(predictive.cdf(torch.full((4,), -1)), 0.0)
+        support = np.arange(2000)
+        pmf = stats.poisson(self.rates[..., None]).pmf(support)
+        close(predictive.entropy, stats.entropy(pmf.mean(0), axis=1), 1e-10)
+        within = stats.entropy(pmf, axis=2).mean(0)
+        close(predictive.mutual_information, predictive.entropy.numpy() - within, 1e-10)
+
+    @pytest.mark.parametrize("q", [1e-4, 0.05, 0.5, 0.95, 0.9999])
+    def test_quantile_is_the_smallest_count_that_reaches_q(self, q):
+        cdf = stats.poisson(self.rates[..., None]).cdf(np.arange(2000)).mean(0)
+        close(self.predictive().quantile(q), (cdf >= q).argmax(1))
+
+    def test_one_draw_is_the_component(self):
+        predictive = PoissonPredictive(torch.tensor(self.rates[:1]).log())
+        component = stats.poisson(self.rates[0])
+        for q in (0.01, 0.5, 0.99):
+            close(predictive.quantile(q), component.ppf(q))
+        close(predictive.entropy, component.entropy(), 1e-7)
+
+    def test_covers_agrees_with_interval(self):
+        predictive = self.predictive()
+        lower, upper = predictive.interval(0.7)
+        for count in (*range(120), 880, 900, 950, 1000, 1100, 1200):
+            targets = torch.full((4,), count)
+            expected = (targets >= lower) & (targets <= upper)
+            assert torch.equal(predictive.covers(targets, 0.7), expected)
+
+    def test_huge_rates(self):
+        predictive = PoissonPredictive(torch.tensor([[20.0], [20.5]], dtype=torch.float64))
+        lower, upper = predictive.interval(0.5)
+        components = stats.poisson(np.exp([20.0, 20.5]))
+        assert components.cdf(lower.item()).mean() >= 0.25 > components.cdf(lower.item() - 1).mean()
+        assert components.cdf(upper.item()).mean() >= 0.75 > components.cdf(upper.item() - 1).mean()
+        with pytest.raises(DataError, match=r"largest rate 8e\+08 .* limit is 65536"):
+            _ = predictive.entropy
+
+    def test_not_finite_is_not_a_hang(self):
+        bad = PoissonPredictive(torch.tensor([[math.nan, 0.0], [1.0, math.inf]]))
+        assert not bad.quantile(0.5).isfinite().any()
+        with pytest.raises(DataError, match="Poisson mixture sums over the counts"):
+            _ = bad.entropy
+
+    def test_chunks_do_not_change_the_numbers(self, monkeypatch):
+        whole = self.predictive().entropy
+        monkeypatch.setattr(poisson_module, "BUDGET", 1)
+        torch.testing.assert_close(self.predictive().entropy, whole)
+
+
+def test_bad_outputs_and_joins():
+    with pytest.raises(DataError, match=r"S >= 1; got shape \(3,\)"):
+        BernoulliPredictive(randn(3))
+    with pytest.raises(DataError, match=r"got shape \(0, 3\)"):
+        BernoulliPredictive(randn(0, 3))
+    with pytest.raises(DataError, match="empty list"):
+        Predictive.concatenate([])
+    with pytest.raises(DataError, match=r"of 5 draws, predictive 1 a \w+ of 4\. Only batches"):
+        Predictive.concatenate([BernoulliPredictive(randn(5, 2)), BernoulliPredictive(randn(4, 2))])
+    with pytest.raises(DataError, match=r"a BernoulliPredictive .* a PoissonPredictive"):
+        Predictive.concatenate([BernoulliPredictive(randn(5, 2)), PoissonPredictive(randn(5, 2))])
