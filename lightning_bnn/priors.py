@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal, Union
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,9 +32,18 @@ from torch import Tensor, nn
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.selection import FlatLayout
 
-__all__ = ["BoundPrior", "Laplace", "Normal", "Prior", "PriorLike", "ScaleMixture", "StudentT"]
+__all__ = [
+    "BoundPrior",
+    "Laplace",
+    "Normal",
+    "Prior",
+    "PriorLike",
+    "ScaleMixture",
+    "StudentT",
+    "check_prior",
+]
 
-Location = Union[float, Literal["pretrained"]]
+Location = float | Literal["pretrained"]
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -50,7 +59,8 @@ class Prior(ABC):
     """
 
     def __init__(self, loc: Location = 0.0, scale: float = 1.0, fan_in: bool = False) -> None:
-        if isinstance(loc, str) and loc != "pretrained":
+        number = isinstance(loc, (int, float)) and math.isfinite(loc)
+        if not number and loc != "pretrained":
             raise ConfigurationError(f"A prior's loc is a number or 'pretrained'; got {loc!r}.")
         _check_positive(type(self).__name__, "scale", scale)
         self.loc: Location = loc
@@ -87,7 +97,9 @@ class Prior(ABC):
             sd = sd.detach().requires_grad_()
             draw = torch.addcmul(mean, sd, noise)
             energy = self.expected_energy(mean, sd, draw, loc, scale)
-            by_mean, by_sd = torch.autograd.grad(energy, (mean, sd))
+            if not energy.requires_grad:  # a flat prior
+                return
+            by_mean, by_sd = torch.autograd.grad(energy, (mean, sd), materialize_grads=True)
         mean_gradient.addcmul_(by_mean, weight)
         sd_gradient.addcmul_(by_sd, weight)
 
@@ -96,7 +108,7 @@ class Prior(ABC):
         return f"{type(self).__name__}({arguments})"
 
 
-PriorLike = Union[Prior, Mapping[str, Prior]]
+PriorLike = Prior | Mapping[str, Prior]
 
 
 class Normal(Prior):
@@ -256,6 +268,8 @@ class BoundPrior(nn.Module):
         [(0, 8, 0.5), (8, 10, 1.0)]
     """
 
+    pretrained: Tensor
+
     def __init__(self, prior: PriorLike, net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         layout = FlatLayout(tensors)
@@ -281,7 +295,7 @@ class BoundPrior(nn.Module):
         return [
             (a, b, prior, self.pretrained[a:b] if prior.loc == "pretrained" else prior.loc, scale)
             for a, b, prior, scale in self._segments
-        ]  # type: ignore[misc]
+        ]
 
     def energy(self, weights: Tensor) -> Tensor:
         """−log p(w) of a flat vector of weights, summed over all of them."""
@@ -319,6 +333,9 @@ class BoundPrior(nn.Module):
 def fan_in(net: nn.Module, name: str) -> int:
     """The number of inputs that a weight tensor sums over; 1 for vectors and embeddings.
 
+    Any other tensor is read as PyTorch's layers have it, (outputs, inputs, ...). A parameter of
+    another meaning, such as a class token, is better given a prior by its name.
+
     Example:
         >>> fan_in(nn.Conv2d(3, 8, 5), "weight"), fan_in(nn.Conv2d(3, 8, 5), "bias")
         (75, 1)
@@ -327,10 +344,50 @@ def fan_in(net: nn.Module, name: str) -> int:
     weight = net.get_parameter(name)
     if weight.dim() < 2 or isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return 1
-    inputs = weight[0].numel()
+    inputs = weight.shape[1:].numel()
     if isinstance(owner, _TRANSPOSED):  # (in, out/groups, ...): each output sums over in/groups
-        inputs = weight.shape[0] // owner.groups * weight[0, 0].numel()
+        inputs = weight.shape[0] // owner.groups * weight.shape[2:].numel()
     return inputs
+
+
+def check_prior(prior: PriorLike, names: Iterable[str]) -> None:
+    """Raise unless it is a prior, or a mapping each pattern of which has something to match.
+
+    Args:
+        prior: What a user gave as a prior.
+        names: The trainable parameters of the whole network.
+
+    Example:
+        >>> check_prior({"*.bais": Laplace(), "*": Normal()}, ["0.weight", "0.bias"])
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: The prior's pattern '*.bais' matches no ...
+    """
+    if isinstance(prior, Prior):
+        return
+    if not isinstance(prior, Mapping):
+        raise ConfigurationError(
+            "prior= is a prior such as Normal(0.0, 1.0), or a mapping from name patterns to "
+            f"priors; got {prior!r}."
+        )
+    names = list(names)
+    for pattern, candidate in prior.items():
+        if not isinstance(candidate, Prior):
+            raise ConfigurationError(
+                f"The prior's pattern {pattern!r} needs a prior such as Normal(0.0, 1.0); got "
+                f"{candidate!r}."
+            )
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigurationError(
+                f"The prior's pattern {pattern!r} matches no trainable parameter of the network. "
+                f"Their names begin with {names[:3]}; patterns are shell-style, as in 'fc.*'. "
+                "Correct the pattern or leave it out."
+            )
+    late = list(prior)[list(prior).index("*") + 1 :] if "*" in prior else []
+    if late:
+        raise ConfigurationError(
+            f"The prior's pattern {late[0]!r} comes after '*', which matches every name; the first "
+            "match decides, so it would never be used. Put '*' last."
+        )
 
 
 def _match(prior: PriorLike, name: str) -> Prior:

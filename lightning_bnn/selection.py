@@ -1,14 +1,15 @@
 """Which weights of a network are Bayesian, and how they lie in one flat vector.
 
-A choice is made on the names that ``net.named_parameters()`` gives. Frozen parameters
-(``requires_grad=False``) are constants and can never be chosen.
+A choice is made on the names that ``net.named_parameters()`` gives: a weight that several layers
+share has one name, the first. Frozen parameters (``requires_grad=False``) are constants and can
+never be chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,8 @@ from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["Choice", "FlatLayout", "last_layer", "select", "without_normalisation"]
 
-Choice = Union[
-    None, str, nn.Module, Callable[[nn.Module], Iterable[str]], Sequence[Union[str, nn.Module]]
-]
+# Functions come last: jsonargparse tries these in order, and would write a list as a function.
+Choice = str | Sequence[str | nn.Module] | nn.Module | Callable[[nn.Module], Iterable[str]] | None
 
 _NORMALISATION = (
     nn.modules.batchnorm._NormBase,
@@ -42,13 +42,11 @@ def last_layer(net: nn.Module) -> list[str]:
         >>> last_layer(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
         ['2.weight', '2.bias']
     """
+    # by identity: a weight that is tied to an earlier layer goes by that layer's name
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
     chosen: list[str] = []
-    for prefix, module in net.named_modules():
-        own = [
-            f"{prefix}.{name}".lstrip(".")
-            for name, parameter in module.named_parameters(recurse=False)
-            if parameter.requires_grad
-        ]
+    for module in net.modules():
+        own = [names[id(p)] for p in module.parameters(recurse=False) if p.requires_grad]
         chosen = own or chosen
     return chosen
 
@@ -61,12 +59,13 @@ def without_normalisation(net: nn.Module) -> list[str]:
         ['0.weight', '0.bias']
     """
     excluded = {
-        f"{prefix}.{name}".lstrip(".")
-        for prefix, module in net.named_modules()
+        id(parameter)
+        for module in net.modules()
         if isinstance(module, _NORMALISATION)
-        for name, _ in module.named_parameters(recurse=False)
+        for parameter in module.parameters(recurse=False)
     }
-    return [name for name in trainable_names(net) if name not in excluded]
+    own = dict(net.named_parameters())
+    return [name for name in trainable_names(net) if id(own[name]) not in excluded]
 
 
 def select(net: nn.Module, choice: Choice = None) -> list[str]:
@@ -98,7 +97,8 @@ def select(net: nn.Module, choice: Choice = None) -> list[str]:
     if callable(choice) and not isinstance(choice, nn.Module):
         chosen = set(choice(net))
     else:
-        rules = [choice] if isinstance(choice, (str, nn.Module)) else list(choice)
+        several = isinstance(choice, Iterable) and not isinstance(choice, (str, nn.Module))
+        rules: Any = choice if several else [choice]
         chosen = set()
         for rule in rules:
             chosen = _apply(net, names, chosen, rule)
@@ -110,13 +110,14 @@ def select(net: nn.Module, choice: Choice = None) -> list[str]:
         )
     if not chosen:
         raise ConfigurationError(
-            f"The choice of Bayesian weights, {choice!r}, leaves no weight. The network's trainable "
-            f"parameters begin with {names[:3]}; print dict(net.named_parameters()) for all."
+            f"The choice of Bayesian weights, {choice!r}, leaves no weight. The network's "
+            f"trainable parameters begin with {names[:3]}. A list that takes names away with '!' "
+            "needs something to take them from, such as '*'."
         )
     return [name for name in names if name in chosen]
 
 
-def _apply(net: nn.Module, names: list[str], chosen: set[str], rule: str | nn.Module) -> set[str]:
+def _apply(net: nn.Module, names: list[str], chosen: set[str], rule: Any) -> set[str]:
     """One rule of a choice: add the names that it matches, or take them away after ``!``."""
     if isinstance(rule, nn.Module):
         inside = {id(parameter) for parameter in rule.parameters() if parameter.requires_grad}
@@ -127,6 +128,11 @@ def _apply(net: nn.Module, names: list[str], chosen: set[str], rule: str | nn.Mo
                 "of the network. Pass a submodule of the network that you give, such as net.fc."
             )
         return chosen | found
+    if not isinstance(rule, str):
+        raise ConfigurationError(
+            "A choice of Bayesian weights is made of name patterns and submodules of the network; "
+            f"got {rule!r}."
+        )
     pattern = rule.removeprefix("!")
     found = {name for name in names if fnmatchcase(name, pattern)}
     if not found:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_bnn.errors import ConfigurationError
 
@@ -90,14 +92,15 @@ class StackedModule:
             inputs: One batch, which every member sees.
             shared: Parameters and buffers that all members have in common.
         """
-        lengths = {tensor.shape[0] for tensor in stacked.values()}
-        if len(lengths) != 1:
+        shapes = {name: tuple(tensor.shape) for name, tensor in stacked.items()}
+        lengths = {shape[:1] for shape in shapes.values()}
+        if len(lengths) != 1 or lengths & {(), (0,)}:
             raise ConfigurationError(
-                "Stacked tensors need one common leading axis, the number of members; got lengths "
-                f"{sorted(lengths)}."
+                "Stacked tensors need one common leading axis, the number of members; got the "
+                f"shapes {shapes}."
             )
         shared = shared or {}
-        if self.mode == "auto" and lengths != {1}:
+        if self.mode == "auto" and lengths != {(1,)}:
             self.mode = self._faster(stacked, inputs, shared)
         if self.mode == "stacked":
             return self._stacked(stacked, inputs, shared)
@@ -109,11 +112,11 @@ class StackedModule:
         def member(weights: dict[str, Tensor]) -> Tensor:
             return call_network(self.net, {**shared, **weights}, inputs)
 
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _attention_that_stacks(stacked):
             # a missing batching rule falls back to a slow loop inside vmap: take ours instead
             warnings.filterwarnings("error", message=".*batching rule.*")
             try:
-                return vmap(member, randomness="different")(dict(stacked))  # type: ignore[no-any-return]
+                return vmap(member, randomness="different")(dict(stacked))
             except (RuntimeError, UserWarning) as error:
                 text = str(error)
                 if "batching rule" not in text.lower() and "vmap" not in text:
@@ -139,20 +142,36 @@ class StackedModule:
     def _faster(
         self, stacked: Mapping[str, Tensor], inputs: Any, shared: Mapping[str, Tensor]
     ) -> Literal["stacked", "loop"]:
-        """Time both ways on copies, so that the trial leaves no trace in any buffer."""
-        trial = {name: tensor.detach().clone() for name, tensor in stacked.items()}
-        common = {name: tensor.detach().clone() for name, tensor in shared.items()}
-        own = {name: buffer.detach().clone() for name, buffer in self.net.named_buffers()}
-        common = {**own, **common}
+        """Time both ways, with copies of all buffers, so that the trial leaves no trace."""
+        buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
+        trial = {k: v.clone() if k in buffers else v.detach() for k, v in stacked.items()}
+        given = {k: v.clone() if k in buffers else v.detach() for k, v in shared.items()}
+        common = {**buffers, **given}
         with torch.no_grad(), _untouched_rng():
             try:
                 by_stacking = _seconds(lambda: self._stacked(trial, inputs, common))
-            except (RuntimeError, ConfigurationError):
-                # no batching rule, or control flow that depends on values. If the network
-                # itself is at fault, the loop raises the network's own error.
+            except Exception:
+                # no batching rule, control flow that depends on values, too little memory. If
+                # the network itself is at fault, the loop raises the network's own error.
                 return "loop"
             by_looping = _seconds(lambda: self._loop(trial, inputs, common))
         return "stacked" if by_stacking < by_looping else "loop"
+
+
+@contextmanager
+def _attention_that_stacks(stacked: Mapping[str, Tensor]) -> Iterator[None]:
+    """Keep attention from kernels that have no batching rule: the plain ones have.
+
+    These are the transformer layers' shortcut for inference and, on a CPU, fused attention.
+    """
+    on_cpu = next(iter(stacked.values())).device.type == "cpu"
+    shortcut = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(shortcut)
 
 
 def _seconds(run: Any) -> float:

@@ -12,12 +12,12 @@ right as it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sized
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, SubsetRandomSampler
+from torch.utils.data import SubsetRandomSampler
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Likelihood
@@ -43,18 +43,16 @@ class Target:
         num_data: int | None = None,
         temperature: float = 1.0,
     ) -> None:
-        if num_data is not None and num_data < 1:
-            raise ConfigurationError(
-                f"num_data= is the number of training examples, at least 1; got {num_data}."
-            )
-        if not temperature >= 0:
+        if not (math.isfinite(temperature) and temperature >= 0):
             raise ConfigurationError(
                 f"temperature= is at least 0 (1 is the Bayes posterior); got {temperature}."
             )
         self.likelihood = likelihood
         self.prior = prior
         self.temperature = float(temperature)
-        self._num_data = num_data
+        self._num_data: int | None = None
+        if num_data is not None:
+            self.num_data = num_data
 
     @property
     def num_data(self) -> int:
@@ -68,6 +66,10 @@ class Target:
 
     @num_data.setter
     def num_data(self, value: int) -> None:
+        if value < 1:
+            raise ConfigurationError(
+                f"num_data= is the number of training examples, at least 1; got {value}."
+            )
         self._num_data = value
 
     def data_energy(self, outputs: Tensor, targets: Any) -> Tensor:
@@ -83,6 +85,7 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
     """A batch's inputs and targets: a pair, as most data loaders give it.
 
     Example:
+        >>> import torch
         >>> split_batch([torch.zeros(2, 3), torch.ones(2)])[1]
         tensor([1., 1.])
     """
@@ -103,6 +106,7 @@ def count_examples(loader: Any, num_data: int | None, world_size: int = 1) -> in
     gives to one rank does not.
 
     Example:
+        >>> from torch.utils.data import DataLoader
         >>> count_examples(DataLoader(range(10)), None)
         10
     """
@@ -115,15 +119,8 @@ def count_examples(loader: Any, num_data: int | None, world_size: int = 1) -> in
                 "Pass num_data=."
             )
         return found
-    if (
-        found is not None
-        and world_size > 1
-        and num_data
-        in (
-            found // world_size,
-            -(-found // world_size),
-        )
-    ):
+    shares = () if found is None else (found // world_size, -(-found // world_size))
+    if num_data in shares and num_data != found:
         raise ConfigurationError(
             f"num_data={num_data} is the share of one of {world_size} ranks; the data set has "
             f"{found} examples, and N counts all of them. Pass num_data={found}, or leave it out."
@@ -132,7 +129,9 @@ def count_examples(loader: Any, num_data: int | None, world_size: int = 1) -> in
 
 
 def _dataset_length(loader: Any) -> int | None:
-    sampler = getattr(loader, "sampler", None)
+    # With batch_sampler= a loader's own sampler means nothing; else both are the same object.
+    batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
     # Under DDP Lightning puts the user's sampler inside a distributed one.
     inner = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)
     if isinstance(inner, SubsetRandomSampler):

@@ -76,6 +76,17 @@ class TestContract:
         assert torch.equal(joined.outputs, predictive.outputs)
         assert torch.equal(joined.variance, predictive.variance)
 
+    def test_mix_joins_draws_of_any_number(self, predictive):
+        parts = [
+            type(predictive)(**{k: v[piece] for k, v in predictive._tensors().items()})
+            for piece in (slice(0, 1), slice(1, 5))
+        ]
+        mixed = Predictive.mix(parts)
+        assert type(mixed) is type(predictive)
+        assert mixed.draws == DRAWS
+        for name in ("outputs", "mean", "variance", "entropy"):
+            assert torch.equal(getattr(mixed, name), getattr(predictive, name))
+
     def test_moves_and_pickles(self, predictive):
         moved = predictive.to("meta")
         assert moved.outputs.device.type == "meta"
@@ -417,7 +428,15 @@ def test_bad_outputs_and_joins():
         BernoulliPredictive(randn(0, 3))
     with pytest.raises(DataError, match="empty list"):
         Predictive.concatenate([])
-    with pytest.raises(DataError, match=r"of 5 draws, predictive 1 a \w+ of 4\. Only batches"):
+    with pytest.raises(DataError, match=r"of 5 draws and 2 .* 1 a \w+ of 4 and 2\. Only batches"):
         Predictive.concatenate([BernoulliPredictive(randn(5, 2)), BernoulliPredictive(randn(4, 2))])
     with pytest.raises(DataError, match=r"a BernoulliPredictive .* a PoissonPredictive"):
         Predictive.concatenate([BernoulliPredictive(randn(5, 2)), PoissonPredictive(randn(5, 2))])
+    with pytest.raises(DataError, match="empty list"):
+        Predictive.mix([])
+    with pytest.raises(
+        DataError, match=r"5 draws and 2 .* 1 a \w+ of 5 and 3\. Only .* the same ex"
+    ):
+        Predictive.mix([BernoulliPredictive(randn(5, 2)), BernoulliPredictive(randn(5, 3))])
+    with pytest.raises(DataError, match=r"a BernoulliPredictive .* a PoissonPredictive"):
+        Predictive.mix([BernoulliPredictive(randn(5, 2)), PoissonPredictive(randn(5, 2))])

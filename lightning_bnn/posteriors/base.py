@@ -1,15 +1,16 @@
 """The posterior: what a strategy leaves behind, whatever the strategy was.
 
 A posterior gives draws of a network's weights, predicts with them, and can be saved and
-loaded. It holds its own copy of the network, and everything that does not vary between draws
-(point estimates, buffers) in ``fixed``.
+loaded. It holds its own copy of the network, and every tensor of it that does not vary between
+draws (point estimates, frozen weights, buffers) in ``fixed``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from itertools import zip_longest
 from os import PathLike
 from typing import Any, ClassVar
 
@@ -40,7 +41,9 @@ class Posterior(ABC):
     Args:
         net: The network; the posterior keeps a copy.
         likelihood: How outputs of the network give targets.
-        fixed: Parameters and buffers that are the same in every draw.
+        varying: The names of the parameters and buffers that a draw holds.
+        fixed: The others, which are the same in every draw; the network's own values serve for
+            those left out.
     """
 
     kind: ClassVar[str]
@@ -48,12 +51,21 @@ class Posterior(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Posterior._kinds[cls.kind] = cls
+        if "kind" in vars(cls):  # a subclass of a kind does not take its place
+            Posterior._kinds[cls.kind] = cls
 
-    def __init__(self, net: nn.Module, likelihood: Likelihood, fixed: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        varying: Iterable[str],
+        fixed: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.net = deepcopy(net).eval().requires_grad_(False)
         self.likelihood = deepcopy(likelihood).eval().requires_grad_(False)
-        self.fixed = {name: tensor.detach().clone() for name, tensor in fixed.items()}
+        excluded = set(varying)
+        values = {**network_tensors(net), **in_network_order(net, fixed or {}, "fixed")}
+        self.fixed = {k: v.detach().clone() for k, v in values.items() if k not in excluded}
         self._stacked = StackedModule(self.net)
         self._cache: tuple[tuple[int, int], list[Weights]] | None = None
 
@@ -121,9 +133,10 @@ class Posterior(ABC):
         if count < 1:
             raise ConfigurationError(f"draws= is at least 1; got {count}.")
         inputs = move_data_to_device(inputs, self.device)
-        outputs = [
-            self._stacked(weights, inputs, self.fixed) for weights in self._chunks(count, seed)
-        ]
+        outputs = []
+        for weights in self._chunks(count, seed):
+            outputs.append(self._stacked(weights, inputs, self.fixed))
+            del weights  # before the next are made
         return self.likelihood.predictive(torch.cat(outputs))
 
     def _chunks(self, count: int, seed: int) -> Iterator[Weights] | list[Weights]:
@@ -159,8 +172,11 @@ class Posterior(ABC):
 
     def _entry(self) -> dict[str, Any]:
         """What the manifest says of this posterior, or of this component of a mixture."""
-        likelihood = {"name": type(self.likelihood).__name__, "config": self.likelihood.config()}
-        return {"kind": self.kind, "likelihood": likelihood}
+        made = type(self.likelihood)
+        ours = getattr(likelihoods, made.__name__, None) is made
+        name = made.__name__ if ours else f"{made.__module__}.{made.__qualname__}"
+        config = self.likelihood.config()
+        return {"kind": self.kind, "likelihood": {"name": name, "config": config}}
 
     @staticmethod
     def load(
@@ -175,13 +191,19 @@ class Posterior(ABC):
             likelihood: Needed only if the posterior was made with a likelihood of your own.
         """
         stored = store.read(directory)
-        if stored.kind not in Posterior._kinds:
+        _class_of(stored.kind)
+        difference = first_difference(stored.fields.get("network", []), describe(net))
+        if difference:
             raise PosteriorFormatError(
-                f"The posterior in {directory} is of the kind {stored.kind!r}; this version knows "
-                f"{sorted(Posterior._kinds)}. Install a newer lightning_bnn."
+                f"The posterior in {directory} is of another network: {difference} in the given "
+                "one. Pass the architecture that the posterior was made with."
             )
-        compare(stored.fields["network"], describe(net), str(directory))
-        return restore(stored, stored.fields, net, likelihood, prefix="")
+        try:
+            return restore(stored, stored.fields, net, likelihood, prefix="")
+        except KeyError as error:
+            raise PosteriorFormatError(
+                f"{directory} was not written by Posterior.save: its fields have no {error}."
+            ) from error
 
 
 def restore(
@@ -193,9 +215,30 @@ def restore(
 ) -> Posterior:
     """One posterior, or one component of a mixture, from its entry and its blobs."""
     chosen = _likelihood(entry["likelihood"], likelihood)
-    if f"{prefix}likelihood" in stored.blob_names:
-        chosen.load_state_dict(stored.load(f"{prefix}likelihood"))
-    return Posterior._kinds[entry["kind"]]._from_stored(stored, entry, net, chosen, prefix)
+    learned = load_if_stored(stored, f"{prefix}likelihood")
+    try:
+        chosen.load_state_dict(learned)
+    except RuntimeError as error:
+        raise PosteriorFormatError(
+            f"The posterior's likelihood has learned {list(learned)}; {type(chosen).__name__} as "
+            f"given has {list(chosen.state_dict())}. Pass likelihood= as it was when the "
+            "posterior was made."
+        ) from error
+    return _class_of(entry["kind"])._from_stored(stored, entry, net, chosen, prefix)
+
+
+def load_if_stored(stored: store.Stored, blob: str) -> Weights:
+    """The tensors of a blob; none where an empty blob was left out."""
+    return stored.load(blob) if blob in stored.blob_names else {}
+
+
+def _class_of(kind: str) -> type[Posterior]:
+    if kind not in Posterior._kinds:
+        raise PosteriorFormatError(
+            f"The posterior is of the kind {kind!r}; this version knows "
+            f"{sorted(Posterior._kinds)}. Install a newer lightning_bnn."
+        )
+    return Posterior._kinds[kind]
 
 
 def describe(net: nn.Module) -> list[list[Any]]:
@@ -210,27 +253,38 @@ def network_tensors(net: nn.Module) -> dict[str, Tensor]:
     return {**dict(net.named_parameters()), **buffers}
 
 
-def in_network_order(net: nn.Module, tensors: Mapping[str, Tensor]) -> Weights:
-    """The same tensors in the order in which the network has them.
+def in_network_order(net: nn.Module, tensors: Mapping[str, Tensor], what: str) -> Weights:
+    """The same tensors in the order in which the network has them, names and shapes checked.
 
     The order decides which number of the noise meets which weight, and a file does not keep it.
     """
-    return {name: tensors[name] for name in network_tensors(net) if name in tensors}
+    own = network_tensors(net)
+    for name, tensor in tensors.items():
+        if name not in own:
+            raise ConfigurationError(
+                f"{what} names {name!r}, which is not a parameter or saved buffer of the network. "
+                f"Its names begin with {list(own)[:3]}; a tied weight goes by its first name."
+            )
+        if tensor.shape != own[name].shape:
+            raise ConfigurationError(
+                f"{what} has {name!r} in the shape {list(tensor.shape)}; the network has it in "
+                f"{list(own[name].shape)}."
+            )
+    return {name: tensors[name] for name in own if name in tensors}
 
 
-def compare(stored: list[list[Any]], given: list[list[Any]], where: str) -> None:
-    """Raise an error that names the first parameter in which two networks differ."""
-    for index in range(max(len(stored), len(given))):
-        expected = stored[index] if index < len(stored) else None
-        came = given[index] if index < len(given) else None
-        if expected == came:
-            continue
-        said = "nothing more" if expected is None else f"{expected[0]!r} of shape {expected[1]}"
-        has = "nothing more" if came is None else f"{came[0]!r} of shape {came[1]}"
-        raise PosteriorFormatError(
-            f"The posterior in {where} is of another network: at tensor {index} it has {said}, "
-            f"the given network has {has}. Pass the architecture that the posterior was made with."
-        )
+def first_difference(one: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]]) -> str | None:
+    """Where two descriptions of networks first differ, or None.
+
+    Example:
+        >>> first_difference(describe(nn.Linear(2, 3)), describe(nn.Linear(2, 3, bias=False)))
+        "tensor 1 is 'bias' of shape [3], but missing"
+    """
+    for index, (left, right) in enumerate(zip_longest(one, other)):
+        if left != right:
+            ends = ["missing" if x is None else f"{x[0]!r} of shape {x[1]}" for x in (left, right)]
+            return f"tensor {index} is {ends[0]}, but {ends[1]}"
+    return None
 
 
 def _likelihood(entry: Mapping[str, Any], given: Likelihood | None) -> Likelihood:
@@ -242,9 +296,16 @@ def _likelihood(entry: Mapping[str, Any], given: Likelihood | None) -> Likelihoo
             f"The posterior was made with the likelihood {entry['name']!r}, which is not one of "
             "lightning_bnn.likelihoods. Pass likelihood=."
         )
-    return known(**entry["config"])
+    try:
+        return known(**entry["config"])
+    except (TypeError, ConfigurationError) as error:
+        raise PosteriorFormatError(
+            f"The posterior's likelihood {entry['name']!r} cannot be made from {entry['config']}: "
+            f"{error} Pass likelihood=."
+        ) from error
 
 
 def _chain(first: Weights, rest: Iterator[Weights]) -> Iterator[Weights]:
     yield first
+    del first
     yield from rest

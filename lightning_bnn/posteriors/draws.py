@@ -17,7 +17,7 @@ from lightning_bnn.posteriors.base import (
     Posterior,
     Weights,
     in_network_order,
-    network_tensors,
+    load_if_stored,
 )
 from lightning_bnn.posteriors.store import Stored
 
@@ -34,7 +34,7 @@ class DrawsPosterior(Posterior):
         net: The network; the posterior keeps a copy.
         likelihood: How outputs of the network give targets.
         draws: The sets of weights (and of buffers that vary), by name.
-        fixed: The other parameters and buffers; by default the network's own values.
+        fixed: Other parameters and buffers; the network's own values serve for those left out.
 
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
@@ -55,18 +55,17 @@ class DrawsPosterior(Posterior):
     ) -> None:
         if not draws:
             raise ConfigurationError("A posterior of draws needs at least one draw; got none.")
-        names = list(draws[0])
-        for index, draw in enumerate(draws):
-            if list(draw) != names:
+        ordered = [in_network_order(net, draw, f"draw {i}") for i, draw in enumerate(draws)]
+        names = list(ordered[0])
+        for index, draw in enumerate(ordered):
+            if list(draw) != names or not names:
                 raise ConfigurationError(
-                    f"Every draw needs the same tensors; draw 0 has {names[:3]}, draw {index} has "
-                    f"{list(draw)[:3]}."
+                    "Every draw needs the same tensors, at least one; draw 0 has "
+                    f"{names[:3]}, draw {index} has {list(draw)[:3]}."
                 )
-        if fixed is None:
-            fixed = {k: v for k, v in network_tensors(net).items() if k not in names}
-        super().__init__(net, likelihood, fixed)
+        super().__init__(net, likelihood, names, fixed)
         self._draws: list[Weights] = [
-            {name: tensor.detach().clone() for name, tensor in draw.items()} for draw in draws
+            {name: tensor.detach().clone() for name, tensor in draw.items()} for draw in ordered
         ]
 
     def __len__(self) -> int:
@@ -108,7 +107,6 @@ class DrawsPosterior(Posterior):
         cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
     ) -> DrawsPosterior:  # fmt: skip
-        fixed = f"{prefix}fixed"
         names = sorted(name for name in stored.blob_names if name.startswith(f"{prefix}draw-"))
-        draws = [in_network_order(net, stored.load(name)) for name in names]
-        return cls(net, likelihood, draws, stored.load(fixed) if fixed in stored.blob_names else {})
+        draws = [stored.load(name) for name in names]
+        return cls(net, likelihood, draws, load_if_stored(stored, f"{prefix}fixed"))

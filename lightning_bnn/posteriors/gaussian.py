@@ -17,7 +17,7 @@ from lightning_bnn.posteriors.base import (
     Posterior,
     Weights,
     in_network_order,
-    network_tensors,
+    load_if_stored,
 )
 from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.selection import FlatLayout
@@ -33,7 +33,7 @@ class GaussianPosterior(Posterior):
         likelihood: How outputs of the network give targets.
         mean: The means of the Bayesian weights, by name.
         sd: Their standard deviations.
-        fixed: The other parameters and the buffers; by default the network's own values.
+        fixed: Other parameters and buffers; the network's own values serve for those left out.
 
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
@@ -54,14 +54,16 @@ class GaussianPosterior(Posterior):
         sd: Mapping[str, Tensor],
         fixed: Mapping[str, Tensor] | None = None,
     ) -> None:
+        mean, sd = in_network_order(net, mean, "mean"), in_network_order(net, sd, "sd")
         if not mean or list(mean) != list(sd):
             raise ConfigurationError(
                 "mean and sd need the same names, at least one; got "
                 f"{list(mean)[:3]} and {list(sd)[:3]}."
             )
-        if fixed is None:
-            fixed = {k: v for k, v in network_tensors(net).items() if k not in mean}
-        super().__init__(net, likelihood, fixed)
+        dtypes = {tensor.dtype for tensor in (*mean.values(), *sd.values())}
+        if len(dtypes) > 1 or not dtypes.pop().is_floating_point:
+            raise ConfigurationError("mean and sd need one floating-point dtype in all tensors.")
+        super().__init__(net, likelihood, mean, fixed)
         self._layout = FlatLayout(mean)
         self._mean = self._layout.flatten(mean)
         self._sd = self._layout.flatten(sd)
@@ -90,6 +92,7 @@ class GaussianPosterior(Posterior):
             for row in flat:  # one draw after another: the chunk does not change the numbers
                 row.normal_(generator=generator)
             yield self._layout.views(flat.mul_(self._sd).add_(self._mean))
+            del flat  # before the next is made
 
     def to(self, device: torch.device | str) -> Self:
         """Move everything to a device, in place."""
@@ -104,11 +107,5 @@ class GaussianPosterior(Posterior):
         cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
     ) -> GaussianPosterior:  # fmt: skip
-        fixed = f"{prefix}fixed"
-        return cls(
-            net,
-            likelihood,
-            in_network_order(net, stored.load(f"{prefix}mean")),
-            in_network_order(net, stored.load(f"{prefix}sd")),
-            stored.load(fixed) if fixed in stored.blob_names else {},
-        )
+        mean, sd = stored.load(f"{prefix}mean"), stored.load(f"{prefix}sd")
+        return cls(net, likelihood, mean, sd, load_if_stored(stored, f"{prefix}fixed"))

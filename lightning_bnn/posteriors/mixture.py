@@ -16,9 +16,9 @@ from lightning_bnn.posteriors.base import (
     Blobs,
     Posterior,
     Weights,
-    compare,
     describe,
-    in_network_order,
+    first_difference,
+    network_tensors,
     restore,
 )
 from lightning_bnn.posteriors.store import Stored
@@ -53,14 +53,21 @@ class MixturePosterior(Posterior):
             raise ConfigurationError("A mixture needs at least one posterior; got none.")
         first = components[0]
         for index, component in enumerate(components[1:], start=1):
-            compare(describe(first.net), describe(component.net), f"component 0 of {index + 1}")
+            difference = first_difference(describe(first.net), describe(component.net))
+            if difference:
+                raise ConfigurationError(
+                    "The components of a mixture need one architecture; in component 0 "
+                    f"{difference} in component {index}."
+                )
             if type(component.likelihood) is not type(first.likelihood):
                 raise ConfigurationError(
                     "The components of a mixture need one likelihood; component 0 has "
                     f"{type(first.likelihood).__name__}, component {index} has "
                     f"{type(component.likelihood).__name__}."
                 )
-        super().__init__(first.net, first.likelihood, {})
+        self._names = list(network_tensors(first.net))
+        # what is fixed within a component varies between components
+        super().__init__(first.net, first.likelihood, self._names)
         self.components = list(components)
 
     @property
@@ -80,9 +87,9 @@ class MixturePosterior(Posterior):
         for component, number in self._share(count, generator):
             for weights in component.draws(number, generator, chunk):
                 size = next(iter(weights.values())).shape[0]
-                # what is fixed within a component varies between components
                 fixed = {k: v.expand(size, *v.shape) for k, v in component.fixed.items()}
-                yield in_network_order(self.net, {**weights, **fixed})
+                tensors = {**weights, **fixed}
+                yield {name: tensors[name] for name in self._names}
 
     def predict(self, inputs: Any, draws: int | None = None, seed: int = 0) -> Predictive:
         """The mixture of what the components predict, each with its own likelihood.
@@ -94,10 +101,13 @@ class MixturePosterior(Posterior):
         if count < 1:
             raise ConfigurationError(f"draws= is at least 1; got {count}.")
         generator = torch.Generator(self.device).manual_seed(seed)
+        shares = self._share(count, generator)
+        # a seed for each: with one for all, members would be moved by the same noise
+        seeds = torch.randint(2**62, (len(shares),), generator=generator, device=self.device)
         return Predictive.mix(
             [
-                component.predict(inputs, number, seed)
-                for component, number in self._share(count, generator)
+                component.predict(inputs, number, one)
+                for (component, number), one in zip(shares, seeds.tolist(), strict=True)
             ]
         )
 

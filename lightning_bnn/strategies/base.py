@@ -217,7 +217,9 @@ class Strategy(pl.LightningModule, ABC):
         for index, metrics in enumerate(self._metrics[stage]):
             suffix = f"/dataloader_idx_{index}" if several else ""
             values = {f"{stage}_{k}{suffix}": v for k, v in metrics.compute().items()}
-            self.log_dict(values, prog_bar=stage == "val", sync_dist=True)
+            self.log_dict(
+                values, prog_bar=stage == "val", sync_dist=True, add_dataloader_idx=False
+            )
 
     # ---------------------------------------------------------------- data and resume
 

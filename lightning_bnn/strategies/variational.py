@@ -27,7 +27,7 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.noise import NoiseGenerator
 from lightning_bnn.posteriors import GaussianPosterior
 from lightning_bnn.posteriors.base import network_tensors
-from lightning_bnn.priors import BoundPrior, Normal, Prior
+from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import call_network
 from lightning_bnn.strategies.base import (
@@ -115,6 +115,7 @@ class VariationalBNN(Strategy):
         self.train_draws = draws
         self.kl_warmup = kl_warmup
         prior = Normal() if prior is None else prior
+        check_prior(prior, trainable_names(self.net))
         own = dict(self.net.named_parameters())
         tensors = {name: own[name] for name in names}
         self.family = MeanField(tensors, initial_scale, scale_form)

@@ -77,7 +77,7 @@ class MeanField(nn.Module):
         if scale_form not in ("exp", "softplus"):
             raise ConfigurationError(f"scale_form= is 'exp' or 'softplus'; got {scale_form!r}.")
         dtypes = {tensor.dtype for tensor in tensors.values()}
-        if len(dtypes) > 1 or not next(iter(dtypes)).is_floating_point:
+        if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
             raise ConfigurationError(
                 "The Bayesian weights lie in one flat vector and need one floating-point dtype; "
                 f"got {sorted(map(str, dtypes))}. Convert the network with net.float() or leave "
@@ -97,19 +97,22 @@ class MeanField(nn.Module):
     def workspace(self, index: int = 0) -> _Workspace:
         """Buffers for one draw, made once and kept: fresh memory each step would cost more."""
         mean = self.mean.detach()
-        while len(self._workspaces) <= index:
-            self._workspaces.append(_Workspace(mean))
-        current = self._workspaces[index]
-        if current.noise.device != mean.device or current.noise.dtype != mean.dtype:
-            current = self._workspaces[index] = _Workspace(mean)
+        # made inside of inference mode, the buffers could never serve a training step
+        with torch.inference_mode(False):
+            while len(self._workspaces) <= index:
+                self._workspaces.append(_Workspace(mean))
+            current = self._workspaces[index]
+            if current.noise.device != mean.device or current.noise.dtype != mean.dtype:
+                current = self._workspaces[index] = _Workspace(mean)
         return current
 
     def draw(self, workspace: _Workspace, prior: BoundPrior) -> tuple[Tensor, Tensor]:
         """The flat draw for the noise in ``workspace``, and KL(q‖p) in nats.
 
-        Both are differentiable once in the mean and in ρ.
+        Both are differentiable once in the mean and in ρ, as long as nothing else has used the
+        workspace. Pass the draw on as the layout's views: backward writes into its gradient.
         """
-        return _Draw.apply(self.mean, self.rho, self.scale_form, workspace, prior)  # type: ignore[no-any-return]
+        return _Draw.apply(self.mean, self.rho, self.scale_form, workspace, prior)
 
     def kl(self, sd: Tensor, draw: Tensor, prior: BoundPrior) -> Tensor:
         """KL(q‖p) in nats by ordinary autograd; ``draw`` serves priors without a closed form."""
@@ -124,6 +127,10 @@ class _Workspace:
         self.noise = torch.empty_like(like)
         self.sd = torch.empty_like(like)
         self.weights = torch.empty_like(like)
+
+    def state(self) -> tuple[int, int]:
+        """Changes whenever the noise is drawn again or the buffers serve another draw."""
+        return self.noise._version, self.weights._version
 
 
 class _Draw(torch.autograd.Function):
@@ -142,9 +149,9 @@ class _Draw(torch.autograd.Function):
         torch.addcmul(mean, space.sd, space.noise, out=space.weights)
         energy = prior.expected_energy(mean, space.sd, space.weights)
         ctx.save_for_backward(mean, rho)
-        ctx.form, ctx.space, ctx.prior = form, space, prior
+        ctx.form, ctx.space, ctx.prior, ctx.state = form, space, prior, space.state()
         # detach() gives a new tensor on the kept memory that shares its version counter: were
-        # the workspace filled again before backward, autograd would stop with an error.
+        # the workspace used again before backward, autograd would not take it for the old draw.
         return space.weights.detach(), energy - log_sd - mean.numel() * _HALF_LOG_TWO_PI_E
 
     @staticmethod
@@ -152,6 +159,11 @@ class _Draw(torch.autograd.Function):
     def backward(ctx: Any, by_weights: Tensor, by_kl: Tensor) -> tuple[Tensor | None, ...]:
         mean, rho = ctx.saved_tensors
         space: _Workspace = ctx.space
+        if space.state() != ctx.state:
+            raise RuntimeError(
+                "The noise of this draw was written over before backward. Give every draw that "
+                "is alive at the same time a workspace of its own: family.workspace(index)."
+            )
         by_sd = by_weights * space.noise
         # The draw reaches the network as slices, whose gradients arrive joined in new memory:
         # it is ours to change. Anything else (an expanded scalar, say) is copied first.

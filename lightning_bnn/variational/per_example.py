@@ -7,20 +7,23 @@ A layer runs on its mean weights, as it is; then its output receives, with
 
 * ``flipout`` (Wen et al., 2018): :math:`r \circ \mathrm{layer}(s \circ x;\ \sigma\varepsilon)`,
   with random signs r, s for each example and one :math:`\varepsilon` for the batch. Each example
-  sees a true draw of the weights, in convolutions and along further axes too;
+  sees a true draw of the weights, in convolutions, along further axes, and where one layer is
+  called several times;
 * ``local`` (Kingma et al., 2015): :math:`\sqrt{\mathrm{layer}(x^2;\ \sigma^2)} \circ \xi`, fresh
   noise for each output. Exact where a weight meets an example once (a Linear on (batch,
   features)); where it is used at several positions, in convolutions and sequences, the noise of
   those positions is drawn apart though the weights would tie them.
 
-Both reach Linear, Conv1d–3d and ConvTranspose1d–3d. Other weights, tied ones, and layers whose
-weights a module reads without calling them (attention's projections) keep one draw a batch.
+Both reach Linear, Conv1d–3d and ConvTranspose1d–3d, whose examples lie along the first axis.
+Other weights, tied ones, and layers whose weights a module reads without calling them
+(attention's projections) keep one draw a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -43,6 +46,9 @@ _CONVOLUTION = (
 class PerExampleNoise:
     """Adds per-example noise to the layers of a network that can take it.
 
+    A layer whose weights are used both by calling it and by another module that reads them is
+    not recognised: what is read are the means. Leave such weights to the ``weight`` estimator.
+
     Args:
         net: The network.
         names: The names of its Bayesian parameters.
@@ -63,17 +69,16 @@ class PerExampleNoise:
         for module in net.modules():
             for parameter in module.parameters(recurse=False):
                 uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-        self._layers: dict[str, nn.Module] = {}
+        self._layers: dict[str, _WithoutHooks] = {}
         for prefix, module in net.named_modules():
             # exact types: a subclass may compute something else
             if type(module) not in _LINEAR + _CONVOLUTION:
                 continue
             tied = any(uses[id(parameter)] > 1 for parameter in module.parameters(recurse=False))
             if f"{prefix}.weight".lstrip(".") in bayesian and not tied:
-                self._layers[prefix] = module
+                self._layers[prefix] = _WithoutHooks(module)
         self._bayesian = bayesian
         self._reached: set[str] = set()
-        self._inside = False
 
     @property
     def covered(self) -> set[str]:
@@ -98,32 +103,38 @@ class PerExampleNoise:
         """
         self._reached.clear()
         handles = []
-        for prefix, layer in self._layers.items():
+        for prefix, bare in self._layers.items():
             tensors = {
                 part: (sd[name], noise[name])
                 for part in ("weight", "bias")
                 if (name := f"{prefix}.{part}".lstrip(".")) in self._bayesian
             }
-
-            def hook(
-                module: nn.Module, inputs: tuple[Any, ...], output: Tensor,
-                prefix: str = prefix, tensors: dict[str, tuple[Tensor, Tensor]] = tensors,
-            ) -> Tensor | None:  # fmt: skip
-                if self._inside:
-                    return None
-                self._reached.add(prefix)
-                self._inside = True
-                try:
-                    return output + self._noise(module, inputs, output, tensors, generator)
-                finally:
-                    self._inside = False
-
-            handles.append(layer.register_forward_hook(hook))
+            hook = partial(self._add_noise, prefix, tensors, {}, generator)
+            # first: hooks of the user's own see the noisy output
+            handles.append(bare.layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+    def _add_noise(
+        self,
+        prefix: str,
+        tensors: Mapping[str, tuple[Tensor, Tensor]],
+        signs: dict[tuple[int, ...], Tensor],
+        generator: torch.Generator,
+        layer: nn.Module,
+        inputs: tuple[Any, ...],
+        options: dict[str, Any],
+        output: Tensor,
+    ) -> Tensor:
+        self._reached.add(prefix)
+        run = partial(self._layers[prefix].run, inputs=inputs, options=options)
+        if self.kind == "local":
+            return output + _local(run, tensors, generator)
+        positions = len(layer.kernel_size) if isinstance(layer, _CONVOLUTION) else 0
+        return output + _flipout(run, tensors, generator, positions, signs)
 
     def drop_unreached(self) -> bool:
         """Stop covering layers that the last forward pass did not call; was there any?
@@ -136,44 +147,73 @@ class PerExampleNoise:
             del self._layers[prefix]
         return bool(missing)
 
-    def _noise(
+
+class _WithoutHooks(nn.Module):
+    """Runs a layer with other weights, and none of the hooks that it has."""
+
+    layer: Any
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
+        return self.layer.forward(*inputs, **options)
+
+    def run(
         self,
-        layer: nn.Module,
+        tensors: Mapping[str, Tensor],
+        change: Callable[[Tensor], Tensor],
         inputs: tuple[Any, ...],
-        output: Tensor,
-        tensors: Mapping[str, tuple[Tensor, Tensor]],
-        generator: torch.Generator,
+        options: Mapping[str, Any],
     ) -> Tensor:
-        values, *rest = inputs
-        if self.kind == "local":
-            spread = {part: sd**2 for part, (sd, _) in tensors.items()}
-            variance = _run(layer, spread, (values**2, *rest))
-            # the root has no slope at 0, where an input of zeros puts it
-            scale = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
-            return scale * torch.empty_like(scale).normal_(generator=generator)
-        step = {part: sd * noise for part, (sd, noise) in tensors.items()}
-        convolution = isinstance(layer, _CONVOLUTION)
-        signs = _signs(values, convolution, layer, generator)
-        changed = _run(layer, step, (values * signs, *rest))
-        return changed * _signs(output, convolution, layer, generator)
+        """The output at the changed input; a bias that does not vary adds nothing."""
+        named = {f"layer.{part}": tensor for part, tensor in tensors.items()}
+        if self.layer.bias is not None and "bias" not in tensors:
+            named["layer.bias"] = torch.zeros_like(self.layer.bias)
+        if inputs:
+            inputs = (change(inputs[0]), *inputs[1:])
+        else:
+            options = {**options, "input": change(options["input"])}
+        return functional_call(self, named, inputs, dict(options))
 
 
-def _run(layer: nn.Module, tensors: dict[str, Tensor], inputs: tuple[Any, ...]) -> Tensor:
-    """The layer with other weights; a bias that does not vary adds nothing."""
-    if layer.bias is not None and "bias" not in tensors:
-        tensors = {**tensors, "bias": torch.zeros_like(layer.bias)}  # type: ignore[arg-type]
-    return functional_call(layer, tensors, inputs)  # type: ignore[no-any-return]
-
-
-def _signs(
-    values: Tensor, convolution: bool, layer: nn.Module, generator: torch.Generator
+def _local(
+    run: Callable[..., Tensor],
+    tensors: Mapping[str, tuple[Tensor, Tensor]],
+    generator: torch.Generator,
 ) -> Tensor:
-    """Random signs for each example and channel, the same at every position."""
-    shape = list(values.shape)
-    if convolution:
-        positions = len(layer.kernel_size)  # type: ignore[arg-type]
-        shape[-positions:] = [1] * positions
-    else:
-        shape[1:-1] = [1] * (len(shape) - 2)
-    signs = torch.empty(shape, dtype=values.dtype, device=values.device)
-    return signs.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+    """Noise with the variance of each output, drawn afresh for each."""
+    variance = run({part: sd**2 for part, (sd, _) in tensors.items()}, torch.square)
+    # the root has no slope at 0, where an input of zeros puts it
+    scale = variance.clamp_min(torch.finfo(variance.dtype).tiny).sqrt()
+    return scale * torch.empty_like(scale).normal_(generator=generator)
+
+
+def _flipout(
+    run: Callable[..., Tensor],
+    tensors: Mapping[str, tuple[Tensor, Tensor]],
+    generator: torch.Generator,
+    positions: int,
+    signs: dict[tuple[int, ...], Tensor],
+) -> Tensor:
+    """What the batch's step of the weights does to each output, with signs of each example.
+
+    ``signs`` keeps them, so that a layer which is called again meets the same weights.
+    """
+
+    def flip(values: Tensor, end: int) -> Tensor:
+        """Change signs by example and channel, alike at every position."""
+        shape = list(values.shape)
+        if positions:
+            shape[-positions:] = [1] * positions
+        else:
+            shape[1:-1] = [1] * (len(shape) - 2)
+        key = (end, *shape)
+        if key not in signs:
+            empty = torch.empty(shape, dtype=values.dtype, device=values.device)
+            signs[key] = empty.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+        return values * signs[key]
+
+    step = {part: sd * noise for part, (sd, noise) in tensors.items()}
+    return flip(run(step, lambda values: flip(values, 0)), 1)

@@ -1,0 +1,33 @@
+# make demo: set up, fit, write a picture and two posteriors. make test: set up, run the suite.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+.PHONY: demo test test-slow lint install clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable ".[test,lint]"
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/lightning-bnn demo --out demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2
+
+# the long ones: statistical checks over many seeds, and what takes minutes
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) demo build dist *.egg-info

@@ -1,0 +1,315 @@
+"""The command line: ``lightning-bnn fit|validate|test|predict|demo``.
+
+The first word is the command; the words after it belong to that command. ``fit``,
+``validate``, ``test`` and ``predict`` are Lightning's own command line, where a YAML file names
+everything (strategy, network, likelihood, prior, optimizer, data, callbacks) and options change
+single values::
+
+    lightning-bnn fit --config configs/digits_vi.yaml --trainer.max_epochs 5
+    lightning-bnn test --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+
+``fit`` saves the posterior in ``<log_dir>/posterior`` or where ``--posterior`` says. The other
+three take a checkpoint (``--ckpt_path``) or a posterior of any kind (``--posterior``). ``predict``
+writes ``<log_dir>/predictions.csv``, unless the configuration has a prediction writer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+import warnings
+from argparse import Action
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import pytorch_lightning as pl
+from jsonargparse import DefaultHelpFormatter
+from pytorch_lightning.callbacks import BasePredictionWriter
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+import lightning_bnn.data
+import lightning_bnn.nets  # noqa: F401  imported so that short names and --help know its classes
+from lightning_bnn.callbacks import PredictionWriter
+from lightning_bnn.errors import ConfigurationError, LightningBNNError
+from lightning_bnn.posteriors import Posterior
+from lightning_bnn.strategies.base import Strategy
+
+__all__ = ["LIGHTNING_COMMANDS", "OTHER_COMMANDS", "BayesianCLI", "main"]
+
+PROGRAM = "lightning-bnn"
+LIGHTNING_COMMANDS = {
+    "fit": "Train a strategy and save the posterior.",
+    "validate": "Measure on the validation data.",
+    "test": "Measure on the test data.",
+    "predict": "Predict, and write the predictions to a CSV file.",
+}
+# What it does, and the module whose main(argv) runs it; imported only when it is used.
+OTHER_COMMANDS = {
+    "demo": ("Show variational inference on two small data sets.", "lightning_bnn.demo"),
+}
+
+# Lightning's own texts speak of much that does not concern this command line.
+HELP = {
+    "config": "YAML file with the configuration; later ones change earlier ones.",
+    "seed_everything": "Seed of every random number; True draws one.",
+    "posterior": "Folder or URL of the posterior. fit saves it there (<log_dir>/posterior if left "
+    "out); validate, test and predict read it.",
+    "ckpt_path": "Checkpoint file. fit goes on from it exactly; validate, test and predict take "
+    "the weights from it.",
+    "weights_only": "Whether a checkpoint may hold nothing but tensors and plain values.",
+    "verbose": "Print the results.",
+}
+# Titles of groups of options, by an option that is in the group, in the order of the help.
+TITLES = {
+    "help": "options",
+    "ckpt_path": "checkpoint",
+    "model": "strategy",
+    "data": "data",
+    "trainer": "trainer (Lightning's own options)",
+}
+# Longer lists of known classes (every layer of torch) would hide the help around them.
+LONGEST_LIST = 12
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code.
+
+    Args:
+        argv: The words after ``lightning-bnn``; those of the command line if None.
+
+    Example:
+        >>> main(["--help"])
+        usage: lightning-bnn COMMAND [options]
+        <BLANKLINE>
+        Bayesian neural networks as an ordinary PyTorch Lightning job.
+        ...
+        0
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    command, rest = (words[0], words[1:]) if words else ("--help", [])
+    if command in ("-h", "--help"):
+        print(overview())
+        return 0
+    if command == "--version":
+        print(version("lightning-bnn"))
+        return 0
+    try:
+        if command in LIGHTNING_COMMANDS:
+            with warnings.catch_warnings():
+                # Lightning's use of torch, which no user can change
+                warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
+                BayesianCLI.run([command, *rest])
+            return 0
+        if command in OTHER_COMMANDS:
+            module = importlib.import_module(OTHER_COMMANDS[command][1])
+            return module.main(rest) or 0
+    except Exception as error:
+        own = find_own_error(error)
+        if own is None:
+            raise
+        # It says what is wrong and how to put it right; a traceback would hide that.
+        print(f"lightning-bnn {command}: {own}", file=sys.stderr)
+        return 1
+    print(f"lightning-bnn: no command {command!r}.\n\n{overview()}", file=sys.stderr)
+    return 2
+
+
+def overview() -> str:
+    """The text of ``lightning-bnn --help``."""
+    commands = {**LIGHTNING_COMMANDS, **{name: text for name, (text, _) in OTHER_COMMANDS.items()}}
+    width = max(map(len, commands))
+    return "\n".join(
+        [
+            "usage: lightning-bnn COMMAND [options]",
+            "",
+            "Bayesian neural networks as an ordinary PyTorch Lightning job.",
+            "",
+            "commands:",
+            *(f"  {name:{width}}  {text}" for name, text in commands.items()),
+            "",
+            "lightning-bnn COMMAND --help shows the options of a command. Start with",
+            "  lightning-bnn fit --config configs/digits_vi.yaml",
+        ]
+    )
+
+
+def find_own_error(error: BaseException | None) -> LightningBNNError | None:
+    """The error of this package that caused another one; the parser wraps what constructors raise.
+
+    Example:
+        >>> try:
+        ...     raise ValueError("cannot make a prior") from ConfigurationError("scale is -1")
+        ... except ValueError as error:
+        ...     find_own_error(error)
+        ConfigurationError('scale is -1')
+    """
+    while error is not None and not isinstance(error, LightningBNNError):
+        error = error.__cause__
+    return error
+
+
+def import_function(name: Any) -> Callable[..., Any] | None:
+    """The function that a name such as ``lightning_bnn.selection.last_layer`` stands for, if any.
+
+    Example:
+        >>> import_function("lightning_bnn.selection.last_layer").__name__
+        'last_layer'
+        >>> import_function("fc.weight") is None  # a pattern of parameter names
+        True
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"\w+(\.\w+)+", name):
+        return None
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return None
+    return found if callable(found) else None
+
+
+class BayesianCLI(LightningCLI):
+    """Lightning's command line for strategies, with the posterior at its end."""
+
+    @classmethod
+    def run(cls, arguments: list[str]) -> BayesianCLI:
+        """Parse the arguments and run the command that they begin with."""
+        per_command = {
+            name: {
+                "description": text,
+                "usage": f"lightning-bnn {name} --config FILE [options]",
+            }
+            for name, text in LIGHTNING_COMMANDS.items()
+        }
+        return cls(
+            Strategy,
+            pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            # One way to choose an optimizer: the strategy's own argument.
+            auto_configure_optimizers=False,
+            save_config_callback=_SaveFitConfig,
+            parser_class=_Parser,
+            parser_kwargs=per_command,
+            args=arguments,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's commands; predictions go to files, so that there is nothing to return."""
+        commands = LightningCLI.subcommands()
+        commands["predict"] = commands["predict"] | {"return_predictions"}
+        return commands
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add ``--posterior``."""
+        parser.add_argument("--posterior", type=str | None, default=None)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the words given to :func:`main`, whatever the process was started with."""
+        self.config = parser.parse_args(args)
+
+    def before_instantiate_classes(self) -> None:
+        """Import a function that chooses the Bayesian weights; to the parser it is a string."""
+        key = f"{self.subcommand}.model.init_args.bayesian"
+        if (function := import_function(self.config.get(key))) is not None:
+            self.config[key] = function
+
+    def after_fit(self) -> None:
+        """Save the posterior, on one rank."""
+        given = self.config.fit.posterior
+        # Asked for on every rank: Lightning broadcasts it.
+        path = given or os.path.join(self.trainer.log_dir or ".", "posterior")
+        if self.config.fit.trainer.fast_dev_run and given is None:
+            return  # a trial run leaves nothing behind
+        if self.trainer.is_global_zero:
+            self.model.posterior().save(path)
+            print(f"The posterior is in {path}")
+
+    def before_validate(self) -> None:
+        """Find what to measure."""
+        self._take_posterior()
+
+    def before_test(self) -> None:
+        """Find what to measure."""
+        self._take_posterior()
+
+    def before_predict(self) -> None:
+        """Find what to predict with, and write to a file even if the configuration names none."""
+        self._take_posterior()
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if not any(isinstance(callback, BasePredictionWriter) for callback in callbacks):
+            callbacks.append(PredictionWriter())
+
+    def _take_posterior(self) -> None:
+        """Let the strategy answer with the posterior that was named, if no checkpoint was."""
+        options = self.config[self.subcommand]
+        if options.ckpt_path is not None:
+            return
+        if options.posterior is None:
+            raise ConfigurationError(
+                f"{self.subcommand} needs a trained network: neither a checkpoint nor a posterior "
+                "is given. Pass --ckpt_path FILE or --posterior FOLDER of an earlier fit."
+            )
+        strategy = self.model
+        posterior = Posterior.load(options.posterior, strategy.net, strategy.likelihood)
+        strategy.posterior = lambda: posterior.to(strategy.device)
+
+    def after_predict(self) -> None:
+        """Say where the predictions are."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, PredictionWriter):
+                print("\n".join(f"The predictions are in {file}" for file in callback.files))
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        arguments = super()._prepare_subcommand_kwargs(subcommand)
+        if subcommand == "predict":
+            arguments["return_predictions"] = False
+        return arguments
+
+
+class _SaveFitConfig(SaveConfigCallback):
+    """Keep the configuration of a fit; testing in the same folder must not replace it."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self.overwrite = bool(self.config.get("ckpt_path"))  # a fit that goes on
+            super().setup(trainer, pl_module, stage)
+
+
+class _HelpFormatter(DefaultHelpFormatter):
+    """Help without endless lists of classes."""
+
+    def _get_help_string(self, action: Action) -> str:
+        text = super()._get_help_string(action)
+        before, _, classes = text.partition(", known subclasses: ")
+        return f"{before})" if classes.count(",") >= LONGEST_LIST else text
+
+
+class _Parser(LightningArgumentParser):
+    """Help in the order of what a user of this package looks for; the trainer's options last."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # Defaults, because jsonargparse makes parsers of this class itself for --model.help.
+        super().__init__(*args, **{"formatter_class": _HelpFormatter, "prog": PROGRAM, **kwargs})
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        for action in self._actions:
+            action.help = HELP.get(action.dest, action.help)
+        places = {dest: place for place, dest in enumerate(TITLES)}
+
+        def place(group: Any) -> int:
+            for action in group._group_actions:
+                if action.dest in TITLES:
+                    group.title = TITLES[action.dest]
+                    return places[action.dest]
+            return len(places)
+
+        self._action_groups = sorted(self._action_groups, key=place)
+        return super().format_help(*args, **kwargs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Where stored posteriors lie: a local directory, or a prefix on remote storage.
+
+Locally a put is atomic and on the disk when it returns: the bytes go to a temporary name, are
+flushed (``fsync``) and renamed, and then the directory itself is flushed. On remote storage (any
+fsspec URL) a put is as atomic as that system makes it, which in object stores it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from typing_extensions import override
+
+from lightning_bnn.errors import ConfigurationError
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["TEMPORARY", "Files", "LocalFiles", "RemoteFiles", "open_directory"]
+
+TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
+
+_NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+def open_directory(directory: str | os.PathLike[str]) -> Files:
+    """Choose by the form of the location; nothing is touched yet.
+
+    Example:
+        >>> files = open_directory("memory://files-doc")
+        >>> files.put("a", b"text")
+        >>> files.names(), files.get("a"), files.get("b")
+        (['a'], b'text', None)
+    """
+    location = os.fspath(directory)
+    if "://" not in location:
+        if re.match(r"[A-Za-z0-9+.-]{2,}:/", location):
+            raise ConfigurationError(
+                f"{location!r} looks like a URL that went through Path, which drops a slash. "
+                f"Pass the URL as a string."
+            )
+        return LocalFiles(Path(location))
+    try:
+        file_system, path = fsspec.core.url_to_fs(location)
+    except ValueError as error:
+        raise ConfigurationError(f"Cannot open {location!r}: {error}") from error
+    if isinstance(file_system, LocalFileSystem):
+        return LocalFiles(Path(path))
+    return RemoteFiles(file_system, path, location)
+
+
+class Files(ABC):
+    """The few calls that a store needs; names are relative to the root."""
+
+    @abstractmethod
+    def exists(self) -> bool:
+        """Whether there is anything at the root."""
+
+    @abstractmethod
+    def is_file(self) -> bool:
+        """Whether the root is itself a file."""
+
+    @abstractmethod
+    def names(self, folder: str = "") -> list[str]:
+        """What a folder holds, sorted; nothing if it is missing."""
+
+    @abstractmethod
+    def get(self, name: str, limit: int | None = None) -> bytes | None:
+        """The first ``limit`` bytes of a file, or all; ``None`` if it is missing."""
+
+    @abstractmethod
+    def put(self, name: str, data: bytes) -> None:
+        """Write a file, in place of the one that may be there: all of it or nothing."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+
+    def one_writer(self) -> AbstractContextManager[None]:
+        """Make what must be there before a put, and keep other writers out where that works."""
+        return nullcontext()
+
+
+class LocalFiles(Files):
+    """A directory on this machine, in which a put is atomic and on the disk when it returns."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    @override
+    def exists(self) -> bool:
+        return self.root.exists()
+
+    @override
+    def is_file(self) -> bool:
+        return self.root.is_file()
+
+    @override
+    def names(self, folder: str = "") -> list[str]:
+        try:
+            return sorted(os.listdir(self.root / folder))
+        except _NOT_A_FILE:
+            return []
+
+    @override
+    def get(self, name: str, limit: int | None = None) -> bytes | None:
+        try:
+            with open(self.root / name, "rb") as file:
+                return file.read(limit)
+        except _NOT_A_FILE:
+            return None
+
+    @override
+    def put(self, name: str, data: bytes) -> None:
+        path = self.root / name
+        if not self._holds(path, data):
+            temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
+            try:
+                with open(temporary, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
+        self._sync(path.parent)  # also for a file kept: its writer may have died before this
+
+    @override
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self.root / name)
+
+    @override
+    @contextmanager
+    def one_writer(self) -> Iterator[None]:
+        self._make(self.root / "blobs")
+        if sys.platform == "win32":
+            yield
+            return
+        descriptor = os.open(self.root, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a network file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _make(self, path: Path) -> None:
+        if not path.is_dir():
+            self._make(path.parent)
+            path.mkdir(exist_ok=True)
+            self._sync(path.parent)
+
+    @staticmethod
+    def _sync(directory: Path) -> None:
+        """Put the names in a directory, not only the contents of its files, on the disk."""
+        if sys.platform != "win32":  # where a directory cannot be opened
+            descriptor = os.open(directory, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @staticmethod
+    def _holds(path: Path, data: bytes) -> bool:
+        """Compare with the file itself: a good name may stand on damaged contents."""
+        same_size = path.is_file() and path.stat().st_size == len(data)
+        return same_size and path.read_bytes() == data
+
+
+class RemoteFiles(Files):
+    """A prefix in an fsspec file system, in which a put is as atomic as that system makes it."""
+
+    def __init__(self, file_system: Any, root: str, location: str) -> None:
+        self.file_system, self.root, self.location = file_system, root.rstrip("/"), location
+
+    def __str__(self) -> str:
+        return self.location
+
+    @override
+    def exists(self) -> bool:
+        return bool(self.file_system.exists(self.root))
+
+    @override
+    def is_file(self) -> bool:
+        return bool(self.file_system.isfile(self.root))
+
+    @override
+    def names(self, folder: str = "") -> list[str]:
+        path = f"{self.root}/{folder}".rstrip("/")
+        self.file_system.invalidate_cache(path)
+        try:
+            found = self.file_system.ls(path, detail=False)
+        except _NOT_A_FILE:
+            return []
+        return sorted(Path(item).name for item in found if item.rstrip("/") != path)
+
+    @override
+    def get(self, name: str, limit: int | None = None) -> bytes | None:
+        try:
+            data = self.file_system.cat_file(f"{self.root}/{name}".rstrip("/"), end=limit)
+        except _NOT_A_FILE:
+            return None
+        return bytes(data)
+
+    @override
+    def put(self, name: str, data: bytes) -> None:
+        path = f"{self.root}/{name}"
+        self.file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self.file_system.pipe_file(path, data)
+
+    @override
+    def remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self.file_system.rm_file(f"{self.root}/{name}")

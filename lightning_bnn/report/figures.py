@@ -1,0 +1,90 @@
+"""Figures of predictions, drawn with matplotlib.
+
+They draw on axes that the caller made, so that they can stand alone or side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from lightning_bnn.posteriors import Posterior
+from lightning_bnn.predictive import OrderedPredictive
+
+__all__ = ["draw_regression", "draw_shift"]
+
+_BLUE, _ORANGE, _GREY = "#2f6db5", "#d9762b", "#6b7280"
+
+
+def draw_regression(
+    axes: Axes,
+    inputs: Tensor,
+    predictive: OrderedPredictive,
+    observed: tuple[Tensor, Tensor] | None = None,
+    truth: Tensor | None = None,
+) -> None:
+    """Draw a one-dimensional regression: its mean, its interval, and where that comes from.
+
+    The outer band is the central 95 % interval of the mixture; the inner one is ±2 standard
+    deviations of the mean alone, which more data would narrow.
+
+    Args:
+        axes: Where to draw.
+        inputs: A sorted grid of shape (points,) or (points, 1).
+        predictive: The prediction on the grid.
+        observed: Training inputs and targets.
+        truth: The noise-free curve on the grid.
+    """
+    grid = inputs.flatten().cpu()
+    mean = predictive.mean.flatten().cpu()
+    lower, upper = (edge.flatten().cpu() for edge in predictive.interval(0.95))
+    spread = 2 * predictive.epistemic.flatten().sqrt().cpu()
+    axes.fill_between(grid, lower, upper, color=_BLUE, alpha=0.18, lw=0, label="95% interval")
+    axes.fill_between(
+        grid, mean - spread, mean + spread, color=_BLUE, alpha=0.3, lw=0, label="epistemic part"
+    )
+    axes.plot(grid, mean, color=_BLUE, lw=1.8, label="mean")
+    if truth is not None:
+        axes.plot(grid, truth.flatten().cpu(), color=_GREY, lw=1, ls="--", label="truth")
+    if observed is not None:
+        points, values = (part.flatten().cpu() for part in observed)
+        axes.scatter(points, values, s=5, color="black", alpha=0.35, lw=0, label="data", zorder=3)
+    axes.set_xlim(float(grid[0]), float(grid[-1]))
+    axes.set_xlabel("x")
+    axes.set_ylabel("y")
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+
+
+def draw_shift(
+    axes: Axes,
+    posteriors: Mapping[str, Posterior],
+    shifted: Mapping[float, Tensor],
+    targets: Tensor,
+    draws: int = 32,
+) -> None:
+    """Draw mean confidence and accuracy of classifiers as their inputs move away.
+
+    A model that knows when it errs keeps its confidence (solid) near its accuracy (dashed).
+
+    Args:
+        axes: Where to draw.
+        posteriors: Posteriors of classifiers, by name.
+        shifted: The inputs, by the size of the shift.
+        targets: Their classes, which the shift does not change.
+        draws: Draws of the weights in each prediction.
+    """
+    for (name, posterior), colour in zip(posteriors.items(), (_BLUE, _ORANGE), strict=False):
+        confidence, accuracy = [], []
+        for inputs in shifted.values():
+            predictive = posterior.predict(inputs, draws)
+            confidence.append(float(predictive.mean.max(1).values.mean()))
+            accuracy.append(
+                float((predictive.mean.argmax(1).cpu() == targets.cpu()).float().mean())
+            )
+        levels = list(shifted)
+        axes.plot(levels, confidence, color=colour, lw=1.8, label=f"{name}: confidence")
+        axes.plot(levels, accuracy, color=colour, lw=1.4, ls="--", label=f"{name}: accuracy")
+    axes.set_ylim(0, 1.03)
+    axes.legend(frameon=False, fontsize=8, loc="lower left")

@@ -1,0 +1,134 @@
+"""Stored draws: which are given for a number asked, in chunks, saved and loaded."""
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import DrawsPosterior, Posterior
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Gaussian
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def numbered(count):
+    """Draws that can be told apart: the weight is the number of the draw."""
+    net = nn.Linear(1, 1, bias=False)
+    draws = [{"weight": torch.full((1, 1), float(index))} for index in range(count)]
+    return DrawsPosterior(net, Gaussian(0.1), draws)
+
+
+def given(posterior, count, seed=0, chunk=8):
+    pieces = [piece["weight"] for piece in posterior.draws(count, generator(seed), chunk)]
+    return torch.cat(pieces).flatten().int().tolist()
+
+
+def network():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def test_as_many_as_it_holds_are_all_of_them_in_order():
+    posterior = numbered(11)
+    assert len(posterior) == posterior.default_draws == 11
+    assert given(posterior, 11) == list(range(11))
+    assert posterior.predict(torch.ones(2, 1)).outputs[:, 0, 0].tolist() == list(range(11))
+
+
+def test_fewer_are_a_random_choice_without_repetition():
+    posterior = numbered(11)
+    seen = Counter()
+    for seed in range(60):
+        chosen = given(posterior, 4, seed)
+        assert chosen == sorted(set(chosen))
+        seen.update(chosen)
+    assert set(seen) == set(range(11))
+    assert given(posterior, 4, seed=1) == given(posterior, 4, seed=1)
+
+
+def test_more_are_equally_often_but_for_a_random_rest():
+    posterior = numbered(4)
+    counts = Counter(given(posterior, 14))
+    assert sorted(counts.values()) == [3, 3, 4, 4]
+    assert given(posterior, 8) == [0, 1, 2, 3] * 2
+
+
+@pytest.mark.parametrize("count", [3, 11, 25])
+def test_chunks_do_not_change_the_numbers(count):
+    posterior = numbered(11)
+    whole = given(posterior, count, seed=2, chunk=count)
+    for chunk in (1, 3, 8):
+        assert given(posterior, count, seed=2, chunk=chunk) == whole
+
+
+def test_buffers_may_vary():
+    net = network().eval()
+    states = []
+    for _ in range(3):
+        one = network()
+        one(torch.randn(16, 3))
+        states.append(dict(one.eval().state_dict()))
+    posterior = DrawsPosterior(net, Gaussian(0.1), states)
+    assert posterior.fixed == {}
+    inputs = torch.randn(5, 3)
+    for output, state in zip(posterior.predict(inputs).outputs, states, strict=True):
+        net.load_state_dict(state)
+        torch.testing.assert_close(output, net(inputs))
+
+
+@pytest.mark.parametrize("vary", ["all", "last"])
+def test_save_and_load(tmp_path, vary):
+    net = network()
+    net(torch.randn(8, 3))  # running statistics of its own
+    names = [name for name in net.state_dict() if vary == "all" or name.startswith("2.")]
+    draws = [
+        {name: torch.rand_like(net.state_dict()[name].float()) for name in names} for _ in range(12)
+    ]
+    posterior = DrawsPosterior(net, Gaussian([0.1], learn=True), draws)
+    posterior.save(tmp_path)
+    other = network()
+    loaded = Posterior.load(tmp_path, other)
+    assert type(loaded) is DrawsPosterior
+    assert len(loaded) == 12
+    for name, tensor in posterior.sample(12).items():
+        assert torch.equal(loaded.sample(12)[name], tensor)
+    inputs = torch.randn(5, 3)
+    torch.testing.assert_close(loaded.predict(inputs).outputs, posterior.predict(inputs).outputs)
+
+
+def test_draws_are_copies():
+    net = nn.Linear(1, 1, bias=False)
+    draw = {"weight": torch.ones(1, 1)}
+    posterior = DrawsPosterior(net, Gaussian(0.1), [draw])
+    draw["weight"].zero_()
+    assert posterior.sample(1)["weight"].item() == 1
+    posterior.sample(1)["weight"].zero_()
+    assert posterior.sample(1)["weight"].item() == 1
+
+
+def test_the_order_within_a_draw_does_not_matter():
+    net = nn.Linear(1, 1)
+    one = {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}
+    other = {"bias": torch.zeros(1), "weight": torch.ones(1, 1)}
+    assert list(DrawsPosterior(net, Gaussian(0.1), [other, one]).sample(2)) == ["weight", "bias"]
+
+
+@pytest.mark.parametrize(
+    ("draws", "message"),
+    [
+        ([], "at least one draw; got none"),
+        ([{}], r"draw 0 has \[\]"),
+        (
+            [{"weight": torch.ones(1, 1)}, {"bias": torch.ones(1)}],
+            r"draw 0 has \['weight'\], draw 1 has \['bias'\]",
+        ),
+        ([{"weight": torch.ones(1, 1)}, {"wieght": torch.ones(1, 1)}], "draw 1 names 'wieght'"),
+        ([{"weight": torch.ones(2, 1)}], r"draw 0 has 'weight' in the shape \[2, 1\].*\[1, 1\]"),
+    ],
+)
+def test_what_cannot_be(draws, message):
+    with pytest.raises(ConfigurationError, match=message):
+        DrawsPosterior(nn.Linear(1, 1), Gaussian(0.1), draws)

@@ -1,0 +1,178 @@
+"""The Gaussian posterior: moments, chunks, saving and what it refuses."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import GaussianPosterior, Posterior, VariationalBNN
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Categorical, Gaussian
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def network():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def make(net=None, likelihood=None, bayesian=None):
+    net = net or network()
+    mean = {
+        name: torch.randn_like(p).detach()
+        for name, p in net.named_parameters()
+        if bayesian is None or name in bayesian
+    }
+    sd = {name: torch.rand_like(tensor) + 0.1 for name, tensor in mean.items()}
+    return GaussianPosterior(net, likelihood or Gaussian(0.3), mean, sd), mean, sd
+
+
+def test_sample_moments():
+    """10,000 draws of 34 weights: means and variances within 5 standard errors.
+
+    Correlations are within 5/√10,000 of zero for all 561 pairs: together a false alarm in 10³.
+    """
+    posterior, mean, sd = make()
+    count = 10_000
+    draws = posterior.sample(count, generator())
+    assert list(draws) == list(mean)
+    for name, tensor in draws.items():
+        assert tensor.shape == (count, *mean[name].shape)
+        error = (tensor.mean(0) - mean[name]) / sd[name] * math.sqrt(count)
+        assert error.abs().max() < 5
+        assert (tensor.var(0) / sd[name] ** 2 - 1).abs().max() < 5 * math.sqrt(2 / count)
+    flat = torch.cat([tensor.flatten(1) for tensor in draws.values()], 1)
+    correlation = torch.corrcoef(flat.T) - torch.eye(flat.shape[1])
+    assert correlation.abs().max() < 5 / math.sqrt(count)
+
+
+def test_chunks_do_not_change_the_numbers():
+    posterior, _, _ = make()
+    whole = posterior.sample(19, generator(3))
+    for chunk in (1, 3, 8, 100):
+        pieces = list(posterior.draws(19, generator(3), chunk=chunk))
+        sizes = [len(piece["0.weight"]) for piece in pieces]
+        assert sizes == [chunk] * (19 // chunk) + [19 % chunk] * (19 % chunk > 0)
+        for name, tensor in whole.items():
+            assert torch.equal(torch.cat([piece[name] for piece in pieces]), tensor)
+    first = posterior.sample(5, generator(3))
+    assert torch.equal(first["0.weight"], whole["0.weight"][:5])
+
+
+def test_without_a_generator_the_global_one_decides():
+    posterior, _, _ = make()
+    torch.manual_seed(1)
+    first = posterior.sample(2)["0.weight"]
+    torch.manual_seed(1)
+    assert torch.equal(posterior.sample(2)["0.weight"], first)
+
+
+def test_the_order_of_the_given_tensors_does_not_matter():
+    net = network()
+    posterior, mean, sd = make(net)
+    backwards = [dict(reversed(list(tensors.items()))) for tensors in (mean, sd)]
+    other = GaussianPosterior(net, Gaussian(0.3), *backwards)
+    mixed = GaussianPosterior(net, Gaussian(0.3), mean, backwards[1])
+    for name, tensor in posterior.sample(3, generator()).items():
+        assert torch.equal(other.sample(3, generator())[name], tensor)
+        assert torch.equal(mixed.sample(3, generator())[name], tensor)
+
+
+def test_mean_and_sd_are_as_given_and_copies():
+    posterior, mean, sd = make()
+    kept = {name: tensor.clone() for name, tensor in mean.items()}
+    for tensor in (*mean.values(), *sd.values()):
+        tensor.zero_()
+    for name, tensor in kept.items():
+        assert torch.equal(posterior.mean[name], tensor)
+        assert (posterior.sd[name] > 0).all()
+
+
+def test_linear_regression_in_closed_form():
+    """For a linear network the epistemic variance is xᵀ diag(σ²) x, to 5 standard errors."""
+    net = nn.Linear(3, 1, bias=False)
+    sd = torch.tensor([[0.5, 1.0, 2.0]])
+    posterior = GaussianPosterior(net, Gaussian(0.3), {"weight": sd * 0}, {"weight": sd})
+    x = torch.randn(6, 3)
+    predictive = posterior.predict(x, draws=4000)
+    exact = (x**2 @ sd.T**2).squeeze(1)
+    ratio = predictive.epistemic.squeeze(1) / exact
+    assert (ratio - 1).abs().max() < 5 * math.sqrt(2 / 4000)
+    torch.testing.assert_close(predictive.aleatoric, torch.full((6, 1), 0.09))
+
+
+@pytest.mark.parametrize("bayesian", [None, ("3.weight", "3.bias")])
+def test_save_and_load(tmp_path, bayesian):
+    posterior, mean, sd = make(likelihood=Categorical(), bayesian=bayesian)
+    posterior.save(tmp_path)
+    loaded = Posterior.load(tmp_path, network())
+    assert type(loaded) is GaussianPosterior
+    assert type(loaded.likelihood) is Categorical
+    for name in mean:
+        assert torch.equal(loaded.mean[name], mean[name])
+        assert torch.equal(loaded.sd[name], sd[name])
+    again, before = loaded.sample(3, generator(5)), posterior.sample(3, generator(5))
+    assert list(again) == list(before) == list(mean)
+    assert all(torch.equal(again[name], before[name]) for name in before)
+    inputs = torch.randn(4, 3)
+    torch.testing.assert_close(
+        loaded.predict(inputs).outputs, posterior.predict(inputs).outputs, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_fitted_posterior_survives_saving_and_later_training(tmp_path):
+    bnn = VariationalBNN(network(), Gaussian(0.3, learn=True), num_data=10, initial_scale=0.1)
+    optimizer = torch.optim.SGD([p for p in bnn.parameters() if p.requires_grad], lr=0.1)
+    batch = torch.randn(10, 3), torch.randn(10, 2)
+
+    def step():
+        optimizer.zero_grad()
+        bnn.loss(batch).backward()
+        optimizer.step()
+
+    step()
+    posterior = bnn.posterior()
+    before = posterior.predict(batch[0], draws=5)
+    step()
+    assert not torch.equal(bnn.posterior().mean["0.weight"], posterior.mean["0.weight"])
+    assert bnn.net[1].num_batches_tracked == 2
+    assert posterior.fixed["1.num_batches_tracked"] == 1
+    for other in (posterior, Posterior.load(_saved(posterior, tmp_path), network())):
+        other._cache = None
+        after = other.predict(batch[0], draws=5)
+        torch.testing.assert_close(after.outputs, before.outputs)
+        torch.testing.assert_close(after.variance, before.variance)
+
+
+def _saved(posterior, path):
+    posterior.save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda mean, sd: (mean, {}), r"same names, at least one; got \['0.weight'.*\[\]"),
+        (lambda mean, sd: ({}, {}), r"got \[\] and \[\]"),
+        (
+            lambda mean, sd: (mean | {"0.wieght": torch.zeros(2)}, sd),
+            r"mean names '0.wieght', which is not .* begin with \['0.weight'",
+        ),
+        (
+            lambda mean, sd: (mean, sd | {"0.weight": torch.ones(3, 4)}),
+            r"sd has '0.weight' in the shape \[3, 4\]; the network has it in \[4, 3\]",
+        ),
+        (
+            lambda mean, sd: (mean | {"0.bias": torch.zeros(4).double()}, sd),
+            "one floating-point dtype",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_network(change, message):
+    net = network()
+    _, mean, sd = make(net)
+    with pytest.raises(ConfigurationError, match=message):
+        GaussianPosterior(net, Gaussian(0.3), *change(mean, sd))

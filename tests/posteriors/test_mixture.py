@@ -1,0 +1,186 @@
+"""Mixtures of posteriors: shares, each component's own noise, nesting, saving."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Categorical, Gaussian
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def point(value, likelihood=None):
+    """A posterior of one draw: the weight of a line through the origin."""
+    net = nn.Linear(1, 1, bias=False)
+    draw = {"weight": torch.full((1, 1), float(value))}
+    return DrawsPosterior(net, likelihood or Gaussian(0.1), [draw])
+
+
+def network():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def gaussian(seed, scale=0.1):
+    """A last layer that varies; all else is fixed, and differs from member to member."""
+    torch.manual_seed(seed)
+    net = network()
+    net(torch.randn(16, 3))
+    mean = {"3.weight": torch.randn(1, 4), "3.bias": torch.randn(1)}
+    sd = {name: torch.full_like(tensor, 0.5) for name, tensor in mean.items()}
+    return GaussianPosterior(net, Gaussian(scale, learn=True), mean, sd)
+
+
+def weights(mixture, count, seed=0, chunk=8):
+    pieces = [piece["weight"] for piece in mixture.draws(count, generator(seed), chunk)]
+    return torch.cat(pieces).flatten().int().tolist()
+
+
+def test_draws_are_shared_out_evenly():
+    mixture = MixturePosterior([point(value) for value in range(4)])
+    assert mixture.default_draws == 4
+    assert weights(mixture, 4) == [0, 1, 2, 3]
+    assert Counter(weights(mixture, 12)) == {0: 3, 1: 3, 2: 3, 3: 3}
+    seen = Counter()
+    for seed in range(40):
+        chosen = Counter(weights(mixture, 6, seed))
+        assert sorted(chosen.values()) == [1, 1, 2, 2]
+        seen.update(value for value, count in chosen.items() if count == 2)
+        assert len(set(weights(mixture, 2, seed))) == 2
+    assert set(seen) == {0, 1, 2, 3}
+
+
+def test_the_predictive_is_the_mixture_of_the_components():
+    mixture = MixturePosterior([point(1.0), point(3.0)])
+    predictive = mixture.predict(torch.ones(1, 1))
+    assert predictive.mean.item() == 2
+    assert predictive.epistemic.item() == 1
+    assert predictive.aleatoric.item() == pytest.approx(0.01)
+
+
+def test_every_component_keeps_its_own_noise():
+    """Members that learned different noise: the aleatoric part is the mean of their variances."""
+    members = [point(1.0, Gaussian(scale, learn=True)) for scale in (0.1, 0.7)]
+    mixture = MixturePosterior(members)
+    predictive = mixture.predict(torch.ones(3, 1), draws=10)
+    assert predictive.aleatoric[0].item() == pytest.approx((0.1**2 + 0.7**2) / 2)
+    assert predictive.epistemic[0].item() == pytest.approx(0.0, abs=1e-7)
+    log_density = [-math.log(s) - 0.5 * math.log(2 * math.pi) for s in (0.1, 0.7)]
+    expected = math.log(sum(map(math.exp, log_density)) / 2)
+    assert predictive.log_prob(torch.ones(3, 1))[0].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_predict_is_what_the_components_predict():
+    members = [gaussian(seed) for seed in range(3)]
+    mixture = MixturePosterior(members)
+    inputs = torch.randn(5, 3)
+    predictive = mixture.predict(inputs, draws=7, seed=4)
+    assert predictive.draws == 7
+    again = mixture.predict(inputs, draws=7, seed=4)
+    torch.testing.assert_close(again.outputs, predictive.outputs)
+    assert not torch.allclose(mixture.predict(inputs, draws=7, seed=5).outputs, predictive.outputs)
+
+
+def test_fixed_tensors_of_a_component_go_with_its_draws():
+    members = [gaussian(seed) for seed in range(2)]
+    mixture = MixturePosterior(members)
+    assert mixture.fixed == {}
+    draws = mixture.sample(6, generator())
+    assert list(draws) == [name for name, _ in (*network().named_parameters(),)] + [
+        f"1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+    ]
+    for name, tensor in members[0].fixed.items():
+        assert torch.equal(draws[name][:3], tensor.expand(3, *tensor.shape))
+    for name, tensor in members[1].fixed.items():
+        assert torch.equal(draws[name][3:], tensor.expand(3, *tensor.shape))
+
+
+def test_chunks_do_not_change_the_numbers():
+    mixture = MixturePosterior([gaussian(0), MixturePosterior([gaussian(1), gaussian(2)])])
+    whole = mixture.sample(13, generator(3))
+    for chunk in (1, 3, 100):
+        pieces = list(mixture.draws(13, generator(3), chunk))
+        assert max(len(piece["3.bias"]) for piece in pieces) <= chunk
+        for name, tensor in whole.items():
+            assert torch.equal(torch.cat([piece[name] for piece in pieces]), tensor)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_members_are_moved_by_different_noise(nested):
+    """Also where the depth differs: no two of them may share a seed."""
+    one = gaussian(0)
+    members = [one, one, one]
+    if nested:
+        members = [MixturePosterior([one, one]), one]
+    outputs = MixturePosterior(members).predict(torch.randn(2, 3), draws=12).outputs
+    assert len(torch.unique(outputs[:, 0, 0])) == 12
+
+
+def test_a_mixture_of_a_mixture_weighs_its_components():
+    """{0, {1, 2}}: half of the draws are 0."""
+    mixture = MixturePosterior([point(0), MixturePosterior([point(1), point(2)])])
+    assert Counter(weights(mixture, 8)) == {0: 4, 1: 2, 2: 2}
+    outputs = mixture.predict(torch.ones(1, 1), draws=8).outputs
+    assert Counter(outputs.flatten().int().tolist()) == {0: 4, 1: 2, 2: 2}
+
+
+def test_save_and_load(tmp_path):
+    """A mixture of mixtures with BatchNorm buffers and noise of each member's own."""
+    members = [gaussian(seed, scale=0.1 * (seed + 1)) for seed in range(3)]
+    states = []
+    for _ in range(2):
+        one = network()
+        one(torch.randn(16, 3))
+        states.append(dict(one.state_dict()))
+    members.append(DrawsPosterior(network(), Gaussian(0.9, learn=True), states))
+    mixture = MixturePosterior([MixturePosterior(members[:2]), MixturePosterior(members[2:])])
+    mixture.save(tmp_path)
+    loaded = Posterior.load(tmp_path, network())
+    assert type(loaded) is MixturePosterior
+    kinds = [[c.kind for c in inner.components] for inner in loaded.components]
+    assert kinds == [["gaussian", "gaussian"], ["gaussian", "draws"]]
+    before, after = mixture.sample(9, generator(2)), loaded.sample(9, generator(2))
+    assert list(before) == list(after)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    inputs = torch.randn(5, 3)
+    one, other = mixture.predict(inputs, draws=9), loaded.predict(inputs, draws=9)
+    torch.testing.assert_close(other.outputs, one.outputs)
+    torch.testing.assert_close(other.scales, one.scales)
+    assert len(torch.unique(other.scales)) == 4
+
+
+def test_more_than_ten_components_come_back_in_order(tmp_path):
+    MixturePosterior([point(value) for value in range(12)]).save(tmp_path)
+    loaded = Posterior.load(tmp_path, nn.Linear(1, 1, bias=False))
+    assert weights(loaded, 12) == list(range(12))
+
+
+def test_moves_all_components():
+    mixture = MixturePosterior([gaussian(0), MixturePosterior([gaussian(1)])])
+    assert mixture.to("cpu") is mixture
+    assert mixture.to("meta").device.type == "meta"
+    assert mixture.components[1].components[0].device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("components", "message"),
+    [
+        ([], "at least one posterior; got none"),
+        ([point(1), gaussian(0)], r"component 0 tensor 0 is 'weight' .*but '0.weight' of shape"),
+        ([point(1), point(2, Categorical())], "0 has Gaussian, component 1 has Categorical"),
+    ],
+)
+def test_what_cannot_be_mixed(components, message):
+    with pytest.raises(ConfigurationError, match=message):
+        MixturePosterior(components)
+
+
+def test_bad_number_of_draws():
+    with pytest.raises(ConfigurationError, match="at least 1; got 0"):
+        MixturePosterior([point(1)]).predict(torch.ones(1, 1), draws=0)

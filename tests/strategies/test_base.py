@@ -1,0 +1,297 @@
+"""The Lightning work of every strategy: what a Lightning user expects, and bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from lightning_bnn import VariationalBNN
+from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
+from lightning_bnn.likelihoods import Categorical, Gaussian, Poisson
+from lightning_bnn.predictive import Predictive
+from lightning_bnn.priors import Normal
+from tests.nets import loader, make_data, mlp
+from tests.trainers import quiet_trainer
+
+
+def make_bnn(outputs: int = 3, likelihood: Any = None, **options: Any) -> VariationalBNN:
+    torch.manual_seed(1)
+    return VariationalBNN(
+        mlp(outputs), likelihood or Categorical(), Normal(0.0, 1.0), seed=3, **options
+    )
+
+
+@pytest.fixture
+def data() -> TensorDataset:
+    return make_data("mlp", "classification")
+
+
+# -------------------------------------------------------------------- Lightning's features
+
+
+def test_accumulated_batches_equal_one_large_batch(data: TensorDataset) -> None:
+    """One draw serves all batches of a step, so 2 × n is 1 × 2n exactly, but for rounding."""
+    ends = []
+    for batch_size, accumulate in ((8, 2), (16, 1)):
+        bnn = make_bnn(optimizer=lambda parameters: SGD(parameters, lr=0.1)).double()
+        double = TensorDataset(data.tensors[0].double(), data.tensors[1])
+        trainer = quiet_trainer(max_epochs=3, accumulate_grad_batches=accumulate)
+        trainer.fit(bnn, DataLoader(double, batch_size=batch_size))
+        ends.append(bnn)
+    for name in ("mean", "rho"):
+        first, second = (getattr(bnn.family, name) for bnn in ends)
+        torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", ["norm", "value"])
+def test_gradient_clipping(data: TensorDataset, how: str) -> None:
+    """With SGD at lr 1 a step is the clipped gradient itself."""
+    bnn = make_bnn(optimizer=lambda parameters: SGD(parameters, lr=1.0))
+    before = torch.cat([bnn.family.mean, bnn.family.rho]).detach().clone()
+    quiet_trainer(max_steps=1, gradient_clip_val=0.01, gradient_clip_algorithm=how).fit(
+        bnn, loader(data)
+    )
+    step = torch.cat([bnn.family.mean, bnn.family.rho]).detach() - before
+    size = step.norm() if how == "norm" else step.abs().max()
+    assert size == pytest.approx(0.01, rel=1e-2)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize("estimator", ["weight", "flipout", "local"])
+def test_precision_flags(data: TensorDataset, precision: Any, estimator: str) -> None:
+    bnn = make_bnn(estimator=estimator, initial_scale=0.1)
+    before = bnn.family.mean.detach().double().clone()
+    trainer = quiet_trainer(max_epochs=2, precision=precision)
+    trainer.fit(bnn, loader(data), loader(data))
+    trainer.test(bnn, loader(data), verbose=False)
+    assert bnn.family.mean.isfinite().all()
+    assert not torch.equal(bnn.family.mean.detach().double(), before)
+
+
+def test_logging_checkpoints_and_early_stopping(data: TensorDataset, tmp_path: Path) -> None:
+    bnn = make_bnn()
+    logger = CSVLogger(tmp_path)
+    best = ModelCheckpoint(tmp_path / "checkpoints", monitor="val_nll", filename="best")
+    trainer = quiet_trainer(
+        max_epochs=3,
+        logger=logger,
+        log_every_n_steps=1,
+        enable_checkpointing=True,
+        callbacks=[best, EarlyStopping("val_nll", patience=5)],
+    )
+    trainer.fit(bnn, loader(data), loader(data))
+    text = (Path(logger.log_dir) / "metrics.csv").read_text()
+    for name in (
+        "train_loss",
+        "train_nll",
+        "kl",
+        "val_nll",
+        "val_accuracy",
+        "val_brier",
+        "val_ece",
+    ):
+        assert name in text
+    (by_path,) = trainer.test(bnn, loader(data), ckpt_path="best", verbose=False)
+    assert by_path["test_nll"] == pytest.approx(float(best.best_model_score), abs=1e-4)
+    loaded = VariationalBNN.load_from_checkpoint(
+        best.best_model_path, net=mlp(3), likelihood=Categorical(), prior=Normal(0.0, 1.0)
+    )
+    assert torch.equal(loaded.family.mean, torch.load(best.best_model_path, weights_only=True)[
+        "state_dict"]["family.mean"])  # fmt: skip
+
+
+def test_several_validation_loaders_are_kept_apart(data: TensorDataset) -> None:
+    bnn = make_bnn()
+    other = TensorDataset(5 + data.tensors[0], (data.tensors[1] + 1) % 3)
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(bnn, loader(data), [loader(data), loader(other)])
+    both = dict(trainer.callback_metrics)
+    for index, each in enumerate((data, other)):
+        (alone,) = trainer.validate(bnn, loader(each), verbose=False)
+        name = f"val_nll/dataloader_idx_{index}"
+        assert both[name] == pytest.approx(alone["val_nll"], abs=1e-5)
+
+
+def test_metrics_start_afresh_in_each_epoch(data: TensorDataset) -> None:
+    bnn = make_bnn()
+    trainer = quiet_trainer(max_epochs=3)
+    trainer.fit(bnn, loader(data), loader(data))
+    last = float(trainer.callback_metrics["val_nll"])
+    (alone,) = trainer.validate(bnn, loader(data), verbose=False)
+    assert last == pytest.approx(alone["val_nll"], abs=1e-6)
+
+
+def test_predict_takes_inputs_alone_or_with_targets(data: TensorDataset) -> None:
+    bnn = make_bnn()
+    trainer = quiet_trainer()
+    pairs = trainer.predict(bnn, loader(data))
+    alone = trainer.predict(bnn, DataLoader(data.tensors[0], batch_size=16))
+    torch.testing.assert_close(
+        Predictive.concatenate(pairs).mean, Predictive.concatenate(alone).mean
+    )
+
+
+def test_inputs_may_be_several_tensors_or_keywords() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.head(left + right)
+
+    rows = torch.randn(12, 4)
+    targets = torch.randint(0, 3, (12,))
+    pairs = [((rows[i], rows[i]), targets[i]) for i in range(12)]
+    named = [({"left": rows[i], "right": rows[i]}, targets[i]) for i in range(12)]
+    ends = []
+    for examples in (pairs, named):
+        torch.manual_seed(0)
+        bnn = VariationalBNN(Sum(), Categorical(), Normal(), seed=1)
+        trainer = quiet_trainer(max_epochs=1)
+        batches = DataLoader(examples, batch_size=6)
+        trainer.fit(bnn, batches, batches)
+        ends.append(bnn.family.mean)
+    assert torch.equal(*ends)
+
+
+def test_plain_datamodule(data: TensorDataset) -> None:
+    class Data(pl.LightningDataModule):
+        def train_dataloader(self) -> DataLoader:
+            return loader(data, shuffle=True)
+
+        val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+    bnn = make_bnn()
+    trainer = quiet_trainer(max_epochs=1, limit_val_batches=0)
+    trainer.fit(bnn, Data())
+    assert bnn.target.num_data == len(data)
+
+
+def test_learning_rate_scheduler_each_step(data: TensorDataset) -> None:
+    bnn = make_bnn(
+        optimizer=lambda parameters: SGD(parameters, lr=1.0),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        scheduler_interval="step",
+    )
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(bnn, loader(data))
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5**3)
+
+
+# -------------------------------------------------------------------- bad input
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(make_data("mlp", "classification"))
+
+
+def test_data_without_a_length_need_num_data() -> None:
+    bnn = make_bnn()
+    with pytest.raises(ConfigurationError, match=r"\(Stream\) have no length. Pass num_data="):
+        quiet_trainer(max_epochs=1).fit(bnn, DataLoader(Stream(), batch_size=8))
+    bnn = make_bnn(num_data=48)
+    quiet_trainer(max_epochs=1).fit(bnn, DataLoader(Stream(), batch_size=8))
+    assert bnn.target.num_data == 48
+
+
+@pytest.mark.parametrize("where", ["inputs", "targets", "step"])
+def test_a_loss_that_is_not_finite_stops_the_fit_at_that_step(where: str) -> None:
+    rows, values = torch.randn(40, 4), torch.randn(40, 1)
+    if where == "inputs":
+        rows[21] = torch.nan
+    if where == "targets":
+        values[21] = torch.inf
+    bnn = make_bnn(1, Gaussian(1.0))
+    trainer = quiet_trainer(max_epochs=1)
+    snapshots = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
+            snapshots.append(module.family.mean.detach().clone())
+            if where == "step" and len(snapshots) == 2:
+                module.family.mean.data[0] = torch.nan
+
+    trainer.callbacks.append(Watch())
+    if where == "targets":  # named by the likelihood before there is a loss
+        with pytest.raises(DataError, match="finite targets; 1 of 10 are not"):
+            trainer.fit(bnn, DataLoader(TensorDataset(rows, values), batch_size=10))
+        return
+    reason = "inputs hold NaN" if where == "inputs" else "Inputs and targets are finite"
+    with pytest.raises(NonFiniteError, match=rf"nan at step 2 \(epoch 0, batch 2\).*{reason}"):
+        trainer.fit(bnn, DataLoader(TensorDataset(rows, values), batch_size=10))
+    if where == "inputs":
+        assert torch.equal(bnn.family.mean, snapshots[-1]), "the last good weights are kept"
+
+
+@pytest.mark.parametrize(
+    ("outputs", "likelihood", "targets", "message"),
+    [
+        (3, Categorical(), torch.tensor([0, 1, 3, 0]), "3"),
+        (3, Categorical(), torch.rand(4), "integer"),
+        (3, Categorical(), torch.zeros(4, 2, dtype=torch.long), "shape"),
+        (2, Gaussian(), torch.rand(4, 3), "shape"),
+        (4, Gaussian(), torch.rand(4), "shape"),
+        (1, Poisson(), torch.tensor([1.0, 2.0, -1.0, 0.0]), "-1"),
+    ],
+)
+def test_targets_or_outputs_that_do_not_fit(
+    outputs: int, likelihood: Any, targets: Tensor, message: str
+) -> None:
+    data = TensorDataset(torch.randn(4, 4), targets)
+    with pytest.raises(DataError, match=message):
+        quiet_trainer(max_epochs=1).fit(make_bnn(outputs, likelihood), loader(data))
+    with pytest.raises(DataError, match=message):
+        quiet_trainer().test(make_bnn(outputs, likelihood), loader(data), verbose=False)
+
+
+def test_a_batch_of_another_form(data: TensorDataset) -> None:
+    triple = TensorDataset(*data.tensors, data.tensors[1])
+    with pytest.raises(DataError, match=r"pair \(inputs, targets\); got list of length 3"):
+        quiet_trainer(max_epochs=1).fit(make_bnn(), loader(triple))
+
+
+def test_a_network_that_returns_a_tuple() -> None:
+    bnn = VariationalBNN(nn.LSTM(4, 3), Categorical(), Normal(), num_data=10)
+    with pytest.raises(ConfigurationError, match="LSTM returned tuple"):
+        bnn.loss((torch.randn(2, 5, 4), torch.tensor([0, 1])))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"net": "resnet18"}, "net= is a torch.nn.Module; got str"),
+        ({"likelihood": "categorical"}, "likelihood= is an object"),
+        ({"num_data": 0}, "num_data= is the number of training examples, at least 1; got 0"),
+        ({"temperature": -1.0}, "temperature= is at least 0"),
+        ({"estimator": "flip"}, "estimator= is 'weight', 'flipout' or 'local'; got 'flip'"),
+        ({"draws": 0}, "draws= is at least 1"),
+        ({"predict_draws": 0}, "predict_draws= is at least 1"),
+        ({"kl_warmup": -1}, "kl_warmup= is a number of steps"),
+        ({"initial_scale": 0.0}, "initial_scale= is the standard deviation"),
+        ({"scale_form": "log"}, "scale_form= is 'exp' or 'softplus'"),
+        ({"scheduler_interval": "batch"}, "scheduler_interval= is 'epoch' or 'step'"),
+        ({"bayesian": "fc.*"}, r"The pattern 'fc.\*' matches no trainable parameter"),
+        ({"net": nn.ReLU()}, "none of its parameters"),
+        ({"net": nn.LazyLinear(3)}, "lazy module has no shape yet"),
+    ],
+)
+def test_options_that_cannot_work(options: dict[str, Any], message: str) -> None:
+    arguments = {"net": mlp(3), "likelihood": Categorical(), "prior": Normal(), **options}
+    with pytest.raises(ConfigurationError, match=message):
+        VariationalBNN(**arguments)
+
+
+def test_num_data_is_needed_outside_of_a_trainer() -> None:
+    with pytest.raises(ConfigurationError, match="Outside of a trainer pass num_data="):
+        make_bnn().loss((torch.randn(2, 4), torch.tensor([0, 1])))

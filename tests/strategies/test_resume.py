@@ -1,0 +1,181 @@
+"""A resumed fit equals an uninterrupted one to the last bit, also from the middle of an epoch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import nn
+from torch.optim import Adam
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lightning_bnn import VariationalBNN
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.priors import Normal
+from lightning_bnn.strategies.resume import ResumableLoader, random_state, restore_random_state
+from tests.nets import make_data
+from tests.trainers import quiet_trainer
+
+# a resumed fit keeps its own checkpoints apart here
+pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
+
+
+class Augmented(Dataset):
+    """Data whose augmentation draws from torch's global generator."""
+
+    def __init__(self) -> None:
+        self.data = make_data("mlp", "classification")
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs, target = self.data[index]
+        return inputs + 0.1 * torch.randn(4), target
+
+
+class Stream(IterableDataset):
+    """Data without a length."""
+
+    def __iter__(self) -> Any:
+        return iter(make_data("mlp", "classification"))
+
+
+def make_bnn(**options: Any) -> VariationalBNN:
+    torch.manual_seed(5)
+    net = nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.ReLU(), nn.Linear(8, 3)
+    )
+    return VariationalBNN(
+        net,
+        Categorical(),
+        Normal(0.0, 1.0),
+        kl_warmup=10,
+        optimizer=lambda parameters: Adam(parameters, lr=0.01),
+        scheduler=lambda optimizer: StepLR(optimizer, 1, 0.8),
+        predict_draws=2,
+        **options,
+    )
+
+
+def fit(directory: Path, loader: Any, ckpt: Path | None = None, **options: Any) -> VariationalBNN:
+    """Fit 3 epochs of 6 batches and keep a checkpoint of every step."""
+    trainer_options = {"accumulate_grad_batches": options.pop("accumulate", 1)}
+    if "limit" in options:
+        trainer_options["limit_train_batches"] = options.pop("limit")
+    bnn = make_bnn(**options)
+    saver = every_step(directory / ckpt.stem if ckpt else directory)
+    trainer_options |= {"callbacks": [saver], "enable_checkpointing": True}
+    if ckpt is not None:
+        torch.manual_seed(12345)  # a fresh process would not stand where the first one stood
+    val = DataLoader(make_data("mlp", "classification"), batch_size=16)
+    trainer = quiet_trainer(max_epochs=3, **trainer_options)
+    trainer.fit(bnn, loader(), val, ckpt_path=ckpt)
+    return bnn
+
+
+def every_step(directory: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(directory, "{step}", every_n_train_steps=1, save_top_k=-1)
+
+
+def shuffled(workers: int = 0) -> DataLoader:
+    return DataLoader(Augmented(), batch_size=8, shuffle=True, num_workers=workers)
+
+
+def equal(first: VariationalBNN, second: VariationalBNN) -> bool:
+    a, b = first.state_dict(), second.state_dict()
+    noise = a.pop("noise._extra_state"), b.pop("noise._extra_state")
+    return torch.equal(noise[0]["state"], noise[1]["state"]) and all(
+        torch.equal(a[key], b[key]) for key in a
+    )
+
+
+@pytest.mark.parametrize("step", [1, 4, 6, 8, 12, 17])
+def test_resume_is_bit_equal(step: int, tmp_path: Path) -> None:
+    """Steps 6 and 12 are ends of epochs, the others lie in the middle of one."""
+    whole = fit(tmp_path, shuffled)
+    resumed = fit(tmp_path, shuffled, tmp_path / f"step={step}.ckpt")
+    assert equal(whole, resumed)
+
+
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"limit": 4}, {"estimator": "flipout"}])
+def test_resume_is_bit_equal_with(options: dict[str, Any], tmp_path: Path) -> None:
+    whole = fit(tmp_path, shuffled, **options)
+    for step in (2, 3, 4, 5):
+        resumed = fit(tmp_path, shuffled, tmp_path / f"step={step}.ckpt", **options)
+        assert equal(whole, resumed), step
+
+
+def test_resume_is_bit_equal_with_workers(tmp_path: Path) -> None:
+    whole = fit(tmp_path, lambda: shuffled(2))
+    assert equal(whole, fit(tmp_path, lambda: shuffled(2), tmp_path / "step=8.ckpt"))
+
+
+def test_resume_is_bit_equal_without_a_length(tmp_path: Path) -> None:
+    """Lightning fetches one batch ahead of such data."""
+
+    def stream() -> DataLoader:
+        return DataLoader(Stream(), batch_size=8)
+
+    whole = fit(tmp_path, stream, num_data=48)
+    assert equal(whole, fit(tmp_path, stream, tmp_path / "step=9.ckpt", num_data=48))
+
+
+def test_another_checkpoint_gives_another_end(tmp_path: Path) -> None:
+    """The comparison can fail: forgetting the noise generator's state changes the result."""
+    whole = fit(tmp_path, shuffled)
+    path = tmp_path / "step=8.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["state_dict"]["noise._extra_state"] = make_bnn().noise.get_extra_state()
+    torch.save(checkpoint, path)
+    assert not equal(whole, fit(tmp_path, shuffled, path))
+
+
+def test_validation_does_not_change_training() -> None:
+    torch.manual_seed(0)
+    first = make_bnn()
+    torch.manual_seed(0)
+    quiet_trainer(max_epochs=2).fit(first, shuffled(), DataLoader(Augmented(), batch_size=8))
+    second = make_bnn()
+    torch.manual_seed(0)
+    quiet_trainer(max_epochs=2).fit(second, shuffled())
+    assert equal(first, second)
+
+
+def test_seed_decides_the_order_of_the_data() -> None:
+    orders = []
+    for seed in (1, 1, 2):
+        loader = ResumableLoader(DataLoader(range(20), shuffle=True), seed)
+        orders.append([int(batch) for _ in range(2) for batch in loader])
+    assert orders[0] == orders[1] != orders[2]
+    assert orders[0][:20] != orders[0][20:], "each epoch has an order of its own"
+
+
+def test_loader_leaves_the_random_state_alone() -> None:
+    before = random_state()
+    list(ResumableLoader(DataLoader(range(20), shuffle=True), 1))
+    assert torch.equal(before["torch"], torch.get_rng_state())
+    restore_random_state(before)
+
+
+def test_trainer_gets_its_methods_back() -> None:
+    bnn = make_bnn()
+    trainer = quiet_trainer(max_epochs=1)
+    original = trainer.strategy.process_dataloader
+    trainer.fit(bnn, shuffled())
+    assert trainer.strategy.process_dataloader == original
+
+
+def test_resume_from_a_fit_of_another_length(tmp_path: Path) -> None:
+    """A finished fit goes on when more epochs are asked for, as one long fit would."""
+    fit(tmp_path, shuffled)
+    bnn = make_bnn()
+    trainer = quiet_trainer(
+        max_epochs=4, callbacks=[every_step(tmp_path / "more")], enable_checkpointing=True
+    )
+    trainer.fit(bnn, shuffled(), ckpt_path=tmp_path / "step=18.ckpt")
+    assert trainer.global_step == 24

@@ -1,0 +1,387 @@
+"""The command line, mostly in process: each run is a small network on a few batches of digits."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lightning_bnn import Posterior, cli
+from lightning_bnn.cli import main
+from lightning_bnn.nets import MLP
+
+MODEL: dict[str, Any] = {
+    "class_path": "lightning_bnn.VariationalBNN",
+    "init_args": {
+        "net": {
+            "class_path": "lightning_bnn.nets.MLP",
+            "init_args": {"inputs": 64, "hidden": [8], "outputs": 10},
+        },
+        "likelihood": "lightning_bnn.likelihoods.Categorical",
+        "prior": {
+            "*.bias": {"class_path": "lightning_bnn.priors.Laplace"},
+            "*": {"class_path": "lightning_bnn.priors.Normal", "init_args": {"scale": 0.5}},
+        },
+        "bayesian": ["*", "!1.bias"],
+        "predict_draws": 3,
+        "optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.01}},
+        "scheduler": {
+            "class_path": "torch.optim.lr_scheduler.ExponentialLR",
+            "init_args": {"gamma": 0.5},
+        },
+    },
+}
+
+
+def configuration(folder: Path, **changes: Any) -> str:
+    """Write a configuration whose runs go to ``folder/runs``; changes are of the model."""
+    model = {**MODEL, "init_args": {**MODEL["init_args"], **changes}}
+    logger = {
+        "class_path": "pytorch_lightning.loggers.CSVLogger",
+        "init_args": {"save_dir": str(folder), "name": "runs"},
+    }
+    checkpoint = {
+        "class_path": "pytorch_lightning.callbacks.ModelCheckpoint",
+        "init_args": {"filename": "{epoch}", "save_top_k": -1},
+    }
+    content = {
+        "seed_everything": 1,
+        "model": model,
+        "data": {"class_path": "lightning_bnn.data.Digits", "init_args": {"batch_size": 32}},
+        "trainer": {
+            "max_epochs": 2,
+            "limit_train_batches": 3,
+            "limit_val_batches": 1,
+            "accelerator": "cpu",
+            "logger": logger,
+            "callbacks": [checkpoint],
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "log_every_n_steps": 1,
+        },
+    }
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    from lightning_bnn.data import Digits
+
+    data = Digits()
+    data.setup()
+    inputs, targets = data.splits.test.tensors
+    return inputs, targets
+
+
+def metrics(run: Path) -> dict[str, float]:
+    with open(run / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: float(value) for row in rows for name, value in row.items() if value}
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished fit."""
+    folder = tmp_path_factory.mktemp("cli")
+    assert main(["fit", "--config", configuration(folder)]) == 0
+    return folder / "runs" / "version_0"
+
+
+# -------------------------------------------------------------------- words and help
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    for command in ("fit", "validate", "test", "predict", "demo"):
+        assert f"\n  {command} " in text
+    assert main([]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_an_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fti", "--config", "x.yaml"]) == 2
+    assert "'fti'" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from importlib.metadata import version
+
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == version("lightning-bnn")
+
+
+def test_other_commands_are_given_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+
+    def run(argv: list[str]) -> int:
+        seen.append(argv)
+        return 3
+
+    monkeypatch.setitem(sys.modules, "lightning_bnn.demo", SimpleNamespace(main=run))  # type: ignore[arg-type]
+    assert main(["demo", "--quick", "x"]) == 3
+    assert seen == [["--quick", "x"]]
+
+
+def test_help_of_fit_begins_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: lightning-bnn fit --config FILE [options]\n")
+    places = [text.index(word) for word in ("--posterior", "--ckpt_path", "--model ", "--data ")]
+    assert places == sorted(places)
+    assert places[-1] < text.index("--trainer.max_epochs")
+    assert "lightning_bnn.VariationalBNN" in text
+    assert "lightning_bnn.data.Digits" in text
+    assert "registry" not in text[: text.index("--trainer")]
+
+
+def test_help_of_a_strategy_spares_the_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--model.help", "VariationalBNN"])
+    text = capsys.readouterr().out
+    assert "--model.kl_warmup" in text
+    assert "torch.nn.ReLU6" not in text
+    assert "lightning_bnn.priors.Laplace" in text
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["3.*", ["*", "!1.bias"], "lightning_bnn.selection.last_layer", None],
+)
+def test_printed_configuration_is_one_again(
+    choice: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configuration(tmp_path, bayesian=choice)
+    printed = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as stopped:
+            main(["fit", "--config", config, "--print_config"])
+        assert stopped.value.code == 0
+        printed.append(capsys.readouterr().out)
+        config = str(tmp_path / "printed.yaml")
+        Path(config).write_text(printed[-1])
+    assert printed[0] == printed[1]
+    assert yaml.safe_load(printed[0])["model"]["init_args"]["bayesian"] == choice
+
+
+# -------------------------------------------------------------------- fit
+
+
+def test_fit_leaves_configuration_checkpoints_and_posterior(fitted: Path) -> None:
+    posterior = Posterior.load(fitted / "posterior", MLP(64, [8], 10))
+    weights = posterior.sample(2)
+    assert sorted(weights) == ["1.weight", "3.bias", "3.weight"]
+    assert "1.bias" in posterior.fixed
+    assert (fitted / "config.yaml").is_file()
+    assert sorted(path.name for path in (fitted / "checkpoints").iterdir()) == [
+        "epoch=0.ckpt",
+        "epoch=1.ckpt",
+    ]
+
+
+def test_configuration_reaches_the_strategy(tmp_path: Path, monkeypatch: Any) -> None:
+    seen = []
+    monkeypatch.setattr(cli.BayesianCLI, "after_fit", lambda self: seen.append(self))
+    assert main(["fit", "--config", configuration(tmp_path), "--model.temperature", "0.5"]) == 0
+    strategy, trainer = seen[0].model, seen[0].trainer
+    assert strategy.target.temperature == 0.5
+    assert strategy.predict_draws == 3
+    priors = {type(prior).__name__: prior.scale for _, _, prior, _, _ in strategy.prior.segments()}
+    assert priors == {"Normal": 0.5, "Laplace": 1.0}
+    assert isinstance(trainer.optimizers[0], torch.optim.Adam)
+    # after two epochs of ExponentialLR
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01 * 0.5**2)
+
+
+def test_functions_choose_the_bayesian_weights(tmp_path: Path) -> None:
+    config = configuration(tmp_path, bayesian="lightning_bnn.selection.last_layer")
+    where = tmp_path / "elsewhere"
+    options = ["--posterior", str(where), "--trainer.fast_dev_run", "1"]
+    assert main(["fit", "--config", config, *options]) == 0
+    posterior = Posterior.load(where, MLP(64, [8], 10))
+    assert sorted(posterior.sample(1)) == ["3.bias", "3.weight"]
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        {
+            "class_path": "lightning_bnn.nets.sequential",
+            "init_args": {
+                "layers": [
+                    "torch.nn.Flatten",
+                    {
+                        "class_path": "torch.nn.Linear",
+                        "init_args": {"in_features": 64, "out_features": 10},
+                    },
+                ]
+            },
+        },
+        {
+            "class_path": "lightning_bnn.nets.sequential",
+            "init_args": {
+                "layers": [
+                    {
+                        "class_path": "torch.nn.Conv2d",
+                        "init_args": {"in_channels": 1, "out_channels": 3, "kernel_size": 1},
+                    },
+                    {
+                        "class_path": "torchvision.models.squeezenet1_1",
+                        "init_args": {"num_classes": 10},
+                    },
+                ]
+            },
+        },
+    ],
+    ids=["layers", "torchvision"],
+)
+def test_networks_from_layers_and_torchvision(net: dict[str, Any], tmp_path: Path) -> None:
+    config = configuration(tmp_path, net=net, prior=None, bayesian=None)
+    size = ["--data.batch_size", "2", "--trainer.fast_dev_run", "1"]
+    if "torchvision" in str(net):  # too deep for 8 by 8 pixels: only made, not run
+        with pytest.raises(SystemExit):
+            main(["fit", "--config", config, "--print_config"])
+    else:
+        assert main(["fit", "--config", config, *size]) == 0
+
+
+def test_checkpoint_holds_no_pickled_objects(fitted: Path) -> None:
+    checkpoint = torch.load(fitted / "checkpoints" / "epoch=0.ckpt", weights_only=True)
+    assert "hyper_parameters" not in checkpoint
+    assert checkpoint["global_step"] == 3
+
+
+def test_resumed_fit_equals_the_whole_one(fitted: Path, tmp_path: Path) -> None:
+    checkpoint = str(fitted / "checkpoints" / "epoch=0.ckpt")
+    config = configuration(tmp_path)
+    assert main(["fit", "--config", config, "--ckpt_path", checkpoint]) == 0
+    net = MLP(64, [8], 10)
+    inputs = digits()[0][:8]
+    one = Posterior.load(fitted / "posterior", net).predict(inputs, draws=4)
+    other = Posterior.load(tmp_path / "runs/version_0/posterior", net).predict(inputs, draws=4)
+    assert torch.equal(one.outputs, other.outputs)
+
+
+def test_resuming_into_the_same_folder_is_allowed(fitted: Path, tmp_path: Path) -> None:
+    config = configuration(tmp_path)
+    options = ["--trainer.logger.version", "0"]
+    assert main(["fit", "--config", config, "--trainer.max_epochs", "1", *options]) == 0
+    with pytest.raises(RuntimeError, match="NOT exist"):
+        main(["fit", "--config", config, *options])
+    last = str(tmp_path / "runs" / "version_0" / "checkpoints" / "epoch=0.ckpt")
+    assert main(["fit", "--config", config, "--ckpt_path", last, *options]) == 0
+
+
+def test_own_errors_come_without_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configuration(tmp_path)
+    assert main(["fit", "--config", config, "--model.draws", "0"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "lightning-bnn fit: draws= is at least 1; got 0."
+    )
+    config = configuration(tmp_path, prior={"class_path": "Normal", "init_args": {"scale": -1.0}})
+    assert main(["fit", "--config", config]) == 1
+    assert "Normal(scale=) must be a positive number" in capsys.readouterr().err
+
+
+def test_wrong_options_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--config", configuration(tmp_path), "--model.tempreature", "1"])
+    assert stopped.value.code == 2
+    text = capsys.readouterr().err
+    assert "tempreature" in text
+    assert len(text.splitlines()) < 30
+
+
+# -------------------------------------------------------------------- validate, test, predict
+
+
+def test_checkpoint_and_posterior_give_the_same_metrics(fitted: Path, tmp_path: Path) -> None:
+    config = configuration(tmp_path)
+    checkpoint = ["--ckpt_path", str(fitted / "checkpoints" / "epoch=1.ckpt")]
+    posterior = ["--posterior", str(fitted / "posterior")]
+    assert main(["test", "--config", config, *checkpoint]) == 0
+    assert main(["test", "--config", config, *posterior]) == 0
+    first, second = (metrics(tmp_path / "runs" / f"version_{run}") for run in (0, 1))
+    assert first == second
+    inputs, targets = digits()
+    predictive = Posterior.load(fitted / "posterior", MLP(64, [8], 10)).predict(inputs, draws=3)
+    expected = (predictive.mode == targets).float().mean().item()  # type: ignore[attr-defined]
+    assert first["test_accuracy"] == pytest.approx(expected)
+    assert main(["validate", "--config", config, *posterior]) == 0
+    assert "val_accuracy" in metrics(tmp_path / "runs" / "version_2")
+
+
+def test_the_saved_configuration_serves_every_command(fitted: Path) -> None:
+    config = str(fitted / "config.yaml")
+    before = Path(config).read_text()
+    options = ["--posterior", str(fitted / "posterior"), "--trainer.logger.version", "0"]
+    for command in ("validate", "test", "predict"):
+        assert main([command, "--config", config, *options]) == 0
+    assert Path(config).read_text() == before
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_an_untrained_network_is_refused(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--config", configuration(tmp_path)]) == 1
+    assert "--ckpt_path" in capsys.readouterr().err
+
+
+def test_predict_writes_a_file(
+    fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--posterior", str(fitted / "posterior")]
+    assert main(["predict", "--config", configuration(tmp_path), *options]) == 0
+    path = tmp_path / "runs" / "version_0" / "predictions.csv"
+    assert capsys.readouterr().out.splitlines()[-1] == f"The predictions are in {path}"
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    inputs, _ = digits()
+    predictive = Posterior.load(fitted / "posterior", MLP(64, [8], 10)).predict(inputs, draws=3)
+    assert [int(row["class"]) for row in rows] == predictive.mode.tolist()  # type: ignore[attr-defined]
+
+
+def test_predict_heeds_the_writer_of_the_configuration(fitted: Path, tmp_path: Path) -> None:
+    config = configuration(tmp_path)
+    content = yaml.safe_load(Path(config).read_text())
+    path = tmp_path / "mine.csv"
+    content["trainer"]["callbacks"] = [
+        {
+            "class_path": "lightning_bnn.callbacks.PredictionWriter",
+            "init_args": {"path": str(path)},
+        }
+    ]
+    Path(config).write_text(yaml.safe_dump(content))
+    assert main(["predict", "--config", config, "--posterior", str(fitted / "posterior")]) == 0
+    assert [found.name for found in tmp_path.rglob("*.csv")] == ["mine.csv"]
+
+
+def test_console_script(tmp_path: Path) -> None:
+    script = Path(sys.executable).parent / "lightning-bnn"
+    options = ["--trainer.fast_dev_run", "1", "--posterior", str(tmp_path / "posterior")]
+    done = subprocess.run(
+        [script, "fit", "--config", configuration(tmp_path), *options],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"The posterior is in {tmp_path / 'posterior'}"
+    assert json.loads((tmp_path / "posterior" / "manifest.json").read_text())
+    assert "LeafSpec" not in done.stderr

@@ -1,0 +1,65 @@
+"""Every configuration parses; those whose data are at hand also run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_bnn.cli import main
+
+CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+
+
+def name(path: Path) -> str:
+    return path.stem
+
+
+def test_there_are_configurations() -> None:
+    assert {"digits_vi", "toy_vi", "uci_vi", "mnist_vi", "cifar10_vi"} <= set(map(name, CONFIGS))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_parses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "--config", str(config), "--print_config"])
+    assert stopped.value.code == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert "Unable to serialize" not in str(printed)
+    written = yaml.safe_load(config.read_text())
+    assert printed["trainer"]["max_epochs"] == written["trainer"]["max_epochs"]
+    scheduler = written["model"]["init_args"]["scheduler"]["init_args"]
+    assert scheduler["T_max"] == written["trainer"]["max_epochs"]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_names_no_place_of_one_machine(config: Path) -> None:
+    values = yaml.safe_load(config.read_text())
+    assert "'/" not in str(values)
+    assert values["data"]["init_args"].get("data_dir") is None
+
+
+@pytest.mark.parametrize("stem", ["digits_vi", "toy_vi"])
+def test_runs(stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = next(path for path in CONFIGS if path.stem == stem)
+    options = ["--trainer.fast_dev_run", "1", "--trainer.accelerator", "cpu"]
+    assert main(["fit", "--config", str(config), *options]) == 0
+    assert list(tmp_path.iterdir()) == []  # a trial run leaves nothing
+
+
+@pytest.mark.parametrize("stem", ["mnist_vi", "cifar10_vi", "uci_vi"])
+def test_says_what_data_are_missing(
+    stem: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The model is made too, so that this checks the network and the prior."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
+    config = next(path for path in CONFIGS if path.stem == stem)
+    options = ["--trainer.fast_dev_run", "1", "--trainer.accelerator", "cpu"]
+    assert main(["fit", "--config", str(config), *options]) == 1
+    assert "LIGHTNING_BNN_DATA" in capsys.readouterr().err

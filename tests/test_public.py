@@ -1,0 +1,62 @@
+"""The public names, frozen: adding or removing one is a decision, not an accident."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+
+import lightning_bnn
+
+PUBLIC = {
+    "lightning_bnn": [
+        "DrawsPosterior",
+        "GaussianPosterior",
+        "MixturePosterior",
+        "Posterior",
+        "Predictive",
+        "StackedModule",
+        "Strategy",
+        "Target",
+        "VariationalBNN",
+    ],
+    "lightning_bnn.likelihoods": [
+        "Bernoulli",
+        "Categorical",
+        "Gaussian",
+        "HeteroscedasticGaussian",
+        "Likelihood",
+        "Poisson",
+    ],
+    "lightning_bnn.priors": [
+        "BoundPrior",
+        "Laplace",
+        "Normal",
+        "Prior",
+        "PriorLike",
+        "ScaleMixture",
+        "StudentT",
+    ],
+    "lightning_bnn.callbacks": ["PredictionWriter"],
+    "lightning_bnn.errors": [
+        "ConfigurationError",
+        "DataError",
+        "LightningBNNError",
+        "NonFiniteError",
+        "PosteriorFormatError",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names(name: str) -> None:
+    assert sorted(importlib.import_module(name).__all__) == PUBLIC[name]
+
+
+def test_every_module_keeps_its_promises() -> None:
+    """Each name in ``__all__`` is there."""
+    for found in pkgutil.walk_packages(lightning_bnn.__path__, "lightning_bnn."):
+        module = importlib.import_module(found.name)
+        for name in getattr(module, "__all__", []):
+            assert hasattr(module, name), f"{found.name}.{name}"
