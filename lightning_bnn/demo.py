@@ -29,7 +29,6 @@ from lightning_bnn.data import Digits, ToyRegression
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.nets import MLP
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
-from lightning_bnn.predictive import OrderedPredictive
 from lightning_bnn.priors import Normal
 from lightning_bnn.report.figures import draw_regression, draw_shift
 from lightning_bnn.strategies import VariationalBNN
@@ -183,7 +182,7 @@ def _table(rows: dict[str, dict[str, float]], count: int) -> Table:
 def _picture(
     path: Path,
     grid: Tensor,
-    curve: OrderedPredictive,
+    curve: Any,
     toy: ToyRegression,
     named: dict[str, Posterior],
     inputs: Tensor,

@@ -77,7 +77,7 @@ class StackedModule:
         if mode not in ("auto", "stacked", "loop"):
             raise ConfigurationError(f"mode= is 'auto', 'stacked' or 'loop'; got {mode!r}.")
         self.net = net
-        self.mode = mode
+        self.mode: Mode = mode
 
     def __call__(
         self,

@@ -24,7 +24,7 @@ from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import store
 from lightning_bnn.predictive import Predictive
-from lightning_bnn.stacked import StackedModule
+from lightning_bnn.stacked import Mode, StackedModule
 
 __all__ = ["Posterior"]
 
@@ -81,6 +81,15 @@ class Posterior(ABC):
     @abstractmethod
     def device(self) -> torch.device:
         """Where the posterior lies."""
+
+    @property
+    def mode(self) -> Mode:
+        """How draws run through the network: ``"stacked"``, ``"loop"``, or not yet measured."""
+        return self._stacked.mode
+
+    @mode.setter
+    def mode(self, value: Mode) -> None:
+        self._stacked.mode = value
 
     @property
     def default_draws(self) -> int:

@@ -88,11 +88,13 @@ class GaussianPosterior(Posterior):
     ) -> Iterator[Weights]:
         """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
         for start in range(0, count, chunk):
-            flat = self._mean.new_empty(min(chunk, count - start), self._layout.size)
-            for row in flat:  # one draw after another: the chunk does not change the numbers
-                row.normal_(generator=generator)
-            yield self._layout.views(flat.mul_(self._sd).add_(self._mean))
-            del flat  # before the next is made
+            yield self._together(min(chunk, count - start), generator)
+
+    def _together(self, count: int, generator: torch.Generator | None) -> Weights:
+        flat = self._mean.new_empty(count, self._layout.size)
+        for row in flat:  # one draw after another: the chunk does not change the numbers
+            row.normal_(generator=generator)
+        return self._layout.views(flat.mul_(self._sd).add_(self._mean))
 
     def to(self, device: torch.device | str) -> Self:
         """Move everything to a device, in place."""

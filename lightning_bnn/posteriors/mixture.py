@@ -23,6 +23,7 @@ from lightning_bnn.posteriors.base import (
 )
 from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.stacked import Mode
 
 __all__ = ["MixturePosterior"]
 
@@ -69,6 +70,16 @@ class MixturePosterior(Posterior):
         # what is fixed within a component varies between components
         super().__init__(first.net, first.likelihood, self._names)
         self.components = list(components)
+
+    @property
+    def mode(self) -> Mode:
+        """How draws run through the network: that of the first component."""
+        return self.components[0].mode
+
+    @mode.setter
+    def mode(self, value: Mode) -> None:
+        for component in self.components:
+            component.mode = value
 
     @property
     def default_draws(self) -> int:

@@ -5,7 +5,7 @@ They draw on axes that the caller made, so that they can stand alone or side by 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from torch import Tensor
@@ -22,7 +22,7 @@ def draw_regression(
     axes: Axes,
     inputs: Tensor,
     predictive: OrderedPredictive,
-    observed: tuple[Tensor, Tensor] | None = None,
+    observed: Sequence[Tensor] | None = None,
     truth: Tensor | None = None,
 ) -> None:
     """Draw a one-dimensional regression: its mean, its interval, and where that comes from.

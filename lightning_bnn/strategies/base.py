@@ -13,7 +13,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from functools import partial
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -27,6 +26,7 @@ from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.resume import ResumableLoader, random_state, restore_random_state
 from lightning_bnn.target import Target, count_examples, split_batch
 
@@ -78,11 +78,12 @@ class Strategy(pl.LightningModule, ABC):
         self.likelihood = deepcopy(likelihood)
         self.predict_draws = predict_draws
         self._given_num_data = num_data
-        self._optimizer = optimizer or partial(Adam, lr=1e-3)
+        self._optimizer = optimizer
         self._scheduler = scheduler
         self._scheduler_interval = scheduler_interval
         self._metrics: dict[str, list[MetricCollection]] = {}
         self._snapshot: Posterior | None = None
+        self._mode: Mode = "auto"
         self._checked: set[str] = set()
         self._random_state: list[dict[str, Any]] | None = None
         self._unwrap: Callable[[], None] | None = None
@@ -105,11 +106,22 @@ class Strategy(pl.LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:
         """One optimizer over all trainable parameters, and its scheduler."""
-        optimizer = self._optimizer([p for p in self.parameters() if p.requires_grad])
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        make = self._optimizer or self._default_optimizer
+        optimizer = make(parameters)
         if self._scheduler is None:
             return optimizer
         scheduler = {"scheduler": self._scheduler(optimizer), "interval": self._scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def _default_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+        """Adam, in one fused pass on a CPU, where that takes a fifth of the time.
+
+        Not under mixed precision: Lightning does not clip gradients of a fused optimizer there.
+        """
+        mixed = self._trainer is not None and "mixed" in str(self.trainer.precision)
+        on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
+        return Adam(parameters, lr=1e-3, fused=on_cpu and not mixed)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch, checked and logged."""
@@ -159,7 +171,7 @@ class Strategy(pl.LightningModule, ABC):
 
     def on_predict_start(self) -> None:
         """Take a snapshot of the posterior for the whole prediction."""
-        self._snapshot = self.posterior()
+        self._take_snapshot()
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Update the validation metrics."""
@@ -185,18 +197,28 @@ class Strategy(pl.LightningModule, ABC):
     def on_validation_end(self) -> None:
         """Put the random state back and let the snapshot go."""
         restore_random_state(self._random_before_validation)
-        self._snapshot = None
+        self._drop_snapshot()
 
     def on_test_end(self) -> None:
         """Let the snapshot go."""
-        self._snapshot = None
+        self._drop_snapshot()
 
     def on_predict_end(self) -> None:
         """Let the snapshot go."""
+        self._drop_snapshot()
+
+    def _take_snapshot(self) -> None:
+        self._snapshot = self.posterior()
+        if self._snapshot.mode == "auto":
+            self._snapshot.mode = self._mode  # measured once, not in every epoch
+
+    def _drop_snapshot(self) -> None:
+        if self._snapshot is not None:
+            self._mode = self._snapshot.mode
         self._snapshot = None
 
     def _start_evaluation(self, stage: str, loaders: Any) -> None:
-        self._snapshot = self.posterior()
+        self._take_snapshot()
         count = len(loaders) if isinstance(loaders, (list, tuple)) else 1
         # Made anew each time: nothing can be carried from one epoch into the next.
         metrics = self.likelihood.metrics()
@@ -217,9 +239,7 @@ class Strategy(pl.LightningModule, ABC):
         for index, metrics in enumerate(self._metrics[stage]):
             suffix = f"/dataloader_idx_{index}" if several else ""
             values = {f"{stage}_{k}{suffix}": v for k, v in metrics.compute().items()}
-            self.log_dict(
-                values, prog_bar=stage == "val", sync_dist=True, add_dataloader_idx=False
-            )
+            self.log_dict(values, prog_bar=stage == "val", sync_dist=True, add_dataloader_idx=False)
 
     # ---------------------------------------------------------------- data and resume
 
@@ -233,7 +253,7 @@ class Strategy(pl.LightningModule, ABC):
             return self._resumable(process(loader), seed)
 
         # Lightning passes every loader through this method before it takes an iterator.
-        strategy.process_dataloader = make_resumable  # type: ignore[method-assign]
+        strategy.process_dataloader = make_resumable  # type: ignore[method-assign,assignment]
         self._unwrap = lambda: setattr(strategy, "process_dataloader", process)
 
     def _resumable(self, loader: Any, seed: int) -> Any:

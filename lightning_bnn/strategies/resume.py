@@ -22,7 +22,8 @@ __all__ = ["ResumableLoader", "isolated_random_state", "random_state", "restore_
 
 def random_state() -> dict[str, Any]:
     """The state of the global generators of torch, NumPy and Python, as plain values."""
-    _, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    _, keys, position, has_gauss, cached = numpy
     version, internal, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),

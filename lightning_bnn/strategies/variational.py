@@ -178,7 +178,7 @@ class VariationalBNN(Strategy):
         views = self.family.layout.views
         if self._per_example is None:
             weights, kl = self.family.draw(space, self.prior)
-            return call_network(self.net, views(weights), inputs), kl
+            return call_network(self.net, weights, inputs), kl
         mean, sd = self.family.mean, self.family.sd()
         draw = torch.addcmul(mean, sd, space.noise)
         kl = self.family.kl(sd, draw, self.prior)

@@ -106,13 +106,17 @@ class MeanField(nn.Module):
                 current = self._workspaces[index] = _Workspace(mean)
         return current
 
-    def draw(self, workspace: _Workspace, prior: BoundPrior) -> tuple[Tensor, Tensor]:
-        """The flat draw for the noise in ``workspace``, and KL(q‖p) in nats.
+    def draw(self, workspace: _Workspace, prior: BoundPrior) -> tuple[dict[str, Tensor], Tensor]:
+        """The draw for the noise in ``workspace``, by name, and KL(q‖p) in nats.
 
         Both are differentiable once in the mean and in ρ, as long as nothing else has used the
-        workspace. Pass the draw on as the layout's views: backward writes into its gradient.
+        workspace. Gradients of the mean and of ρ lie in memory that the next backward uses
+        again: copy them if you keep them.
         """
-        return _Draw.apply(self.mean, self.rho, self.scale_form, workspace, prior)
+        *weights, kl = _Draw.apply(
+            self.mean, self.rho, self.scale_form, workspace, prior, self.layout
+        )
+        return dict(zip(self.layout.names, weights, strict=True)), kl
 
     def kl(self, sd: Tensor, draw: Tensor, prior: BoundPrior) -> Tensor:
         """KL(q‖p) in nats by ordinary autograd; ``draw`` serves priors without a closed form."""
@@ -121,25 +125,43 @@ class MeanField(nn.Module):
 
 
 class _Workspace:
-    """The flat vectors of one draw: ε, σ and w."""
+    """The flat vectors of one draw: ε, σ and w, and room for the gradients of μ and ρ."""
 
     def __init__(self, like: Tensor) -> None:
         self.noise = torch.empty_like(like)
         self.sd = torch.empty_like(like)
         self.weights = torch.empty_like(like)
+        self._room: list[tuple[Tensor, Tensor]] = []
 
     def state(self) -> tuple[int, int]:
         """Changes whenever the noise is drawn again or the buffers serve another draw."""
         return self.noise._version, self.weights._version
 
+    def room(self, held: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Memory for both gradients that ``held``, the gradient kept so far, does not lie in.
+
+        While gradients are accumulated the first room is taken, and the second serves.
+        """
+        for by_mean, by_rho in self._room:
+            if held is None or held.data_ptr() != by_mean.data_ptr():
+                return by_mean, by_rho
+        self._room.append((torch.empty_like(self.noise), torch.empty_like(self.noise)))
+        return self._room[-1]
+
 
 class _Draw(torch.autograd.Function):
-    """(μ, ρ) → (w, KL), with the gradients of the module's docstring."""
+    """(μ, ρ) → (w by slices, KL), with the gradients of the module's docstring."""
 
     @staticmethod
     def forward(
-        ctx: Any, mean: Tensor, rho: Tensor, form: ScaleForm, space: _Workspace, prior: BoundPrior
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        mean: Tensor,
+        rho: Tensor,
+        form: ScaleForm,
+        space: _Workspace,
+        prior: BoundPrior,
+        layout: FlatLayout,
+    ) -> tuple[Tensor, ...]:
         if form == "exp":
             torch.exp(rho, out=space.sd)
             log_sd = rho.sum()
@@ -147,16 +169,19 @@ class _Draw(torch.autograd.Function):
             space.sd.copy_(F.softplus(rho))
             log_sd = space.sd.log().sum()
         torch.addcmul(mean, space.sd, space.noise, out=space.weights)
-        energy = prior.expected_energy(mean, space.sd, space.weights)
+        kl = prior.expected_energy(mean, space.sd, space.weights) - log_sd
         ctx.save_for_backward(mean, rho)
-        ctx.form, ctx.space, ctx.prior, ctx.state = form, space, prior, space.state()
-        # detach() gives a new tensor on the kept memory that shares its version counter: were
-        # the workspace used again before backward, autograd would not take it for the old draw.
-        return space.weights.detach(), energy - log_sd - mean.numel() * _HALF_LOG_TWO_PI_E
+        ctx.set_materialize_grads(False)
+        ctx.form, ctx.space, ctx.prior, ctx.layout = form, space, prior, layout
+        ctx.state = space.state()
+        # The slices lie in kept memory and share its version counter: were the workspace used
+        # again before backward, autograd would not take it for the old draw.
+        slices = layout.views(space.weights.detach()).values()
+        return *slices, kl - mean.numel() * _HALF_LOG_TWO_PI_E
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_weights: Tensor, by_kl: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *by_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         mean, rho = ctx.saved_tensors
         space: _Workspace = ctx.space
         if space.state() != ctx.state:
@@ -164,14 +189,21 @@ class _Draw(torch.autograd.Function):
                 "The noise of this draw was written over before backward. Give every draw that "
                 "is alive at the same time a workspace of its own: family.workspace(index)."
             )
-        by_sd = by_weights * space.noise
-        # The draw reaches the network as slices, whose gradients arrive joined in new memory:
-        # it is ours to change. Anything else (an expanded scalar, say) is copied first.
-        by_mean = by_weights if by_weights.is_contiguous() else by_weights.contiguous()
-        ctx.prior.add_energy_gradients(by_mean, by_sd, by_kl, mean, space.sd, space.noise)
-        # the entropy's −1/σ, times dσ/dρ
+        by_mean, by_sd = space.room(mean.grad)
+        *by_slices, by_kl = by_outputs
+        for part, gradient in zip(ctx.layout.views(by_mean).values(), by_slices, strict=True):
+            part.zero_() if gradient is None else part.copy_(gradient)
+        torch.mul(by_mean, space.noise, out=by_sd)
+        if by_kl is not None:
+            ctx.prior.add_energy_gradients(by_mean, by_sd, by_kl, mean, space.sd, space.noise)
+        # times dσ/dρ, with the entropy's −1/σ
         if ctx.form == "exp":
-            by_rho = by_sd.mul_(space.sd).sub_(by_kl)
+            by_sd.mul_(space.sd)
+            if by_kl is not None:
+                by_sd.sub_(by_kl)
         else:
-            by_rho = by_sd.addcdiv_(-by_kl.expand_as(by_sd), space.sd).mul_(torch.sigmoid(rho))
-        return by_mean, by_rho, None, None, None
+            if by_kl is not None:
+                by_sd.addcdiv_(-by_kl.expand_as(by_sd), space.sd)
+            by_sd.mul_(torch.sigmoid(rho))
+        # New tensors on the kept memory: autograd takes them over instead of copying them.
+        return by_mean.detach(), by_sd.detach(), None, None, None, None

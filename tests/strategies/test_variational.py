@@ -65,10 +65,10 @@ def test_several_draws_average_losses_and_gradients() -> None:
 
 
 def test_noise_is_new_in_each_step_and_decided_by_the_seed() -> None:
-    losses = [[float(bnn.loss(BATCH)) for _ in range(2)] for bnn in (make_bnn(), make_bnn())]
+    losses = [[bnn.loss(BATCH).item() for _ in range(2)] for bnn in (make_bnn(), make_bnn())]
     assert losses[0] == losses[1]
     assert losses[0][0] != losses[0][1]
-    assert float(make_bnn(seed=5).loss(BATCH)) != losses[0][0]
+    assert make_bnn(seed=5).loss(BATCH).item() != losses[0][0]
 
 
 def test_kl_warmup_is_a_function_of_the_trainers_steps() -> None:
@@ -187,7 +187,7 @@ def test_priors_without_a_closed_form_are_estimated_at_the_draw() -> None:
         initial_scale=0.3,
         seed=0,
     )
-    mean = float(bnn.family.mean)
+    mean = bnn.family.mean.item()
     batch = (torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64))
     values = []
     for _ in range(2000):

@@ -73,6 +73,10 @@ def autograd_reference(net, family, space, prior, loc, scale, inputs, targets, w
     return loss, kl, *torch.autograd.grad(loss, (mean, rho))
 
 
+def flat(draw):
+    return torch.cat([part.reshape(-1) for part in draw.values()])
+
+
 @pytest.mark.parametrize("form", ["exp", "softplus"])
 @pytest.mark.parametrize("loc", [0.0, 0.3, "pretrained"])
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def test_gradients_equal_autograds(kind, loc, form):
         bound.pretrained.add_(0.1)  # else the centre is the mean, and its slope is zero
     space = noisy_workspace(family)
     draw, kl = family.draw(space, bound)
-    outputs = functional_call(net, family.layout.views(draw), inputs)
+    outputs = functional_call(net, draw, inputs)
     loss = F.mse_loss(outputs, targets) + weight * kl
     loss.backward()
     expected = autograd_reference(net, family, space, prior, centre, 0.7, inputs, targets, weight)
@@ -104,7 +108,7 @@ def test_several_priors_over_one_network():
     _, family, bound = make(priors)
     space = noisy_workspace(family)
     draw, kl = family.draw(space, bound)
-    (draw.square().sum() + kl).backward()
+    (flat(draw).square().sum() + kl).backward()
     mean = family.mean.detach().clone().requires_grad_()
     rho = family.rho.detach().clone().requires_grad_()
     w = mean + rho.exp() * space.noise
@@ -162,7 +166,7 @@ def test_draws_in_workspaces_of_their_own_do_not_disturb_each_other():
             space = family.workspace(index)
             space.noise.copy_(torch.randn(32, generator=torch.Generator().manual_seed(index)))
             draw, kl = family.draw(space, bound)
-            loss = functional_call(net, family.layout.views(draw), inputs).square().mean() + kl
+            loss = functional_call(net, draw, inputs).square().mean() + kl
             losses.append(loss)
             if not together:
                 loss.backward()
@@ -183,7 +187,7 @@ def test_a_workspace_used_again_before_backward_raises(reuse, layers):
     space = noisy_workspace(family)
     draw, kl = family.draw(space, bound)
     inputs = torch.randn(4, 3).double()
-    loss = functional_call(net, family.layout.views(draw), inputs).square().mean() + kl
+    loss = functional_call(net, draw, inputs).square().mean() + kl
     if reuse != "draw":
         space.noise.normal_()
     if reuse != "noise":
@@ -198,10 +202,11 @@ def test_backward_twice_and_gradients_that_are_not_joined_views():
     space = noisy_workspace(family)
     draw, kl = family.draw(space, bound)
     scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-    loss = (scale * draw.sum()) + kl  # an expanded scalar arrives as the gradient of the draw
+    # an expanded scalar arrives as the gradient of each slice
+    loss = scale * sum(part.sum() for part in draw.values()) + kl
     loss.backward(retain_graph=True)
     first = family.mean.grad.clone(), family.rho.grad.clone()
-    torch.testing.assert_close(scale.grad, draw.detach().sum())
+    torch.testing.assert_close(scale.grad, flat(draw).detach().sum())
     loss.backward()
     torch.testing.assert_close(family.mean.grad, 2 * first[0], **EXACT)
     torch.testing.assert_close(family.rho.grad, 2 * first[1], **EXACT)
@@ -217,9 +222,28 @@ def test_either_output_alone():
     kl.backward(retain_graph=True)
     torch.testing.assert_close(family.mean.grad, family.mean.detach(), **EXACT)
     family.zero_grad()
-    sum(view.sum() for view in family.layout.views(draw).values()).backward()
+    sum(view.sum() for view in draw.values()).backward()
     torch.testing.assert_close(family.mean.grad, torch.ones(32).double(), **EXACT)
     torch.testing.assert_close(family.rho.grad, family.sd().detach() * space.noise, **EXACT)
+
+
+def test_gradients_stay_in_kept_memory_and_accumulate_beside_it():
+    """Autograd takes the kept memory over; while it holds it, another room serves."""
+    _, family, bound = make()
+    places, sums = [], torch.zeros(32).double()
+    for _ in range(3):
+        family.zero_grad()
+        for _ in range(3):
+            space = noisy_workspace(family)
+            draw, _ = family.draw(space, bound)
+            weights = torch.randn(32).double()
+            (flat(draw) * weights).sum().backward()
+            sums = sums + weights
+        places.append(family.mean.grad.data_ptr())
+        torch.testing.assert_close(family.mean.grad, sums, **EXACT)
+        sums = torch.zeros(32).double()
+    assert len(set(places)) == 1
+    assert places[0] == family.workspace()._room[0][0].data_ptr()
 
 
 def test_views_are_the_networks_tensors_and_the_mean_starts_at_them():
@@ -245,9 +269,9 @@ def test_dtypes(dtype, form):
     net, family, bound = make(form=form, dtype=dtype)
     space = noisy_workspace(family)
     draw, kl = family.draw(space, bound)
-    outputs = functional_call(net, family.layout.views(draw), torch.randn(4, 3, dtype=dtype))
+    outputs = functional_call(net, draw, torch.randn(4, 3, dtype=dtype))
     (outputs.square().mean() + kl).backward()
-    for tensor in (draw, kl, outputs, family.mean.grad, family.rho.grad, space.sd):
+    for tensor in (*draw.values(), kl, outputs, family.mean.grad, family.rho.grad, space.sd):
         assert tensor.dtype == dtype
         assert tensor.isfinite().all()
 
@@ -269,7 +293,7 @@ def test_a_workspace_made_in_inference_mode_serves_training():
         _, kl = family.draw(noisy_workspace(family), bound)
         assert not kl.requires_grad
     draw, kl = family.draw(noisy_workspace(family), bound)
-    (draw.sum() + kl).backward()
+    (flat(draw).sum() + kl).backward()
 
 
 def test_copies_and_state():
