@@ -23,6 +23,7 @@ def test_toy_regression_is_unsure_beside_the_data() -> None:
     assert error.square().mean().sqrt() < 0.05
 
 
+@pytest.mark.filterwarnings("ignore:You passed in a .val_dataloader. but have no")
 def test_digits_are_no_worse_than_plain_adam() -> None:
     """Same network, optimizer, schedule and seed; on all 719 digits that neither has seen."""
     posterior, data = demo.fit_digits()
@@ -34,6 +35,7 @@ def test_digits_are_no_worse_than_plain_adam() -> None:
     assert ours["ece"] <= plain["ece"]
 
 
+@pytest.mark.filterwarnings("ignore:You passed in a .val_dataloader. but have no")
 def test_demo_writes_a_picture_and_posteriors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,20 +13,20 @@ from benchmarks.peers import (
     torch_uncertainty,
     torchbnn,
 )
+from benchmarks.peers.plain import FUSED
 
 __all__ = ["CONTENDERS"]
 
-CONTENDERS = tuple(
-    adaptor.CONTENDER
-    for adaptor in (
-        ours,
-        bayesian_torch,
-        torchbnn,
-        blitz,
-        lightning_uq_box,
-        torch_uncertainty,
-        posteriors,
-        pyro,
-        ivon,
-    )
+CONTENDERS = (
+    ours.CONTENDER,
+    ours.UNFUSED,
+    FUSED,
+    bayesian_torch.CONTENDER,
+    torchbnn.CONTENDER,
+    blitz.CONTENDER,
+    lightning_uq_box.CONTENDER,
+    torch_uncertainty.CONTENDER,
+    posteriors.CONTENDER,
+    pyro.CONTENDER,
+    ivon.CONTENDER,
 )

@@ -1,4 +1,8 @@
-"""lightning-bnn: ``VariationalBNN`` with its default estimator; all weights are Bayesian."""
+"""lightning-bnn: ``VariationalBNN`` with its default estimator; all weights are Bayesian.
+
+Its default optimizer on a CPU is PyTorch's fused Adam. ``UNFUSED`` is the same with the Adam that
+the plain step and the peers use, so that both comparisons can be read off.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import torch
 
 from benchmarks.peers.contender import NUM_DATA, Contender, Fit, Problem, Step, train_loader
 
-__all__ = ["CONTENDER"]
+__all__ = ["CONTENDER", "UNFUSED"]
 
 
 def make_module(problem: Problem) -> Any:
@@ -26,7 +30,15 @@ def make_module(problem: Problem) -> Any:
 
 def make_step(problem: Problem) -> Step:
     bnn = make_module(problem)
-    optimizer = torch.optim.Adam(bnn.parameters(), lr=1e-3)
+    return bare_step(bnn, bnn.configure_optimizers(), problem)
+
+
+def make_unfused_step(problem: Problem) -> Step:
+    bnn = make_module(problem)
+    return bare_step(bnn, torch.optim.Adam(bnn.parameters(), lr=1e-3), problem)
+
+
+def bare_step(bnn: Any, optimizer: torch.optim.Optimizer, problem: Problem) -> Step:
     batch = problem.batch()
 
     def step() -> Any:
@@ -44,3 +56,4 @@ def make_fit(problem: Problem) -> Fit:
 
 
 CONTENDER = Contender("lightning-bnn", "lightning_bnn", make_step, make_fit)
+UNFUSED = Contender("lightning-bnn, unfused", "lightning_bnn", make_unfused_step)

@@ -10,12 +10,12 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.peers.contender import Contender, Fit, Problem, Step, train_loader
 
-__all__ = ["PLAIN", "PLAIN_LIGHTNING"]
+__all__ = ["FUSED", "PLAIN", "PLAIN_LIGHTNING"]
 
 
-def make_step(problem: Problem) -> Step:
+def make_step(problem: Problem, fused: bool | None = None) -> Step:
     net = problem.make_net()
-    optimizer = torch.optim.Adam(net.parameters())
+    optimizer = torch.optim.Adam(net.parameters(), fused=fused)
     inputs, targets = problem.batch()
 
     def step() -> Any:
@@ -52,6 +52,9 @@ PLAIN = Contender(
     make_step,
     lambda problem: make_plain_fit("pytorch_lightning", problem),
 )
+
+# The same with Adam's fused kernel, which this library takes by default on a CPU.
+FUSED = Contender("plain Adam, fused", "torch", lambda problem: make_step(problem, fused=True))
 
 # Some peers are built on the package `lightning`, the same code under another name. They are
 # compared with a plain module of that package.
