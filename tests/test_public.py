@@ -37,6 +37,7 @@ PUBLIC = {
         "PriorLike",
         "ScaleMixture",
         "StudentT",
+        "check_prior",
     ],
     "lightning_bnn.callbacks": ["PredictionWriter"],
     "lightning_bnn.errors": [

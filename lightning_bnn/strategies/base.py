@@ -86,6 +86,8 @@ class Strategy(pl.LightningModule, ABC):
         self._mode: Mode = "auto"
         self._checked: set[str] = set()
         self._random_state: list[dict[str, Any]] | None = None
+        self._order: int | None = None
+        self._restored_order: int | None = None
         self._unwrap: Callable[[], None] | None = None
 
     # ---------------------------------------------------------------- what a strategy adds
@@ -183,7 +185,12 @@ class Strategy(pl.LightningModule, ABC):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Predictive:
         """The predictive mixture of a batch: of (inputs, targets), or of inputs alone."""
-        inputs = batch if isinstance(batch, Tensor) else self.split(batch)[0]
+        if isinstance(batch, Tensor):
+            inputs: Any = batch
+        elif isinstance(batch, (tuple, list)) and len(batch) == 1:
+            inputs = batch[0]  # as DataLoader(TensorDataset(x)) gives it
+        else:
+            inputs = self.split(batch)[0]
         return self._predict(inputs)
 
     def on_validation_epoch_end(self) -> None:
@@ -246,7 +253,10 @@ class Strategy(pl.LightningModule, ABC):
     def on_fit_start(self) -> None:
         """Make every loader resumable, with one seed for all ranks."""
         strategy = self.trainer.strategy
-        seed = strategy.broadcast(int(torch.randint(2**31, ()).item()))
+        drawn = strategy.broadcast(int(torch.randint(2**31, ()).item()))
+        # Lightning forgets the state of loaders in a checkpoint made at the end of an epoch.
+        seed = drawn if self._restored_order is None else self._restored_order
+        self._order, self._restored_order = seed, None
         process = strategy.process_dataloader
 
         def make_resumable(loader: Any) -> Any:
@@ -270,7 +280,7 @@ class Strategy(pl.LightningModule, ABC):
             loader,
             seed,
             trainer.global_rank,
-            epoch=trainer.current_epoch,
+            epoch=lambda: trainer.current_epoch,
             limit=limit,
             progress=lambda: batches.current.ready,
         )
@@ -301,11 +311,13 @@ class Strategy(pl.LightningModule, ABC):
         if self._trainer is not None and self.trainer.world_size > 1:
             states = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(states, state)
-        checkpoint["lightning_bnn"] = {"random_state": states}
+        checkpoint["lightning_bnn"] = {"random_state": states, "order": self._order}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the random state for the moment before the next batch."""
-        self._random_state = checkpoint.get("lightning_bnn", {}).get("random_state")
+        own = checkpoint.get("lightning_bnn", {})
+        self._random_state = own.get("random_state")
+        self._restored_order = own.get("order")
 
 
 def batch_size(batch: Any) -> int | None:

@@ -81,7 +81,7 @@ class ResumableLoader:
         loader: Any iterable of batches, such as a ``DataLoader``.
         seed: Decides, with ``rank``, the order of every epoch.
         rank: The rank of this process.
-        epoch: The epoch that comes first.
+        epoch: Gives the current epoch; by default each pass over the data is one.
         limit: The number of batches after which an epoch ends, if not the loader's length.
         progress: Gives the number of batches of this epoch that were used so far, where that
             may differ from the number that was handed out (Lightning fetches one ahead when a
@@ -105,13 +105,14 @@ class ResumableLoader:
         loader: Any,
         seed: int,
         rank: int = 0,
-        epoch: int = 0,
+        epoch: Callable[[], int] | None = None,
         limit: float = float("inf"),
         progress: Callable[[], int] | None = None,
     ) -> None:
         self.loader = loader
         self._seed, self._rank, self._limit = seed, rank, limit
-        self._epoch = epoch - 1
+        self._current_epoch = epoch
+        self._epoch = -1
         self._seen = 0
         self._resuming = False
         self._progress = progress
@@ -126,7 +127,8 @@ class ResumableLoader:
 
     def __iter__(self) -> Iterator[Any]:
         if not self._resuming:
-            self._epoch, self._seen = self._epoch + 1, 0
+            self._epoch = self._current_epoch() if self._current_epoch else self._epoch + 1
+            self._seen = 0
         self._resuming = False
         with isolated_random_state(_mix(self._seed, self._epoch, self._rank)):
             batches = iter(self.loader)

@@ -135,9 +135,11 @@ def test_predict_takes_inputs_alone_or_with_targets(data: TensorDataset) -> None
     trainer = quiet_trainer()
     pairs = trainer.predict(bnn, loader(data))
     alone = trainer.predict(bnn, DataLoader(data.tensors[0], batch_size=16))
-    torch.testing.assert_close(
-        Predictive.concatenate(pairs).mean, Predictive.concatenate(alone).mean
-    )
+    single = trainer.predict(bnn, loader(TensorDataset(data.tensors[0])))
+    for other in (alone, single):
+        torch.testing.assert_close(
+            Predictive.concatenate(pairs).mean, Predictive.concatenate(other).mean
+        )
 
 
 def test_inputs_may_be_several_tensors_or_keywords() -> None:

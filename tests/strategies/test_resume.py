@@ -125,6 +125,22 @@ def test_resume_is_bit_equal_without_a_length(tmp_path: Path) -> None:
     assert equal(whole, fit(tmp_path, stream, tmp_path / "step=9.ckpt", num_data=48))
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_resume_is_bit_equal_from_the_end_of_an_epoch(epoch: int, tmp_path: Path) -> None:
+    """Lightning's default checkpoints, whose loader states it does not hand back."""
+
+    def run(name: str, ckpt: Path | None) -> VariationalBNN:
+        bnn = make_bnn()
+        torch.manual_seed(3 if ckpt is None else 4)
+        saver = ModelCheckpoint(tmp_path / name, "{epoch}", save_top_k=-1)
+        trainer = quiet_trainer(max_epochs=3, callbacks=[saver], enable_checkpointing=True)
+        trainer.fit(bnn, shuffled(), DataLoader(Augmented(), batch_size=8), ckpt_path=ckpt)
+        return bnn
+
+    whole = run("whole", None)
+    assert equal(whole, run("resumed", tmp_path / "whole" / f"epoch={epoch}.ckpt"))
+
+
 def test_another_checkpoint_gives_another_end(tmp_path: Path) -> None:
     """The comparison can fail: forgetting the noise generator's state changes the result."""
     whole = fit(tmp_path, shuffled)
