@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -258,10 +259,12 @@ class Strategy(pl.LightningModule, ABC):
         seed = drawn if self._restored_order is None else self._restored_order
         self._order, self._restored_order = seed, None
         process = strategy.process_dataloader
+        process = getattr(process, "original", process)  # an earlier fit may have died with its own
 
         def make_resumable(loader: Any) -> Any:
             return self._resumable(process(loader), seed)
 
+        make_resumable.original = process  # type: ignore[attr-defined]
         # Lightning passes every loader through this method before it takes an iterator.
         strategy.process_dataloader = make_resumable  # type: ignore[method-assign,assignment]
         self._unwrap = lambda: setattr(strategy, "process_dataloader", process)
@@ -314,7 +317,9 @@ class Strategy(pl.LightningModule, ABC):
         checkpoint["lightning_bnn"] = {"random_state": states, "order": self._order}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the random state for the moment before the next batch."""
+        """Keep the random state of a fit that goes on, for the moment before its next batch."""
+        if self._trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
+            return  # a test or a loaded module must not turn back a later fit
         own = checkpoint.get("lightning_bnn", {})
         self._random_state = own.get("random_state")
         self._restored_order = own.get("order")

@@ -141,6 +141,15 @@ def test_resume_is_bit_equal_from_the_end_of_an_epoch(epoch: int, tmp_path: Path
     assert equal(whole, run("resumed", tmp_path / "whole" / f"epoch={epoch}.ckpt"))
 
 
+def test_a_tested_checkpoint_does_not_turn_back_a_later_fit(tmp_path: Path) -> None:
+    fit(tmp_path, shuffled)
+    bnn = make_bnn()
+    data = DataLoader(make_data("mlp", "classification"), batch_size=16)
+    quiet_trainer().test(bnn, data, ckpt_path=tmp_path / "step=4.ckpt", verbose=False)
+    assert bnn._random_state is None
+    assert bnn._restored_order is None
+
+
 def test_another_checkpoint_gives_another_end(tmp_path: Path) -> None:
     """The comparison can fail: forgetting the noise generator's state changes the result."""
     whole = fit(tmp_path, shuffled)
