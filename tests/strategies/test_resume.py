@@ -145,7 +145,8 @@ def test_a_tested_checkpoint_does_not_turn_back_a_later_fit(tmp_path: Path) -> N
     fit(tmp_path, shuffled)
     bnn = make_bnn()
     data = DataLoader(make_data("mlp", "classification"), batch_size=16)
-    quiet_trainer().test(bnn, data, ckpt_path=tmp_path / "step=4.ckpt", verbose=False)
+    trainer = quiet_trainer(callbacks=[every_step(tmp_path)], enable_checkpointing=True)
+    trainer.test(bnn, data, ckpt_path=tmp_path / "step=4.ckpt", verbose=False)
     assert bnn._random_state is None
     assert bnn._restored_order is None
 
