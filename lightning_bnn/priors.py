@@ -344,7 +344,7 @@ def fan_in(net: nn.Module, name: str) -> int:
     weight = net.get_parameter(name)
     if weight.dim() < 2 or isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return 1
-    inputs = weight.shape[1:].numel()
+    inputs = max(1, weight.shape[1:].numel())
     if isinstance(owner, _TRANSPOSED):  # (in, out/groups, ...): each output sums over in/groups
         inputs = weight.shape[0] // owner.groups * weight.shape[2:].numel()
     return inputs

@@ -17,13 +17,23 @@ from collections.abc import Sized
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import SubsetRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.priors import BoundPrior
 
 __all__ = ["Target", "count_examples", "split_batch"]
+
+# samplers that draw from the whole data set, however many examples they draw
+_WHOLE = (SequentialSampler, RandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 class Target:
@@ -113,10 +123,15 @@ def count_examples(loader: Any, num_data: int | None, world_size: int = 1) -> in
     found = _dataset_length(loader)
     if num_data is None:
         if found is None:
+            data = getattr(loader, "dataset", loader)
+            why = (
+                "have no length"
+                if not hasattr(loader, "dataset") or _length(data) is None
+                else "come in whole batches, or by a sampler that may keep to a part of them"
+            )
             raise ConfigurationError(
                 "The likelihood is scaled by the number of training examples, and the training "
-                f"data ({type(getattr(loader, 'dataset', loader)).__name__}) have no length. "
-                "Pass num_data=."
+                f"data ({type(data).__name__}) {why}. Pass num_data=."
             )
         return found
     shares = () if found is None else (found // world_size, -(-found // world_size))
@@ -136,7 +151,19 @@ def _dataset_length(loader: Any) -> int | None:
     inner = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)
     if isinstance(inner, SubsetRandomSampler):
         return len(inner.indices)
+    if hasattr(loader, "batch_size") and batches is None and not isinstance(inner, BatchSampler):
+        return None  # batch_size=None: an item may be an example or a whole batch
     try:
-        return len(loader.dataset)
+        length = len(loader.dataset)
     except (AttributeError, TypeError, NotImplementedError):
+        return None
+    if isinstance(inner, _WHOLE) or _length(inner) in (None, length):
+        return length
+    return None  # a sampler of the user's own may keep to a part of the data
+
+
+def _length(items: Any) -> int | None:
+    try:
+        return len(items)
+    except (TypeError, NotImplementedError):
         return None

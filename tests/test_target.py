@@ -120,7 +120,6 @@ class MeasuredStream(Stream):
     [
         (DataLoader(DATA), 20),
         (DataLoader(DATA, batch_size=6, shuffle=True, drop_last=True), 20),
-        (DataLoader(DATA, batch_size=None), 20),
         (DataLoader(Subset(DATA, range(5))), 5),
         (DataLoader(DATA, sampler=SubsetRandomSampler(range(8))), 8),
         (DataLoader(DATA, batch_sampler=BatchSampler(SubsetRandomSampler(range(8)), 3, False)), 8),

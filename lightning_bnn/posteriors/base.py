@@ -61,7 +61,9 @@ class Posterior(ABC):
         varying: Iterable[str],
         fixed: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self.net = deepcopy(net).eval().requires_grad_(False)
+        self.net = copy_network(net)
+        self.net.eval()
+        self.net.requires_grad_(False)
         self.likelihood = deepcopy(likelihood).eval().requires_grad_(False)
         excluded = set(varying)
         values = {**network_tensors(net), **in_network_order(net, fixed or {}, "fixed")}
@@ -208,6 +210,7 @@ class Posterior(ABC):
                 "one. Pass the architecture that the posterior was made with."
             )
         try:
+            _check_given(likelihood, stored.fields["likelihood"])
             return restore(stored, stored.fields, net, likelihood, prefix="")
         except KeyError as error:
             raise PosteriorFormatError(
@@ -248,6 +251,24 @@ def _class_of(kind: str) -> type[Posterior]:
             f"{sorted(Posterior._kinds)}. Install a newer lightning_bnn."
         )
     return Posterior._kinds[kind]
+
+
+def copy_network(net: nn.Module) -> nn.Module:
+    """A copy of a network; what a forward pass left on it is copied without its graph.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> net.activation = net(torch.ones(1, 2))
+        >>> copy_network(net).activation.requires_grad
+        False
+    """
+    left = {
+        id(value): value.detach().clone()
+        for module in net.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    return deepcopy(net, left)
 
 
 def describe(net: nn.Module) -> list[list[Any]]:
@@ -296,11 +317,24 @@ def first_difference(one: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]
     return None
 
 
+def _check_given(given: Likelihood | None, entry: Mapping[str, Any]) -> None:
+    """A likelihood that is given beside a posterior of ours must be the one it was made with."""
+    ours = hasattr(likelihoods, entry["name"])
+    if given is None or not ours:
+        return
+    if type(given).__name__ != entry["name"] or given.config() != entry["config"]:
+        raise PosteriorFormatError(
+            f"The posterior was made with {entry['name']}, {entry['config']}; the given likelihood "
+            f"is {type(given).__name__}, {given.config()}. Leave likelihood= out, or make it the "
+            "same."
+        )
+
+
 def _likelihood(entry: Mapping[str, Any], given: Likelihood | None) -> Likelihood:
-    if given is not None:
-        return deepcopy(given)
     known = getattr(likelihoods, entry["name"], None)
     if not (isinstance(known, type) and issubclass(known, Likelihood)):
+        if given is not None:
+            return deepcopy(given)
         raise PosteriorFormatError(
             f"The posterior was made with the likelihood {entry['name']!r}, which is not one of "
             "lightning_bnn.likelihoods. Pass likelihood=."

@@ -11,12 +11,13 @@ the likelihood's business, so there is no strategy per task.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.utilities.data import sized_len
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
@@ -26,6 +27,7 @@ from torchmetrics import MetricCollection
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors.base import copy_network
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.resume import ResumableLoader, random_state, restore_random_state
@@ -75,7 +77,7 @@ class Strategy(pl.LightningModule, ABC):
             )
         if predict_draws < 1:
             raise ConfigurationError(f"predict_draws= is at least 1; got {predict_draws}.")
-        self.net = deepcopy(net)
+        self.net = copy_network(net)
         self.likelihood = deepcopy(likelihood)
         self.predict_draws = predict_draws
         self._given_num_data = num_data
@@ -87,6 +89,7 @@ class Strategy(pl.LightningModule, ABC):
         self._mode: Mode = "auto"
         self._checked: set[str] = set()
         self._random_state: list[dict[str, Any]] | None = None
+        self._random_before_validation: dict[str, Any] | None = None
         self._order: int | None = None
         self._restored_order: int | None = None
         self._unwrap: Callable[[], None] | None = None
@@ -112,6 +115,13 @@ class Strategy(pl.LightningModule, ABC):
         parameters = [p for p in self.parameters() if p.requires_grad]
         make = self._optimizer or self._default_optimizer
         optimizer = make(parameters)
+        if any(group.get("weight_decay") for group in optimizer.param_groups):
+            decay = optimizer.defaults["weight_decay"]
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} decays weights by {decay}, "
+                "which counts the prior twice and biases the posterior's scales. Set "
+                "weight_decay=0 and say what you want with prior=."
+            )
         if self._scheduler is None:
             return optimizer
         scheduler = {"scheduler": self._scheduler(optimizer), "interval": self._scheduler_interval}
@@ -146,6 +156,13 @@ class Strategy(pl.LightningModule, ABC):
     def _stop_if_not_finite(self, loss: Tensor, batch: Any, batch_idx: int) -> None:
         if torch.isfinite(loss):
             return
+        if not all(bool(p.isfinite().all()) for p in self.parameters()):
+            raise NonFiniteError(
+                f"The loss is {loss.item()} at step {self.global_step} (epoch "
+                f"{self.current_epoch}, batch {batch_idx}), because weights are not finite: the "
+                "gradient of an earlier step was not. Go on from an earlier checkpoint with a "
+                "lower learning rate or with gradient clipping."
+            )
         inputs, targets = self.split(batch)
         culprit = next(
             (
@@ -186,7 +203,7 @@ class Strategy(pl.LightningModule, ABC):
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Predictive:
         """The predictive mixture of a batch: of (inputs, targets), or of inputs alone."""
-        if isinstance(batch, Tensor):
+        if isinstance(batch, (Tensor, Mapping)):
             inputs: Any = batch
         elif isinstance(batch, (tuple, list)) and len(batch) == 1:
             inputs = batch[0]  # as DataLoader(TensorDataset(x)) gives it
@@ -204,7 +221,9 @@ class Strategy(pl.LightningModule, ABC):
 
     def on_validation_end(self) -> None:
         """Put the random state back and let the snapshot go."""
-        restore_random_state(self._random_before_validation)
+        if self._random_before_validation is not None:
+            restore_random_state(self._random_before_validation)
+            self._random_before_validation = None
         self._drop_snapshot()
 
     def on_test_end(self) -> None:
@@ -227,7 +246,7 @@ class Strategy(pl.LightningModule, ABC):
 
     def _start_evaluation(self, stage: str, loaders: Any) -> None:
         self._take_snapshot()
-        count = len(loaders) if isinstance(loaders, (list, tuple)) else 1
+        count = len(loaders) if isinstance(loaders, (list, tuple, dict)) else 1
         # Made anew each time: nothing can be carried from one epoch into the next.
         metrics = self.likelihood.metrics()
         self._metrics[stage] = [metrics.clone().to(self.device) for _ in range(count)]
@@ -274,18 +293,20 @@ class Strategy(pl.LightningModule, ABC):
         if isinstance(loader, ResumableLoader) or hasattr(loader, "load_state_dict"):
             return loader  # it knows how to resume by itself
         if not trainer.training:
-            return ResumableLoader(loader, seed, trainer.global_rank)
+            step = lambda: trainer.global_step  # noqa: E731
+            return ResumableLoader(loader, seed, trainer.global_rank, epoch=step)
         limit = trainer.limit_train_batches
         if isinstance(limit, float):
-            limit = int(len(loader) * limit) if limit < 1.0 else float("inf")
-        batches = trainer.fit_loop.epoch_loop.batch_progress
+            length = sized_len(loader)
+            limit = int(length * limit) if limit < 1.0 and length is not None else float("inf")
+        batches: Any = trainer.fit_loop.epoch_loop.batch_progress
         return ResumableLoader(
             loader,
             seed,
             trainer.global_rank,
             epoch=lambda: trainer.current_epoch,
             limit=limit,
-            progress=lambda: batches.current.ready,
+            progress=lambda: batches.current.processed,
         )
 
     def on_train_start(self) -> None:
@@ -296,6 +317,10 @@ class Strategy(pl.LightningModule, ABC):
             ranks = len(self._random_state)
             restore_random_state(self._random_state[self.global_rank % ranks])
             self._random_state = None
+
+    def on_train_epoch_start(self) -> None:
+        """Find N again: a trainer may load other data for an epoch."""
+        self.target.num_data = self._count_examples()
 
     def _count_examples(self) -> int:
         loader = self.trainer.train_dataloader
@@ -309,12 +334,18 @@ class Strategy(pl.LightningModule, ABC):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the random state of every rank."""
-        state = random_state()
+        # A checkpoint made while validating holds what training goes on with, not what
+        # validation left.
+        state = self._random_before_validation or random_state()
         states: list[Any] = [state]
         if self._trainer is not None and self.trainer.world_size > 1:
             states = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(states, state)
-        checkpoint["lightning_bnn"] = {"random_state": states, "order": self._order}
+        checkpoint["lightning_bnn"] = {
+            "random_state": states,
+            "order": self._order,
+            "mode": self._snapshot.mode if self._snapshot is not None else self._mode,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the random state of a fit that goes on, for the moment before its next batch."""
@@ -323,6 +354,7 @@ class Strategy(pl.LightningModule, ABC):
         own = checkpoint.get("lightning_bnn", {})
         self._random_state = own.get("random_state")
         self._restored_order = own.get("order")
+        self._mode = own.get("mode", "auto")
 
 
 def batch_size(batch: Any) -> int | None:

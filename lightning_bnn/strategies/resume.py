@@ -130,7 +130,10 @@ class ResumableLoader:
             self._epoch = self._current_epoch() if self._current_epoch else self._epoch + 1
             self._seen = 0
         self._resuming = False
-        with isolated_random_state(_mix(self._seed, self._epoch, self._rank)):
+        seed = _mix(self._seed, self._epoch, self._rank)
+        with isolated_random_state(seed):
+            for generator in self._generators():
+                generator.manual_seed(seed)
             batches = iter(self.loader)
             # Fetching what was seen is the price of being exact: samplers, workers and their
             # augmentation all stand where they stood. The first fetch of an epoch belongs in
@@ -144,6 +147,19 @@ class ResumableLoader:
             self._seen += 1
             yield following
             following = next(batches, _END)
+
+    def _generators(self) -> list[torch.Generator]:
+        """Generators that the user gave to the loader or its samplers, which decide its order."""
+        batches = getattr(self.loader, "batch_sampler", None)
+        owners = (
+            self.loader,
+            getattr(self.loader, "sampler", None),
+            getattr(batches, "sampler", None),
+        )
+        found = {
+            id(g): g for owner in owners if (g := getattr(owner, "generator", None)) is not None
+        }
+        return list(found.values())
 
     def state_dict(self) -> dict[str, Any]:
         """The seed, the epoch and the number of its batches that were used."""

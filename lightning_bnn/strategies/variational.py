@@ -173,8 +173,9 @@ class VariationalBNN(Strategy):
     def _run_draw(self, index: int, inputs: Any) -> tuple[Tensor, Tensor]:
         """Outputs of the network at one draw of the weights, and the KL."""
         space = self.family.workspace(index)
-        if not self._keep_noise:
+        if not (self._keep_noise and space.filled):
             self.noise.fill_normal_(space.noise)
+            space.filled = True
         views = self.family.layout.views
         if self._per_example is None:
             weights, kl = self.family.draw(space, self.prior)
@@ -236,6 +237,19 @@ class VariationalBNN(Strategy):
             ]
         )
         return log_likelihood - kl
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add which layers take per-example noise: those that were not called lost it."""
+        super().on_save_checkpoint(checkpoint)
+        if self._per_example is not None:
+            checkpoint["lightning_bnn"]["per_example"] = self._per_example.layers
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the same layers."""
+        super().on_load_checkpoint(checkpoint)
+        layers = checkpoint.get("lightning_bnn", {}).get("per_example")
+        if self._per_example is not None and layers is not None:
+            self._per_example.keep(layers)
 
     def on_train_start(self) -> None:
         """Find N, and let all ranks draw the same noise."""

@@ -18,6 +18,7 @@ where :math:`E = \mathbb{E}_q[-\log p(w)]` and :math:`\lambda` weighs
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -80,8 +81,8 @@ class MeanField(nn.Module):
         if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
             raise ConfigurationError(
                 "The Bayesian weights lie in one flat vector and need one floating-point dtype; "
-                f"got {sorted(map(str, dtypes))}. Convert the network with net.float() or leave "
-                "the odd ones out of bayesian=."
+                f"got {sorted(map(str, dtypes))}. Convert the network with net.float(), or freeze "
+                "the odd ones with requires_grad_(False)."
             )
         self.layout = FlatLayout(tensors)
         self.scale_form: ScaleForm = scale_form
@@ -110,8 +111,7 @@ class MeanField(nn.Module):
         """The draw for the noise in ``workspace``, by name, and KL(q‖p) in nats.
 
         Both are differentiable once in the mean and in ρ, as long as nothing else has used the
-        workspace. Gradients of the mean and of ρ lie in memory that the next backward uses
-        again: copy them if you keep them.
+        workspace.
         """
         *weights, kl = _Draw.apply(
             self.mean, self.rho, self.scale_form, workspace, prior, self.layout
@@ -131,22 +131,34 @@ class _Workspace:
         self.noise = torch.empty_like(like)
         self.sd = torch.empty_like(like)
         self.weights = torch.empty_like(like)
-        self._room: list[tuple[Tensor, Tensor]] = []
+        self.filled = False  # whether the noise was drawn yet
+        self.warned = False
+        self._rooms: list[tuple[Tensor, Tensor]] = []
 
     def state(self) -> tuple[int, int]:
         """Changes whenever the noise is drawn again or the buffers serve another draw."""
         return self.noise._version, self.weights._version
 
-    def room(self, held: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Memory for both gradients that ``held``, the gradient kept so far, does not lie in.
+    def room(self) -> tuple[Tensor, Tensor]:
+        """Memory for both gradients that nobody else looks at any more.
 
-        While gradients are accumulated the first room is taken, and the second serves.
+        Memory of the size of a network costs more to get than to fill, so it is kept. While
+        gradients are accumulated, or kept by somebody, other memory serves.
         """
-        for by_mean, by_rho in self._room:
-            if held is None or held.data_ptr() != by_mean.data_ptr():
-                return by_mean, by_rho
-        self._room.append((torch.empty_like(self.noise), torch.empty_like(self.noise)))
-        return self._room[-1]
+        for room in self._rooms:
+            if all(_is_free(tensor) for tensor in room):
+                return room
+        self._rooms = [*self._rooms[-1:], (torch.empty_like(self.noise), torch.empty_like(self.sd))]
+        return self._rooms[-1]
+
+
+def _is_free(tensor: Tensor) -> bool:
+    """Whether no other tensor lies in the memory of this one.
+
+    PyTorch counts the holders of a storage: here the tensor and the storage object itself.
+    """
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return count is not None and count(tensor.untyped_storage()._cdata) <= 2
 
 
 class _Draw(torch.autograd.Function):
@@ -189,8 +201,17 @@ class _Draw(torch.autograd.Function):
                 "The noise of this draw was written over before backward. Give every draw that "
                 "is alive at the same time a workspace of its own: family.workspace(index)."
             )
-        by_mean, by_sd = space.room(mean.grad)
+        by_mean, by_sd = space.room()
         *by_slices, by_kl = by_outputs
+        unused = [n for n, g in zip(ctx.layout.names, by_slices, strict=True) if g is None]
+        if unused and len(unused) < len(by_slices) and not space.warned:
+            space.warned = True
+            warnings.warn(
+                f"The weights {unused[:3]} ({len(unused)} in all) took no part in the loss. Either "
+                "the network does not use them, or they lie inside torch.utils.checkpoint, which "
+                "computes again with other weights: then turn it off, the gradients are wrong.",
+                stacklevel=2,
+            )
         for part, gradient in zip(ctx.layout.views(by_mean).values(), by_slices, strict=True):
             part.zero_() if gradient is None else part.copy_(gradient)
         torch.mul(by_mean, space.noise, out=by_sd)

@@ -136,6 +136,16 @@ class PerExampleNoise:
         positions = len(layer.kernel_size) if isinstance(layer, _CONVOLUTION) else 0
         return output + _flipout(run, tensors, generator, positions, signs)
 
+    @property
+    def layers(self) -> list[str]:
+        """The names of the layers that take noise for each example."""
+        return sorted(self._layers)
+
+    def keep(self, names: Iterable[str]) -> None:
+        """Take noise for each example in these layers only."""
+        kept = set(names)
+        self._layers = {name: layer for name, layer in self._layers.items() if name in kept}
+
     def drop_unreached(self) -> bool:
         """Stop covering layers that the last forward pass did not call; was there any?
 

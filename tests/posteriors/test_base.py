@@ -361,3 +361,13 @@ def test_urls_and_the_manifest(tmp_path):
         assert torch.equal(
             Posterior.load(place, network()).mean["0.bias"], posterior.mean["0.bias"]
         )
+
+
+def test_a_likelihood_given_beside_the_posterior_must_be_its_own(tmp_path):
+    net = nn.Linear(1, 1, bias=False)
+    GaussianPosterior(
+        net, Gaussian(0.1), {"weight": torch.zeros(1, 1)}, {"weight": torch.ones(1, 1)}
+    ).save(tmp_path)
+    assert Posterior.load(tmp_path, net, Gaussian(0.1)).likelihood.config()["scale"] == 0.1
+    with pytest.raises(PosteriorFormatError, match=r"made with Gaussian.*0\.1.*given.*5\.0"):
+        Posterior.load(tmp_path, net, Gaussian(5.0))

@@ -190,7 +190,75 @@ def test_learning_rate_scheduler_each_step(data: TensorDataset) -> None:
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.5**3)
 
 
+def test_validation_loaders_by_name(data: TensorDataset) -> None:
+    bnn = make_bnn()
+    loaders = {"first": loader(data), "second": loader(data)}
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(bnn, loader(data), loaders)
+    metrics = trainer.callback_metrics
+    assert metrics["val_nll/dataloader_idx_0"] == metrics["val_nll/dataloader_idx_1"]
+
+
+def test_n_follows_data_that_are_loaded_anew() -> None:
+    seen = []
+
+    class Growing(pl.LightningDataModule):
+        def train_dataloader(self) -> DataLoader:
+            size = 16 + 8 * self.trainer.current_epoch
+            whole = make_data("mlp", "classification")
+            return loader(TensorDataset(*(part[:size] for part in whole.tensors)), batch_size=8)
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, *rest: Any) -> None:
+            seen.append(module.target.num_data)
+
+    trainer = quiet_trainer(
+        max_epochs=3, reload_dataloaders_every_n_epochs=1, callbacks=[Watch()], limit_val_batches=0
+    )
+    trainer.fit(make_bnn(), Growing())
+    assert seen == [16] * 2 + [24] * 3 + [32] * 4
+
+
+def test_a_network_may_keep_its_activations(data: TensorDataset) -> None:
+    class Keeps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def train(self, mode: bool = True) -> None:  # type: ignore[override]
+            super().train(mode)  # and returns nothing
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            self.kept = self.head(inputs)
+            return self.kept
+
+    bnn = VariationalBNN(Keeps(), Categorical(), Normal())
+    quiet_trainer(max_epochs=1).fit(bnn, loader(data), loader(data))
+
+
 # -------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "Adam"])
+def test_weight_decay_is_refused(data: TensorDataset, kind: str) -> None:
+    bnn = make_bnn(
+        optimizer=lambda parameters: getattr(torch.optim, kind)(parameters, weight_decay=0.01)
+    )
+    with pytest.raises(ConfigurationError, match=f"{kind} decays weights by 0.01.*prior="):
+        quiet_trainer(max_epochs=1).fit(bnn, loader(data))
+
+
+@pytest.mark.parametrize("how", ["batches", "sampler"])
+def test_n_that_cannot_be_told(data: TensorDataset, how: str) -> None:
+    if how == "batches":
+        loading = DataLoader([data[0:8], data[8:16]], batch_size=None)
+    else:
+        loading = DataLoader(data, batch_size=4, sampler=list(range(10)))
+    with pytest.raises(ConfigurationError, match=r"whole batches, or by a sampler.*Pass num_data="):
+        quiet_trainer(max_epochs=1).fit(make_bnn(), loading)
+    bnn = make_bnn(num_data=10)
+    quiet_trainer(max_epochs=1).fit(bnn, loading)
+    assert bnn.target.num_data == 10
 
 
 class Stream(IterableDataset):
@@ -229,7 +297,7 @@ def test_a_loss_that_is_not_finite_stops_the_fit_at_that_step(where: str) -> Non
         with pytest.raises(DataError, match="finite targets; 1 of 10 are not"):
             trainer.fit(bnn, DataLoader(TensorDataset(rows, values), batch_size=10))
         return
-    reason = "inputs hold NaN" if where == "inputs" else "Inputs and targets are finite"
+    reason = "inputs hold NaN" if where == "inputs" else "because weights are not finite"
     with pytest.raises(NonFiniteError, match=rf"nan at step 2 \(epoch 0, batch 2\).*{reason}"):
         trainer.fit(bnn, DataLoader(TensorDataset(rows, values), batch_size=10))
     if where == "inputs":

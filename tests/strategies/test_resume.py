@@ -141,6 +141,81 @@ def test_resume_is_bit_equal_from_the_end_of_an_epoch(epoch: int, tmp_path: Path
     assert equal(whole, run("resumed", tmp_path / "whole" / f"epoch={epoch}.ckpt"))
 
 
+def test_resume_is_bit_equal_with_a_loader_that_has_a_generator(tmp_path: Path) -> None:
+    def seeded() -> DataLoader:
+        generator = torch.Generator().manual_seed(8)
+        return DataLoader(Augmented(), batch_size=8, shuffle=True, generator=generator)
+
+    whole = fit(tmp_path, seeded)
+    assert equal(whole, fit(tmp_path, seeded, tmp_path / "step=8.ckpt"))
+
+
+def test_resume_is_bit_equal_from_a_checkpoint_made_after_validation(tmp_path: Path) -> None:
+    """In the middle of an epoch, with a validation set that draws random numbers."""
+
+    def run(name: str, ckpt: Path | None) -> VariationalBNN:
+        bnn = make_bnn()
+        torch.manual_seed(3 if ckpt is None else 4)
+        saver = ModelCheckpoint(
+            tmp_path / name,
+            "{step}",
+            monitor="val_nll",
+            save_top_k=-1,
+            save_on_train_epoch_end=False,
+        )
+        trainer = quiet_trainer(
+            max_epochs=2, callbacks=[saver], enable_checkpointing=True, val_check_interval=2
+        )
+        trainer.fit(bnn, shuffled(), DataLoader(Augmented(), batch_size=8), ckpt_path=ckpt)
+        return bnn
+
+    whole = run("whole", None)
+    assert equal(whole, run("resumed", tmp_path / "whole" / "step=4.ckpt"))
+
+
+def test_resume_inside_of_an_accumulation_window_draws_noise_first(tmp_path: Path) -> None:
+    """The gradients of its first half are gone, as in any Lightning fit; the noise is not."""
+    val = DataLoader(make_data("mlp", "classification"), batch_size=16)
+    saver = ModelCheckpoint(
+        tmp_path, "{step}", monitor="val_nll", save_top_k=-1, save_on_train_epoch_end=False
+    )
+    options = {"accumulate_grad_batches": 2, "val_check_interval": 3, "enable_checkpointing": True}
+    quiet_trainer(max_epochs=1, callbacks=[saver], **options).fit(make_bnn(), shuffled(), val)
+    bnn = make_bnn()
+    bnn.family.workspace().noise.fill_(torch.nan)  # as fresh memory may be
+    again = ModelCheckpoint(
+        tmp_path / "again",
+        "{step}",
+        monitor="val_nll",
+        save_top_k=-1,
+        save_on_train_epoch_end=False,
+    )
+    trainer = quiet_trainer(max_epochs=1, callbacks=[again], **options)
+    trainer.fit(bnn, shuffled(), val, ckpt_path=tmp_path / "step=1.ckpt")
+    assert bnn.family.mean.isfinite().all()
+
+
+def test_layers_that_lost_per_example_noise_stay_without_it(tmp_path: Path) -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.spare = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.body(inputs)
+
+    def make() -> VariationalBNN:
+        return VariationalBNN(Unused(), Categorical(), Normal(), estimator="flipout")
+
+    bnn = make()
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(bnn, shuffled())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    other = make()
+    quiet_trainer(max_epochs=1).fit(other, shuffled(), ckpt_path=tmp_path / "last.ckpt")
+    assert other._per_example.layers == ["body"]
+
+
 def test_a_tested_checkpoint_does_not_turn_back_a_later_fit(tmp_path: Path) -> None:
     fit(tmp_path, shuffled)
     bnn = make_bnn()

@@ -243,7 +243,40 @@ def test_gradients_stay_in_kept_memory_and_accumulate_beside_it():
         torch.testing.assert_close(family.mean.grad, sums, **EXACT)
         sums = torch.zeros(32).double()
     assert len(set(places)) == 1
-    assert places[0] == family.workspace()._room[0][0].data_ptr()
+    assert places[0] == family.workspace()._rooms[0][0].data_ptr()
+
+
+def test_gradients_that_somebody_keeps_stay_as_they_are():
+    _, family, bound = make()
+    kept, copies = [], []
+    for _ in range(4):
+        draw, kl = family.draw(noisy_workspace(family), bound)
+        pair = torch.autograd.grad((flat(draw) * torch.randn(32).double()).sum() + kl,
+                                   (family.mean, family.rho))  # fmt: skip
+        kept.append(pair)
+        copies.append([gradient.clone() for gradient in pair])
+    for pair, saved in zip(kept, copies, strict=True):
+        assert all(torch.equal(*both) for both in zip(pair, saved, strict=True))
+    assert len(family.workspace()._rooms) <= 2
+
+
+def test_accumulating_with_a_frozen_mean():
+    _, family, bound = make()
+    family.mean.requires_grad_(False)
+    expected = torch.zeros(32).double()
+    for _ in range(3):
+        space = noisy_workspace(family)
+        draw, _ = family.draw(space, bound)
+        flat(draw).sum().backward()
+        expected += family.sd().detach() * space.noise
+    torch.testing.assert_close(family.rho.grad, expected, **EXACT)
+
+
+def test_weights_that_take_no_part_are_named():
+    _, family, bound = make()
+    draw, kl = family.draw(noisy_workspace(family), bound)
+    with pytest.warns(UserWarning, match=r"\['2.weight', '2.bias'\] \(2 in all\) took no part"):
+        (draw["0.weight"].sum() + draw["0.bias"].sum() + kl).backward()
 
 
 def test_views_are_the_networks_tensors_and_the_mean_starts_at_them():
@@ -314,7 +347,7 @@ def test_copies_and_state():
         (
             {"a": torch.zeros(2), "b": torch.zeros(2).double()},
             {},
-            r"one floating-point dtype; got \['torch.float32', 'torch.float64'\].*bayesian=",
+            r"one floating-point dtype; got \['torch.float32', 'torch.float64'\].*freeze",
         ),
         ({"a": torch.zeros(2, dtype=torch.int64)}, {}, r"got \['torch.int64'\]"),
         ({}, {}, r"got \[\]"),
