@@ -233,7 +233,9 @@ def test_a_network_may_keep_its_activations(data: TensorDataset) -> None:
             return self.kept
 
     bnn = VariationalBNN(Keeps(), Categorical(), Normal())
-    quiet_trainer(max_epochs=1).fit(bnn, loader(data), loader(data))
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(bnn, loader(data), loader(data))
+    assert "val_nll" in trainer.callback_metrics
 
 
 # -------------------------------------------------------------------- bad input
