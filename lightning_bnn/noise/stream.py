@@ -1,0 +1,151 @@
+"""A stream of standard normal numbers that owns its state.
+
+On a CPU, float32 numbers come from a compiled generator where there is a C compiler
+(:mod:`lightning_bnn.noise.compiled`), all others from a ``torch.Generator``. Both are seeded by
+one seed and saved together.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.noise import compiled
+
+__all__ = ["NormalStream"]
+
+_MASK = 2**64 - 1
+
+
+def lane_words(seed: int) -> Tensor:
+    """The state of the compiled generator for a seed: 64 words of SplitMix64, never all zero.
+
+    Example:
+        >>> lane_words(0).shape, lane_words(0).dtype
+        (torch.Size([64]), torch.int32)
+    """
+    words: list[int] = []
+    state = seed & _MASK
+    while len(words) < compiled.WORDS:
+        state = (state + 0x9E3779B97F4A7C15) & _MASK
+        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+        mixed ^= mixed >> 31
+        words += [mixed & 0xFFFFFFFF, mixed >> 32]
+    return torch.tensor(words, dtype=torch.int64).to(torch.int32)
+
+
+class NormalStream:
+    """Standard normal numbers from a seed, with a state that can be saved.
+
+    Args:
+        seed: The seed; by default one is taken from PyTorch's global generator, so that
+            ``seed_everything`` decides it.
+
+    Example:
+        >>> stream = NormalStream(seed=1)
+        >>> state = stream.state_dict()
+        >>> first = stream.fill_(torch.empty(3))
+        >>> stream.load_state_dict(state)
+        >>> torch.equal(first, stream.fill_(torch.empty(3)))
+        True
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        if seed is None:
+            seed = int(torch.randint(2**62, ()).item())
+        self.seed = int(seed)
+        self._restart("cpu")
+
+    def _restart(self, kind: str | torch.device) -> None:
+        self._generator = torch.Generator(kind).manual_seed(self.seed)
+        self._lanes = lane_words(self.seed)
+        # Decided by the first use and kept: a stream does not change its kind midway.
+        self._compiled: bool | None = None
+
+    def fill_(self, tensor: Tensor) -> Tensor:
+        """Fill ``tensor`` with standard normal numbers, in place."""
+        if tensor.device.type == "cpu" and tensor.dtype == torch.float32:
+            fill = self._compiled_fill()
+            if fill is not None:
+                whole = tensor if tensor.is_contiguous() else torch.empty(tensor.shape)
+                fill(whole, self._lanes)
+                if whole is not tensor:
+                    return tensor.copy_(whole)
+                # autograd must hear of a change that went past it
+                torch.autograd.graph.increment_version(tensor)
+                return tensor
+        return tensor.normal_(generator=self._on(tensor.device))
+
+    def integer(self) -> int:
+        """One large integer, to seed noise that each rank or example has for itself."""
+        generator = self._generator
+        value = torch.empty((), dtype=torch.int64, device=generator.device)
+        return int(value.random_(generator=generator).item())
+
+    def _compiled_fill(self) -> compiled.Fill | None:
+        if self._compiled is None:
+            self._compiled = compiled.load() is not None
+        if not self._compiled:
+            return None
+        fill = compiled.load()
+        if fill is None:
+            if os.environ.get("LIGHTNING_BNN_COMPILE") != "0":
+                raise ConfigurationError(
+                    "This stream of noise was begun by the compiled generator, which cannot be "
+                    "built on this machine, so the run would not go on bit for bit. Install a C "
+                    "compiler, or set LIGHTNING_BNN_COMPILE=0 to go on with other noise."
+                )
+            warnings.warn(
+                "The noise goes on from PyTorch's generator, because LIGHTNING_BNN_COMPILE=0: the "
+                "run is as good, but not the one that would have been without the restart.",
+                stacklevel=3,
+            )
+            self._compiled = False
+        return fill
+
+    def _on(self, device: torch.device) -> torch.Generator:
+        # The state of one kind of device means nothing to another, so a move starts a new
+        # stream of the same seed. It happens at most once, before the first step.
+        if self._generator.device.type != device.type:
+            self._generator = torch.Generator(device).manual_seed(self.seed)
+        return self._generator
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seed, both generators' states, and the kind of device.
+
+        It settles the kind of generator, so that all who load it use the same one.
+        """
+        if self._compiled is None:
+            self._compiled = compiled.load() is not None
+        return {
+            "seed": self.seed,
+            "device": self._generator.device.type,
+            "state": self._generator.get_state(),
+            "lanes": self._lanes.clone(),
+            "compiled": self._compiled,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where the saved stream was."""
+        self.seed = int(state["seed"])
+        kind = str(state["device"])
+        if kind != "cpu" and not _available(kind):
+            # A checkpoint from an accelerator opened without one: predictions need no noise,
+            # and training cannot be bit-equal on another device anyway.
+            self._restart("cpu")
+            return
+        self._generator = torch.Generator(kind)
+        self._generator.set_state(torch.as_tensor(state["state"]).cpu())
+        self._lanes = torch.as_tensor(state["lanes"]).cpu().clone()
+        self._compiled = state["compiled"]
+
+
+def _available(kind: str) -> bool:
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator is not None and accelerator.type == kind
