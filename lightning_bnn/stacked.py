@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -142,19 +142,35 @@ class StackedModule:
     def _faster(
         self, stacked: Mapping[str, Tensor], inputs: Any, shared: Mapping[str, Tensor]
     ) -> Literal["stacked", "loop"]:
-        """Time both ways, with copies of all buffers, so that the trial leaves no trace."""
+        """Time both ways, with copies of all buffers, so that the trial leaves no trace.
+
+        Where gradients are wanted, the backward pass is timed too.
+        """
         buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
-        trial = {k: v.clone() if k in buffers else v.detach() for k, v in stacked.items()}
-        given = {k: v.clone() if k in buffers else v.detach() for k, v in shared.items()}
-        common = {**buffers, **given}
-        with torch.no_grad(), _untouched_rng():
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in stacked.values())
+
+        def copy(name: str, tensor: Tensor) -> Tensor:
+            if name in buffers:
+                return tensor.clone()
+            return tensor.detach().requires_grad_(wanted and tensor.requires_grad)
+
+        trial = {name: copy(name, tensor) for name, tensor in stacked.items()}
+        common = {**buffers, **{name: copy(name, tensor) for name, tensor in shared.items()}}
+        leaves = [tensor for tensor in trial.values() if tensor.requires_grad]
+
+        def run(way: Callable[..., Tensor]) -> None:
+            outputs = way(trial, inputs, common)
+            if leaves and outputs.requires_grad:
+                torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
+
+        with torch.set_grad_enabled(wanted), _untouched_rng():
             try:
-                by_stacking = _seconds(lambda: self._stacked(trial, inputs, common))
+                by_stacking = _seconds(lambda: run(self._stacked))
             except Exception:
                 # no batching rule, control flow that depends on values, too little memory. If
                 # the network itself is at fault, the loop raises the network's own error.
                 return "loop"
-            by_looping = _seconds(lambda: self._loop(trial, inputs, common))
+            by_looping = _seconds(lambda: run(self._loop))
         return "stacked" if by_stacking < by_looping else "loop"
 
 
@@ -175,9 +191,12 @@ def _attention_that_stacks(stacked: Mapping[str, Tensor]) -> Iterator[None]:
 
 
 def _seconds(run: Any) -> float:
-    """The better of two runs after one to warm up, with the device's queue emptied."""
-    times = []
-    for _ in range(3):
+    """The best of some runs after one to warm up, with the device's queue emptied.
+
+    Quick ones are run more often: the more they differ by chance.
+    """
+    times: list[float] = []
+    while len(times) < 3 or (len(times) < 20 and sum(times) < 0.05):
         _synchronise()
         start = time.perf_counter()
         run()

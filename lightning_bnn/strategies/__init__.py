@@ -1,6 +1,7 @@
 """Strategies: Lightning modules that approximate a posterior."""
 
 from lightning_bnn.strategies.base import Strategy
+from lightning_bnn.strategies.sgmcmc import SGMCMC
 from lightning_bnn.strategies.variational import VariationalBNN
 
-__all__ = ["Strategy", "VariationalBNN"]
+__all__ = ["SGMCMC", "Strategy", "VariationalBNN"]

@@ -27,7 +27,7 @@ from torchmetrics import MetricCollection
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.posteriors.base import copy_network
+from lightning_bnn.posteriors.base import copy_network, network_tensors
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.resume import ResumableLoader, random_state, restore_random_state
@@ -104,6 +104,14 @@ class Strategy(pl.LightningModule, ABC):
     def posterior(self) -> Posterior:
         """The posterior as it stands now; later training does not change it."""
 
+    def current_draws(self) -> dict[str, Tensor]:
+        """The network's weights and buffers as they stand, with a leading axis of chains.
+
+        This is what a :class:`~lightning_bnn.callbacks.SampleCollector` takes. They may be views:
+        copy what must outlive the next step.
+        """
+        return {name: t.detach()[None] for name, t in network_tensors(self.net).items()}
+
     def split(self, batch: Any) -> tuple[Any, Any]:
         """Inputs and targets of a batch; override it for batches of another form."""
         return split_batch(batch)
@@ -115,6 +123,14 @@ class Strategy(pl.LightningModule, ABC):
         parameters = [p for p in self.parameters() if p.requires_grad]
         make = self._optimizer or self._default_optimizer
         optimizer = make(parameters)
+        self._refuse_weight_decay(optimizer)
+        if self._scheduler is None:
+            return optimizer
+        scheduler = {"scheduler": self._scheduler(optimizer), "interval": self._scheduler_interval}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    @staticmethod
+    def _refuse_weight_decay(optimizer: Optimizer) -> None:
         if any(group.get("weight_decay") for group in optimizer.param_groups):
             decay = optimizer.defaults["weight_decay"]
             raise ConfigurationError(
@@ -122,10 +138,6 @@ class Strategy(pl.LightningModule, ABC):
                 "which counts the prior twice and biases the posterior's scales. Set "
                 "weight_decay=0 and say what you want with prior=."
             )
-        if self._scheduler is None:
-            return optimizer
-        scheduler = {"scheduler": self._scheduler(optimizer), "interval": self._scheduler_interval}
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def _default_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
         """Adam, in one fused pass on a CPU, where that is several times faster on large networks.

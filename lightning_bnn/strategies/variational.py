@@ -28,6 +28,7 @@ from lightning_bnn.noise import NoiseGenerator
 from lightning_bnn.posteriors import GaussianPosterior
 from lightning_bnn.posteriors.base import network_tensors
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
+from lightning_bnn.seeds import member_seed
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import call_network
 from lightning_bnn.strategies.base import (
@@ -210,6 +211,12 @@ class VariationalBNN(Strategy):
         return GaussianPosterior(
             self.net, self.likelihood, mean, views(self.family.sd().detach()), fixed
         )
+
+    def current_draws(self) -> dict[str, Tensor]:
+        """One draw of the Gaussian as it stands, with its buffers; seed and step decide it."""
+        seed = member_seed(self.noise.seed, self.global_step)
+        generator = torch.Generator(self.device).manual_seed(seed)
+        return {**super().current_draws(), **self.posterior().sample(1, generator)}
 
     @torch.no_grad()
     def elbo(self, batch: Any, draws: int = 32) -> Tensor:

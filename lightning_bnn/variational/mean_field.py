@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.flat import KeptMemory
 from lightning_bnn.priors import BoundPrior
 from lightning_bnn.selection import FlatLayout
 
@@ -133,32 +134,11 @@ class _Workspace:
         self.weights = torch.empty_like(like)
         self.filled = False  # whether the noise was drawn yet
         self.warned = False
-        self._rooms: list[tuple[Tensor, Tensor]] = []
+        self.memory = KeptMemory()
 
     def state(self) -> tuple[int, int]:
         """Changes whenever the noise is drawn again or the buffers serve another draw."""
         return self.noise._version, self.weights._version
-
-    def room(self) -> tuple[Tensor, Tensor]:
-        """Memory for both gradients that nobody else looks at any more.
-
-        Memory of the size of a network costs more to get than to fill, so it is kept. While
-        gradients are accumulated, or kept by somebody, other memory serves.
-        """
-        for room in self._rooms:
-            if all(_is_free(tensor) for tensor in room):
-                return room
-        self._rooms = [*self._rooms[-1:], (torch.empty_like(self.noise), torch.empty_like(self.sd))]
-        return self._rooms[-1]
-
-
-def _is_free(tensor: Tensor) -> bool:
-    """Whether no other tensor lies in the memory of this one.
-
-    PyTorch counts the holders of a storage: here the tensor and the storage object itself.
-    """
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return count is not None and count(tensor.untyped_storage()._cdata) <= 2
 
 
 class _Draw(torch.autograd.Function):
@@ -201,7 +181,7 @@ class _Draw(torch.autograd.Function):
                 "The noise of this draw was written over before backward. Give every draw that "
                 "is alive at the same time a workspace of its own: family.workspace(index)."
             )
-        by_mean, by_sd = space.room()
+        by_mean, by_sd = space.memory.room(mean, count=2)
         *by_slices, by_kl = by_outputs
         unused = [n for n, g in zip(ctx.layout.names, by_slices, strict=True) if g is None]
         if unused and len(unused) < len(by_slices) and not space.warned:

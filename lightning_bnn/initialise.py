@@ -1,0 +1,160 @@
+"""Where members and chains start: new initial values for a network's own architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
+from lightning_bnn.posteriors.base import (
+    copy_network,
+    describe,
+    first_difference,
+    network_tensors,
+)
+from lightning_bnn.seeds import member_seed
+from lightning_bnn.strategies.resume import isolated_random_state
+
+__all__ = ["Start", "reset_network", "start_members"]
+
+Start = Literal["around", "reset"] | Posterior | Sequence[nn.Module] | Callable[[], nn.Module]
+
+
+def reset_network(net: nn.Module, seed: int) -> nn.Module:
+    """A copy of a network with new initial values, as its modules' ``reset_parameters`` give them.
+
+    Frozen parameters keep their values.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> torch.equal(reset_network(net, 0).weight, reset_network(net, 0).weight)
+        True
+        >>> torch.equal(reset_network(net, 0).weight, reset_network(net, 1).weight)
+        False
+    """
+    fresh = copy_network(net)
+    frozen = {n: p.detach().clone() for n, p in fresh.named_parameters() if not p.requires_grad}
+    with isolated_random_state(seed):
+        for name, module in fresh.named_modules():
+            reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
+            if reset is not None:
+                reset()
+            elif any(p.requires_grad for p in module.parameters(recurse=False)):
+                raise ConfigurationError(
+                    f"The module {name or 'net'!r} ({type(module).__name__}) has parameters of its "
+                    "own but no reset_parameters(), so it cannot be initialised anew. Pass a "
+                    "function that builds the network: start=lambda: MyNet(...)."
+                )
+    with torch.no_grad():
+        for name, value in frozen.items():
+            fresh.get_parameter(name).copy_(value)
+    return fresh
+
+
+def start_members(
+    net: nn.Module, start: Start, members: Sequence[int], seed: int, spread: float
+) -> dict[str, Tensor]:
+    """Every parameter and saved buffer of a network, stacked over members.
+
+    Args:
+        net: The network.
+        start: ``"around"``: the network's own values, in all members but number 0 perturbed;
+            ``"reset"``: new initial values in each; a posterior: draws of it; a list of one
+            network for each member; or a function that builds a network.
+        members: The members' numbers, which with ``seed`` decide their random values.
+        seed: The root seed.
+        spread: The size of the perturbation, in units of each tensor's root mean square.
+
+    Example:
+        >>> start_members(nn.Linear(2, 1), "around", range(3), seed=0, spread=0.1)["bias"].shape
+        torch.Size([3, 1])
+    """
+    if isinstance(start, Posterior):
+        return _from_posterior(net, start, members, seed)
+    if start == "around":
+        chosen = [_perturbed(net, member, member_seed(seed, member), spread) for member in members]
+        return _stack(chosen)
+    if start == "reset":
+        networks = [reset_network(net, member_seed(seed, member)) for member in members]
+    elif isinstance(start, Sequence) and not isinstance(start, str):
+        networks = list(start)
+        if len(networks) != len(members):
+            raise ConfigurationError(
+                f"start= has {len(networks)} networks for {len(members)} chains; give one for each."
+            )
+    elif callable(start) and not isinstance(start, nn.Module):
+        networks = []
+        for member in members:
+            with isolated_random_state(member_seed(seed, member)):
+                networks.append(start())
+    else:
+        raise ConfigurationError(
+            "start= is 'around', 'reset', a posterior, a list of networks, or a function that "
+            f"builds one; got {start!r:.80}."
+        )
+    for member, network in zip(members, networks, strict=True):
+        if not isinstance(network, nn.Module):
+            raise ConfigurationError(
+                f"start= gave {type(network).__name__} for chain {member}; expected a network."
+            )
+        difference = first_difference(describe(net), describe(network))
+        if difference:
+            raise ConfigurationError(
+                f"The network that start= gives for chain {member} is another one: {difference} "
+                "in it. All chains need one architecture."
+            )
+    return _stack([network_tensors(network) for network in networks])
+
+
+def _stack(members: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([m[name].detach() for m in members]) for name in members[0]}
+
+
+def _perturbed(net: nn.Module, member: int, seed: int, spread: float) -> dict[str, Tensor]:
+    tensors = {name: tensor.detach() for name, tensor in network_tensors(net).items()}
+    if member == 0 or spread == 0:
+        return tensors
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in net.named_parameters():
+        if parameter.requires_grad:
+            noise = torch.empty(parameter.shape, dtype=torch.float64).normal_(generator=generator)
+            size = spread * parameter.detach().double().square().mean().sqrt()
+            tensors[name] = tensors[name] + (size.cpu() * noise).to(parameter)
+    return tensors
+
+
+def _from_posterior(
+    net: nn.Module, start: Posterior, members: Sequence[int], seed: int
+) -> dict[str, Tensor]:
+    difference = first_difference(describe(net), describe(start.net))
+    if difference:
+        raise ConfigurationError(
+            f"The posterior in start= is of another network: {difference} in it."
+        )
+    own = network_tensors(net)
+    drawn = [
+        {**start.fixed, **_draw_of(start, member, member_seed(seed, member))} for member in members
+    ]
+    return {name: tensor.to(own[name].device) for name, tensor in _stack(drawn).items()}
+
+
+def _draw_of(start: Posterior, member: int, seed: int) -> dict[str, Tensor]:
+    """Member k takes the k-th of stored draws or of a mixture's components, else a draw of its own.
+
+    Only its own number decides, not how many others there are.
+    """
+    generator = torch.Generator(start.device).manual_seed(seed)
+    if isinstance(start, MixturePosterior):
+        component = start.components[member % len(start.components)]
+        return {**component.fixed, **_draw_of(component, member // len(start.components), seed)}
+    if isinstance(start, DrawsPosterior):
+        every = start.draws(len(start), generator, chunk=1)
+        picked = next(islice(every, member % len(start), None))
+    else:
+        picked = start.sample(1, generator)
+    return {name: tensor[0] for name, tensor in picked.items()}

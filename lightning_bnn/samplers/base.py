@@ -1,0 +1,311 @@
+r"""What every sampler shares: noise from its own streams, N, T, and a reading of the temperature.
+
+A sampler is a ``torch.optim.Optimizer`` that expects in ``.grad`` the gradient of the *mean
+energy* :math:`\bar U = U/N` (see :mod:`lightning_bnn.target`), so that its learning rate η means
+what it means in ordinary training, and leaves the weights distributed as
+:math:`\exp(-U/T)`. The symbols of all docstrings: w weights, g the gradient of the mean energy, η
+the learning rate, N the number of training examples, T the temperature, ξ standard normal
+numbers, d the number of weights.
+
+Several chains run as one: the parameters then have a leading axis of chains, and each chain has
+a stream of noise of its own, so that it moves as it would alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.noise import NormalStream
+
+__all__ = ["MomentumSampler", "Sampler", "check_number"]
+
+Group = dict[str, Any]
+Closure = Callable[[], Any]
+
+
+def check_number(
+    what: str,
+    value: Any,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+) -> None:
+    """Raise unless ``value`` is a finite number within the bounds that are given.
+
+    Example:
+        >>> check_number("friction= is above 0 and at most 1:", 0.1, above=0, most=1)
+    """
+    good = isinstance(value, Real) and math.isfinite(value)
+    good = good and (above is None or value > above)
+    good = good and (least is None or value >= least)
+    good = good and (below is None or value < below)
+    if not good or (most is not None and value > most):
+        raise ConfigurationError(f"{what} got {value!r}.")
+
+
+class Sampler(Optimizer):
+    """The base class of samplers; a subclass adds :meth:`update` for one group of parameters.
+
+    Args:
+        params: Parameters, or groups of them, as for any optimizer.
+        defaults: The subclass's own options, ``lr`` among them.
+        num_data: N, the number of training examples.
+        temperature: T; 1 is the Bayes posterior, 0 leaves the noise out.
+        seed: Seed of the noise; a sequence gives one to each chain, for parameters whose leading
+            axis counts chains. By default PyTorch's global generator decides.
+
+    Attributes:
+        measure: Set it to have every step leave a reading in ``measured_temperature``.
+        measured_temperature: The temperature at the last measured step, one for each chain:
+            kinetic where there are momenta, else configurational. One step's reading is noisy:
+            average over many.
+    """
+
+    full_batch = False  # whether the gradient must be that of all examples
+    reads_after_step = False  # whether the temperature is that of what a step leaves
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        num_data: int | None,
+        temperature: float = 1.0,
+        seed: int | Sequence[int] | None = None,
+    ) -> None:
+        name = type(self).__name__
+        check_number(f"{name} needs num_data=, the number of training examples:", num_data, above=0)
+        self.num_data = _plain(num_data)
+        self.stacked = isinstance(seed, Sequence)
+        self.streams = [NormalStream(one) for one in _seeds(name, seed)]
+        self.measure = False
+        self.measured_temperature: Tensor | None = None
+        self._scratch: dict[tuple[int, str], tuple[Tensor, list[Tensor]]] = {}
+        # "explore" is set by a schedule for steps without noise
+        super().__init__(params, {**defaults, "temperature": temperature, "explore": False})
+
+    @property
+    def chains(self) -> int:
+        """The number of chains that run side by side."""
+        return len(self.streams)
+
+    @abstractmethod
+    def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """Move the weights of a group by one step, in place."""
+
+    def check_options(self, group: Group) -> None:
+        """Raise on options of a group that cannot work; a subclass adds its own."""
+        name = type(self).__name__
+        check_number(f"{name} takes lr= above 0:", group["lr"], above=0)
+        check_number(f"{name} takes temperature= of at least 0:", group["temperature"], least=0)
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """Take one step from the gradients that are there, or that ``closure`` computes."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        readings: list[tuple[Tensor, int]] = []
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            if not weights:
+                continue
+            gradients: list[Tensor] = [p.grad for p in weights]
+            if any(gradient.is_sparse for gradient in gradients):
+                raise ConfigurationError(
+                    f"{type(self).__name__} needs dense gradients; build the embedding with "
+                    "sparse=False."
+                )
+            if self.measure and not self.reads_after_step:
+                readings.append(self.read_temperature(group, weights, gradients))
+            self.update(group, weights, gradients)
+            if self.measure and self.reads_after_step:
+                readings.append(self.read_temperature(group, weights, gradients))
+        if readings:
+            total = torch.stack([reading for reading, _ in readings]).sum(0)
+            self.measured_temperature = total / sum(count for _, count in readings)
+        return loss
+
+    # ---------------------------------------------------------------- for the subclasses
+
+    def noise(self, group: Group, weights: list[Tensor], key: str = "noise") -> list[Tensor]:
+        """Fresh standard normal numbers of the weights' shapes, in memory that is kept.
+
+        A chain's numbers come from its own stream, one flat row for the whole group.
+        """
+        flat, parts = self._memory(group, weights, key)
+        for row, stream in zip(flat, self.streams, strict=True):
+            stream.fill_(row)
+        return parts
+
+    def noise_scale(self, group: Group, variance: float) -> float:
+        """√(variance · T / N), or 0 in a step of exploration."""
+        if group["explore"]:
+            return 0.0
+        return math.sqrt(variance * group["temperature"] / self.num_data)
+
+    def scratch(self, group: Group, weights: list[Tensor], key: str) -> list[Tensor]:
+        """Tensors of the weights' shapes to work in, in memory that is kept but never saved."""
+        return self._memory(group, weights, key)[1]
+
+    def per_chain(self, tensors: Iterable[Tensor]) -> Tensor:
+        """The sum of tensors' elements, one for each chain."""
+        rows = [tensor.reshape(self.chains, -1).sum(1) for tensor in tensors]
+        return torch.stack(rows).sum(0)
+
+    def read_temperature(
+        self, group: Group, weights: list[Tensor], gradients: list[Tensor]
+    ) -> tuple[Tensor, int]:
+        """N Σ w g for each chain, and the number of weights over which it is to be averaged.
+
+        E[w · ∇U] = T for each weight by partial integration, whatever the posterior: the
+        *configurational* temperature. Samplers with momenta override it.
+        """
+        products = torch._foreach_mul(weights, gradients)
+        return self.per_chain(products) * self.num_data, self._size(weights)
+
+    def _size(self, weights: list[Tensor]) -> int:
+        return sum(weight.numel() for weight in weights) // self.chains
+
+    def _memory(self, group: Group, weights: list[Tensor], key: str) -> tuple[Tensor, list[Tensor]]:
+        """One flat row for each chain, and its parts in the weights' shapes; made once."""
+        first = weights[0]
+        index = next(i for i, one in enumerate(self.param_groups) if one is group)
+        kept = self._scratch.get((index, key))
+        if (
+            kept is None
+            or (kept[0].device, kept[0].dtype) != (first.device, first.dtype)
+            or [part.shape for part in kept[1]] != [weight.shape for weight in weights]
+        ):
+            sizes = [weight.numel() // self.chains for weight in weights]
+            flat = torch.empty(self.chains, sum(sizes), device=first.device, dtype=first.dtype)
+            parts = flat.split(sizes, dim=1)
+            kept = flat, [p.view(w.shape) for p, w in zip(parts, weights, strict=True)]
+            self._scratch[index, key] = kept
+        return kept
+
+    # ---------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, with N and that of every stream of noise."""
+        state = super().state_dict()
+        state["num_data"] = self.num_data
+        state["streams"] = [stream.state_dict() for stream in self.streams]
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where the saved sampler was, to the last bit; N, T and lr are the saved ones."""
+        name = type(self).__name__
+        if "streams" not in state_dict:
+            raise ConfigurationError(
+                f"{name} goes on from the state of a sampler, with its streams of noise; got one "
+                f"with {sorted(state_dict)}. Was it saved by another optimizer?"
+            )
+        streams = state_dict["streams"]
+        if len(streams) != self.chains:
+            raise ConfigurationError(
+                f"The saved {name} has {len(streams)} chains, this one {self.chains}. Build it "
+                "with the same number to go on."
+            )
+        own = ("streams", "num_data")
+        super().load_state_dict({k: v for k, v in state_dict.items() if k not in own})
+        self.num_data = state_dict["num_data"]
+        for stream, saved in zip(self.streams, streams, strict=True):
+            stream.load_state_dict(saved)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Optimizer keeps only three entries and so would lose N and the noise in a copy. What it
+        # leaves out for a reason stays out: hooks, and the step that a schedule has wrapped.
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in ("step", "_scratch") and not name.startswith("_optimizer_")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._scratch = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, checking its options and its parameters."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            self.check_options(group)
+            for parameter in group["params"]:
+                self._check_parameter(parameter)
+        except ConfigurationError:
+            self.param_groups.pop()
+            raise
+        group.update({name: _plain(value) for name, value in group.items()})
+
+    def _check_parameter(self, parameter: Tensor) -> None:
+        if not parameter.is_floating_point():
+            raise ConfigurationError(
+                f"{type(self).__name__} samples real weights; got a parameter of type "
+                f"{parameter.dtype}. Split a complex one into two real ones (torch.view_as_real)."
+            )
+        if self.stacked and parameter.shape[:1] != (self.chains,):
+            raise ConfigurationError(
+                f"{self.chains} seeds mean {self.chains} chains, so every parameter needs a "
+                f"leading axis of that length; got the shape {tuple(parameter.shape)}."
+            )
+
+
+class MomentumSampler(Sampler):
+    """A sampler in which each weight has a velocity v, in units of a step: w moves by v.
+
+    Velocities start at zero and reach their law, of variance ηT/N, within a few multiples of
+    1/friction steps, far sooner than the weights reach theirs. The same happens after a change of
+    the learning rate, because v is not rescaled: a schedule that changes η little within
+    1/friction steps leaves the chain in balance, and after a jump a few such times pass.
+
+    The temperature that it reads is the *kinetic* one, N|v|²/(ηd) after the step.
+    """
+
+    reads_after_step = True
+
+    def velocities(self, weights: list[Tensor]) -> list[Tensor]:
+        """The velocities of weights, zero where a weight moves for the first time."""
+        for weight in weights:
+            if "velocity" not in self.state[weight]:
+                self.state[weight]["velocity"] = torch.zeros_like(weight)
+        return [self.state[weight]["velocity"] for weight in weights]
+
+    def read_temperature(
+        self, group: Group, weights: list[Tensor], gradients: list[Tensor]
+    ) -> tuple[Tensor, int]:
+        """N|v|²/η for each chain, and the number of weights."""
+        squares = self.per_chain(torch._foreach_pow(self.velocities(weights), 2))
+        return squares * (self.num_data / group["lr"]), self._size(weights)
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's as one of Python's, because a safe load refuses the former."""
+    return value.item() if isinstance(value, Real) and hasattr(value, "item") else value
+
+
+def _seeds(name: str, seed: Any) -> list[int | None]:
+    if seed is None:
+        return [None]
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed]
+    if not seeds or not all(isinstance(one, Integral) for one in seeds):
+        raise ConfigurationError(
+            f"{name} takes seed= as an integer, or a sequence of one for each chain; got {seed!r}."
+        )
+    if len(set(seeds)) < len(seeds):
+        raise ConfigurationError(
+            f"{name} needs a seed of its own for each chain, or chains share their noise; got "
+            f"{seeds}. lightning_bnn.seeds.member_seed makes them from one."
+        )
+    return seeds

@@ -1,0 +1,336 @@
+r"""Hamiltonian Monte Carlo with accept/reject (Duane et al., 1987; Neal, 2011), on the full batch.
+
+One transition draws velocities :math:`v \sim N(0, \eta T/N)`, takes L leapfrog steps
+
+.. math:: v \leftarrow v - \tfrac{\eta}{2} g(w),\qquad w \leftarrow w + v,\qquad
+          v \leftarrow v - \tfrac{\eta}{2} g(w),
+
+and accepts the end with probability :math:`\min(1, \exp(-\tfrac NT \Delta\bar H))`, where
+:math:`\bar H = \bar U + |v|^2/2\eta`; otherwise the chain stays where it was. The weights are
+distributed as :math:`\exp(-U/T)` whatever η is: it decides only how fast.
+
+η is the learning rate of the other samplers. In the usual symbols the leapfrog step is
+:math:`h = \sqrt{\eta/N}` on the energy U, the momentum is p = v/h with variance T, and the mass is
+one, so a trajectory has the length Lh. It is stable for ηλ < 4, λ the largest curvature of the mean
+energy. With L = 1 it is SGLD at the learning rate η/2, corrected by accept/reject.
+
+Two things keep a user from tuning. *Dual averaging* (Hoffman and Gelman, 2014, section 3.2, with
+their constants) moves log h of each chain until its acceptance is the one asked for, then holds
+it. *Jitter* multiplies h in each transition by a uniform number around 1: a trajectory of fixed
+length can end, for some direction of a Gaussian posterior, where it began, and then never forgets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.errors import ConfigurationError, NonFiniteError
+from lightning_bnn.samplers.base import Closure, Sampler
+
+__all__ = ["HMC", "DualAveraging", "dual_averaging", "leapfrog", "log_acceptance"]
+
+# An acceptance of exp(-1000): the trajectory has left the posterior for good.
+_DIVERGED = -1000.0
+
+
+class DualAveraging(NamedTuple):
+    """The state of the adaptation: log h relative to where it began, one entry for each chain."""
+
+    transitions: int
+    error: Tensor
+    log_step: Tensor
+    average: Tensor
+
+
+def dual_averaging(state: DualAveraging, acceptance: Tensor, target: float) -> DualAveraging:
+    """The state after a transition with this probability of acceptance.
+
+    Example:
+        >>> state = DualAveraging(0, *torch.zeros(3, 1))
+        >>> for _ in range(100):                     # a world in which the acceptance is 1 - h/10
+        ...     state = dual_averaging(state, (1 - state.log_step.exp() / 10).clamp(min=0), 0.8)
+        >>> round(float(state.average.exp()), 1)
+        2.0
+    """
+    transitions = state.transitions + 1
+    share = 1 / (transitions + 10)
+    error = (1 - share) * state.error + share * (target - acceptance)
+    log_step = math.log(10) - math.sqrt(transitions) / 0.05 * error
+    recent = transitions**-0.75
+    average = recent * log_step + (1 - recent) * state.average
+    return DualAveraging(transitions, error, log_step, average)
+
+
+def leapfrog(
+    weights: Sequence[Tensor],
+    velocities: Sequence[Tensor],
+    rates: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    gradient: Callable[[], Sequence[Tensor]],
+    steps: int,
+) -> None:
+    """Take leapfrog steps, changing weights and velocities in place.
+
+    Args:
+        weights: w.
+        velocities: v, of the same shapes.
+        rates: η for each tensor, of a shape that broadcasts.
+        gradients: The gradient of the mean energy at the weights as they are.
+        gradient: Computes it again, at the weights as they have become.
+        steps: L.
+
+    Example:
+        >>> weight, velocity = torch.tensor([1.0]), torch.tensor([0.0])
+        >>> leapfrog([weight], [velocity], [torch.tensor(0.01)], [weight], lambda: [weight], 63)
+        >>> weight                                    # energy w²/2: a full turn, a time of 6.3
+        tensor([0.9998])
+    """
+
+    def kick(share: float) -> None:
+        for velocity, one, rate in zip(velocities, gradients, rates, strict=True):
+            velocity.addcmul_(one, rate, value=-share)
+
+    kick(0.5)
+    for step in range(steps):
+        for weight, velocity in zip(weights, velocities, strict=True):
+            weight.add_(velocity)
+        gradients = gradient()
+        kick(1.0 if step + 1 < steps else 0.5)  # two half kicks between moves are one
+
+
+def log_acceptance(start: Tensor, end: Tensor, num_data: float, temperature: float) -> Tensor:
+    """The logarithm of the Metropolis ratio of two mean Hamiltonians, −∞ where it is NaN.
+
+    Example:
+        >>> log_acceptance(torch.tensor([1.0, 1.0]), torch.tensor([1.5, math.nan]), 10, 2.0)
+        tensor([-2.5000,    -inf])
+    """
+    ratio = (start - end) * (num_data / temperature)
+    return ratio.masked_fill(ratio.isnan(), -math.inf)
+
+
+class HMC(Sampler):
+    """Hamiltonian Monte Carlo: each ``step(closure)`` is one whole transition of every chain.
+
+    The closure clears the gradients, computes the mean energy of *all* examples at the weights as
+    they are, calls backward on it and returns it: a number for one chain, for K stacked chains
+    the K energies (backward then goes through their sum). A step calls it L + 1 times and
+    returns what the first call returned.
+
+    Args:
+        params: Parameters, or groups of them; groups may differ in ``lr``.
+        lr: η = N h², with h the leapfrog step; where the adaptation starts from, if there is one.
+        num_data: N, the number of training examples.
+        leapfrog_steps: L, the leapfrog steps of a transition.
+        temperature: T, above 0; 1 is the Bayes posterior.
+        adapt_steps: Transitions over which each chain's step adapts. Draws before their end are
+            not of the posterior.
+        target_acceptance: The probability of acceptance that the adaptation aims at.
+        jitter: The step of each transition lies within this share of h.
+        seed: Seed of the noise, or one for each stacked chain.
+
+    Attributes:
+        acceptance: The probability with which each chain accepted the last transition.
+        divergences: How often, since the end of the adaptation, a chain's trajectory met an
+            energy that is not finite or rose beyond all chance of acceptance (by 1000 T). Such a
+            transition is rejected; more than a few mean that ``lr`` is too large.
+        measured_temperature: The configurational temperature where each transition starts;
+            momenta that are drawn anew would say nothing.
+
+    Example:
+        >>> weight = torch.zeros(3, requires_grad=True)
+        >>> sampler = HMC([weight], lr=0.5, num_data=100, seed=0)
+        >>> def closure():
+        ...     sampler.zero_grad()
+        ...     energy = (0.5 * weight**2).sum()                  # the mean energy
+        ...     energy.backward()
+        ...     return energy
+        >>> energy = sampler.step(closure)
+        >>> bool((weight != 0).all()), bool(sampler.acceptance > 0.5)
+        (True, True)
+    """
+
+    full_batch = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        num_data: int | None = None,
+        leapfrog_steps: int = 10,
+        temperature: float = 1.0,
+        adapt_steps: int = 0,
+        target_acceptance: float = 0.8,
+        jitter: float = 0.2,
+        seed: int | Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(params, {"lr": lr}, num_data, temperature, seed)
+        for name, value, good in (
+            ("leapfrog_steps= of 1 or more", leapfrog_steps, leapfrog_steps >= 1),
+            ("adapt_steps= of 0 or more", adapt_steps, adapt_steps >= 0),
+            ("target_acceptance= between 0 and 1", target_acceptance, 0 < target_acceptance < 1),
+            ("jitter= from 0 to below 1", jitter, 0 <= jitter < 1),
+        ):
+            if not good:
+                raise ConfigurationError(f"HMC takes {name}; got {value}.")
+        self.leapfrog_steps = leapfrog_steps
+        self.adapt_steps = adapt_steps
+        self.target_acceptance = target_acceptance
+        self.jitter = jitter
+        self.acceptance: Tensor | None = None
+        # These stay on the CPU: K numbers each.
+        self.divergences = torch.zeros(self.chains, dtype=torch.int64)
+        self._adaptation = DualAveraging(0, *torch.zeros(3, self.chains, dtype=torch.float64))
+        self._check_temperature()
+
+    @property
+    def adapting(self) -> bool:
+        """Whether the next transition still serves the adaptation."""
+        return self._adaptation.transitions < self.adapt_steps
+
+    @property
+    def lr_scale(self) -> Tensor:
+        """The factor on ``lr`` that the adaptation has found, one for each chain."""
+        state = self._adaptation
+        return (2 * (state.log_step if self.adapting else state.average)).exp()
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """Take one transition in every chain; returns what the closure returned first."""
+        if closure is None:
+            raise ConfigurationError(
+                "HMC moves several times in a step, so it needs a closure that computes the mean "
+                "energy and its gradient anew: call step(closure)."
+            )
+        temperature = self._check_temperature()
+        with torch.enable_grad():
+            first = closure()
+        energies = [self._energies(first)]
+        self._check_start(energies[0])
+        moving = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
+        weights = [weight for weight, _ in moving]
+        gradients = self._gradients(weights)
+        if self.measure:
+            reading, count = self.read_temperature(self.param_groups[0], weights, gradients)
+            self.measured_temperature = reading / count
+
+        normal = self.noise(self.param_groups[0], weights)
+        to_jitter, to_accept = self._uniform(weights[0].device)
+        scale = self.lr_scale.to(to_jitter.device) * (1 + self.jitter * (2 * to_jitter - 1)) ** 2
+        rates = [self._along(group["lr"] * scale, w).to(w.dtype) for w, group in moving]
+        velocities = [
+            number * (rate * temperature / self.num_data).sqrt()
+            for number, rate in zip(normal, rates, strict=True)
+        ]
+
+        def gradient() -> list[Tensor]:
+            with torch.enable_grad():
+                energies.append(self._energies(closure()))
+            return self._gradients(weights)
+
+        before = [weight.clone() for weight in weights]
+        start = energies[0] + self._kinetic(velocities, rates)
+        leapfrog(weights, velocities, rates, gradients, gradient, self.leapfrog_steps)
+        end = energies[-1] + self._kinetic(velocities, rates)
+
+        ratio = log_acceptance(start, end, self.num_data, temperature)
+        diverged = ~torch.stack(energies).isfinite().all(0) | (ratio < _DIVERGED)
+        accepted = (to_accept.log() < ratio) & ~diverged
+        for weight, old in zip(weights, before, strict=True):
+            weight.copy_(torch.where(self._along(accepted, weight), weight, old))
+        self._record(ratio.clamp(max=0).exp().masked_fill(diverged, 0).cpu(), diverged.cpu())
+        return first
+
+    def _record(self, acceptance: Tensor, diverged: Tensor) -> None:
+        self.acceptance = acceptance
+        if self.adapting:
+            self._adaptation = dual_averaging(self._adaptation, acceptance, self.target_acceptance)
+        else:
+            self.divergences += diverged
+
+    # ---------------------------------------------------------------- one value for each chain
+
+    def _energies(self, value: Any) -> Tensor:
+        """What the closure returned, in double precision."""
+        shape = tuple(value.shape) if isinstance(value, Tensor) else None
+        if shape != (self.chains,) and not (shape == () and self.chains == 1):
+            got = repr(value) if shape is None else f"a tensor of shape {shape}"
+            raise ConfigurationError(
+                "HMC accepts or rejects each chain by its own energy, so the closure returns a "
+                f"tensor of shape ({self.chains},) with the mean energy of each chain; got {got}."
+            )
+        return value.detach().double().reshape(self.chains)
+
+    def _kinetic(self, velocities: list[Tensor], rates: list[Tensor]) -> Tensor:
+        squares = (v.double().square() / (2 * r) for v, r in zip(velocities, rates, strict=True))
+        return self.per_chain(squares)
+
+    def _uniform(self, device: torch.device) -> Tensor:
+        """Two uniform numbers for each chain, from the normal ones of its stream."""
+        normal = torch.empty(self.chains, 2, dtype=torch.float64, device=device)
+        for row, stream in zip(normal, self.streams, strict=True):
+            stream.fill_(row)
+        return torch.special.ndtr(normal).T
+
+    def _along(self, values: Tensor, weight: Tensor) -> Tensor:
+        """One value for each chain, in a shape that broadcasts over its weights."""
+        return values.reshape([self.chains] + [1] * (weight.dim() - 1) if self.stacked else [])
+
+    # ---------------------------------------------------------------- checks
+
+    def _check_temperature(self) -> float:
+        temperatures = sorted({group["temperature"] for group in self.param_groups})
+        if len(temperatures) > 1 or temperatures[0] <= 0:
+            raise ConfigurationError(
+                "HMC accepts by energy over temperature, so it takes one temperature= above 0 for "
+                f"all parameters; got {temperatures}. To find a mode use an optimizer like Adam."
+            )
+        if any(group["explore"] for group in self.param_groups):
+            raise ConfigurationError(
+                "HMC has no steps without noise, so it cannot take the exploration part of a "
+                "cyclical schedule. Use another schedule, or another sampler."
+            )
+        return float(temperatures[0])
+
+    def _check_start(self, energies: Tensor) -> None:
+        bad = (~energies.isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise NonFiniteError(
+                f"The mean energy is {energies[bad[0]].item()} where chain {bad[0]} stands, so no "
+                "move from there can be judged. Start from weights with a finite energy: nearer "
+                "to zero, or from a fit."
+            )
+
+    def _gradients(self, weights: list[Tensor]) -> list[Tensor]:
+        gradients = [weight.grad for weight in weights]
+        dense = [one for one in gradients if one is not None and not one.is_sparse]
+        if not dense or len(dense) < len(gradients):
+            raise ConfigurationError(
+                "Each call of the closure must leave dense gradients: let it call backward on the "
+                "energy, and build embeddings with sparse=False. Got dense gradients for "
+                f"{len(dense)} of {len(gradients)} tensors."
+            )
+        return dense
+
+    # ---------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state, with the adaptation and the count of divergences."""
+        state = super().state_dict()
+        state["adaptation"] = self._adaptation._asdict()
+        state["divergences"] = self.divergences.clone()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where the saved sampler was, to the last bit."""
+        own = ("adaptation", "divergences")
+        super().load_state_dict({k: v for k, v in state_dict.items() if k not in own})
+        saved = state_dict["adaptation"]
+        tensors = (saved[name].cpu() for name in DualAveraging._fields[1:])
+        self._adaptation = DualAveraging(saved["transitions"], *tensors)
+        self.divergences = state_dict["divergences"].cpu().clone()

@@ -1,0 +1,319 @@
+"""What every sampler must do: one contract, driven for each of them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import ExponentialLR
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.samplers import BAOA, PSGLD, SGHMC, SGLD, SGNHT, Cyclical, Sampler
+from lightning_bnn.samplers.base import check_number
+
+SAMPLERS: dict[str, Callable[..., Sampler]] = {
+    "SGLD": SGLD,
+    "PSGLD": PSGLD,
+    "PSGLD-frozen": partial(PSGLD, freeze_after=4),
+    "PSGLD-gamma": partial(PSGLD, gamma=True, damping=0.1),
+    "SGHMC": SGHMC,
+    "SGNHT": SGNHT,
+    "BAOA": BAOA,
+}
+each_sampler = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
+
+
+def energy(weights: list[Tensor]) -> Tensor:
+    """Not quadratic, and elementwise, so that stacking cannot change a bit."""
+    return sum((0.5 * (w - 0.3) ** 2 + 0.1 * w**4).sum() for w in weights)
+
+
+def closure_for(sampler: Sampler, weights: list[Tensor]) -> Callable[[], Tensor]:
+    def closure() -> Tensor:
+        sampler.zero_grad()
+        loss = energy(weights)
+        loss.backward()
+        return loss
+
+    return closure
+
+
+def run(sampler: Sampler, weights: list[Tensor], steps: int, schedule: Any = None) -> None:
+    closure = closure_for(sampler, weights)
+    for _ in range(steps):
+        sampler.step(closure)
+        if schedule is not None:
+            schedule.step()
+
+
+def fresh(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes: list[tuple[int, ...]] = [(3, 4), (), (5,)]
+    return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
+
+
+def grouped(make: Callable[..., Sampler], weights: list[Tensor], seed: int = 1) -> Sampler:
+    groups = [
+        {"params": weights[:2], "lr": 0.02, "temperature": 0.5},
+        {"params": weights[2:]},
+    ]
+    return make(groups, lr=0.01, num_data=50, seed=seed)
+
+
+@each_sampler
+@pytest.mark.parametrize("way", ["state_dict", "pickle", "deepcopy"])
+def test_resume_is_exact(make: Callable[..., Sampler], way: str) -> None:
+    weights = fresh()
+    sampler = grouped(make, weights)
+    schedule = Cyclical(sampler, cycle_length=5, exploration=0.4)
+    run(sampler, weights, 7, schedule)
+
+    if way == "state_dict":
+        file = io.BytesIO()
+        saved = (sampler.state_dict(), schedule.state_dict(), [w.detach() for w in weights])
+        torch.save(saved, file)
+        file.seek(0)
+        state, schedule_state, values = torch.load(file, weights_only=True)
+        others = [value.clone().requires_grad_() for value in values]
+        other = grouped(make, others, seed=99)
+        other_schedule = Cyclical(other, cycle_length=5, exploration=0.4)
+        other.load_state_dict(state)
+        other_schedule.load_state_dict(schedule_state)
+    else:
+        pair = (weights, sampler)
+        copied = copy.deepcopy(pair) if way == "deepcopy" else pickle.loads(pickle.dumps(pair))
+        others, other = copied
+        other_schedule = Cyclical(other, cycle_length=5, exploration=0.4, last_epoch=6)
+        assert other_schedule.last_epoch == schedule.last_epoch
+
+    run(sampler, weights, 9, schedule)
+    run(other, others, 9, other_schedule)
+    for one, two in zip(weights, others, strict=True):
+        assert torch.equal(one, two)
+
+
+@each_sampler
+def test_saved_state_holds_no_kept_memory(make: Callable[..., Sampler]) -> None:
+    weights = [torch.zeros(10_000, requires_grad=True)]
+    sampler = make(weights, lr=0.01, num_data=50, seed=1)
+    run(sampler, weights, 2)
+    file = io.BytesIO()
+    torch.save(sampler.state_dict(), file)
+    tensors = 1 + sum(len(state) for state in sampler.state.values())
+    assert len(file.getvalue()) < 4 * 10_000 * tensors
+    assert sampler._scratch
+    assert not pickle.loads(pickle.dumps(sampler))._scratch
+
+
+@each_sampler
+def test_stacked_chains_are_the_single_ones(make: Callable[..., Sampler]) -> None:
+    seeds = [11, 5, 8]
+    starts = [[w.detach() + chain for w in fresh()] for chain in range(3)]
+    stacked = [torch.stack(tensors).requires_grad_() for tensors in zip(*starts, strict=True)]
+    run(make(stacked, lr=0.01, num_data=50, seed=seeds), stacked, 6)
+    for chain, seed in enumerate(seeds):
+        single = [start.clone().requires_grad_() for start in starts[chain]]
+        run(make(single, lr=0.01, num_data=50, seed=seed), single, 6)
+        for one, many in zip(single, stacked, strict=True):
+            assert torch.equal(one, many[chain])
+
+
+@each_sampler
+def test_seeds_decide(make: Callable[..., Sampler]) -> None:
+    def end(seed: int | None) -> Tensor:
+        weights = fresh()
+        run(make(weights, lr=0.01, num_data=50, seed=seed), weights, 3)
+        return weights[0].detach()
+
+    assert torch.equal(end(1), end(1))
+    assert not torch.equal(end(1), end(2))
+    torch.manual_seed(3)
+    first = end(None)
+    torch.manual_seed(3)
+    assert torch.equal(first, end(None))
+
+
+@each_sampler
+def test_no_noise_when_cold_or_exploring(make: Callable[..., Sampler]) -> None:
+    def end(seed: int, temperature: float, explore: bool) -> Tensor:
+        weights = fresh()
+        sampler = make(weights, lr=0.01, num_data=50, seed=seed, temperature=temperature)
+        sampler.param_groups[0]["explore"] = explore
+        run(sampler, weights, 3)
+        return weights[0].detach()
+
+    assert torch.equal(end(1, 0.0, False), end(2, 0.0, False))
+    assert torch.equal(end(1, 0.0, False), end(2, 1.0, True))
+    assert not torch.equal(end(1, 1.0, False), end(1, 0.0, False))
+
+
+@each_sampler
+def test_weights_without_a_gradient_stay(make: Callable[..., Sampler]) -> None:
+    weights = fresh()
+    idle = torch.ones(2, requires_grad=True)
+    sampler = make([*weights, idle], lr=0.01, num_data=50, seed=1)
+    run(sampler, weights, 3)
+    assert torch.equal(idle, torch.ones(2))
+    assert not sampler.state[idle]
+
+
+@each_sampler
+def test_closure_gives_the_loss_of_the_start(make: Callable[..., Sampler]) -> None:
+    weights = fresh()
+    sampler = make(weights, lr=0.01, num_data=50, seed=1)
+    expected = energy(weights).detach()
+    assert torch.equal(sampler.step(closure_for(sampler, weights)), expected)
+
+
+@each_sampler
+def test_groups_draw_their_own_noise_at_their_own_size(make: Callable[..., Sampler]) -> None:
+    weights = fresh()
+    sampler = grouped(make, weights)
+    drawn: list[tuple[int, list[Tensor]]] = []
+    noise = sampler.noise
+
+    def watch(group: dict[str, Any], tensors: list[Tensor], key: str = "noise") -> list[Tensor]:
+        numbers = noise(group, tensors, key)
+        drawn.append((len(tensors), [n.clone() for n in numbers]))
+        return numbers
+
+    sampler.noise = watch
+    run(sampler, weights, 1)
+    assert {count for count, _ in drawn} == {1, 2}
+    first = sampler.noise_scale(sampler.param_groups[0], 1.0)
+    assert first == pytest.approx((0.5 / 50) ** 0.5)
+    assert sampler.noise_scale(sampler.param_groups[1], 1.0) == pytest.approx((1 / 50) ** 0.5)
+
+
+@each_sampler
+def test_an_ordinary_scheduler_and_float64(make: Callable[..., Sampler]) -> None:
+    weights = fresh(torch.float64)
+    sampler = make(weights, lr=0.01, num_data=50, seed=1)
+    run(sampler, weights, 3, ExponentialLR(sampler, 0.5))
+    assert sampler.param_groups[0]["lr"] == pytest.approx(0.01 / 8)
+    assert all(bool(w.isfinite().all()) for w in weights)
+
+
+@pytest.mark.parametrize("name", ["SGLD", "SGHMC", "SGNHT", "BAOA"])
+def test_measured_temperature(name: str) -> None:
+    """On a Gaussian target at T = 2, one reading for each chain.
+
+    Readings over 20000 weights have a standard error of 1 %, their mean less: 5 % are five and
+    more of them.
+    """
+    weights = [torch.randn(2, 20_000).mul_((2 / 50) ** 0.5).requires_grad_()]
+    make = SAMPLERS[name]
+    sampler = make(weights, lr=1e-3, num_data=50, temperature=2.0, seed=[1, 2])
+
+    def closure() -> None:
+        sampler.zero_grad()
+        (0.5 * weights[0] ** 2).sum().backward()
+
+    for _ in range(60):
+        sampler.step(closure)
+    assert sampler.measured_temperature is None
+    sampler.measure = True
+    readings = []
+    for _ in range(10):
+        sampler.step(closure)
+        assert sampler.measured_temperature is not None
+        readings.append(sampler.measured_temperature)
+    assert readings[0].shape == (2,)
+    assert torch.stack(readings).mean(0).tolist() == pytest.approx([2.0, 2.0], rel=0.05)
+
+
+def test_numpy_numbers_are_stored_as_plain_ones() -> None:
+    weights = fresh()
+    sampler = SGLD(weights, lr=np.float64(0.1), num_data=np.int64(50), temperature=np.float32(1.0))
+    file = io.BytesIO()
+    torch.save(sampler.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["num_data"] == 50
+
+
+def test_saved_n_wins_as_the_saved_lr_does() -> None:
+    weights = fresh()
+    state = SGLD(weights, lr=0.1, num_data=50, seed=1).state_dict()
+    sampler = SGLD(weights, lr=0.2, num_data=60, seed=2)
+    sampler.load_state_dict(state)
+    assert (sampler.num_data, sampler.param_groups[0]["lr"]) == (50, 0.1)
+
+
+@each_sampler
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"lr": 0.0}, "lr="),
+        ({"lr": -1.0}, "-1.0"),
+        ({"lr": float("nan")}, "nan"),
+        ({"lr": "fast"}, "fast"),
+        ({"temperature": -0.1}, "temperature="),
+        ({"temperature": float("inf")}, "inf"),
+        ({"num_data": None}, "num_data="),
+        ({"num_data": 0}, "num_data="),
+        ({"seed": "abc"}, "seed="),
+        ({"seed": []}, "seed="),
+        ({"seed": [1, 1]}, "share their noise"),
+        ({"seed": [1, 2]}, r"leading axis .* \(3, 4\)"),
+    ],
+)
+def test_bad_options(make: Callable[..., Sampler], options: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigurationError, match=word):
+        make(fresh(), **{"lr": 0.01, "num_data": 50, **options})
+
+
+@each_sampler
+def test_num_data_left_out(make: Callable[..., Sampler]) -> None:
+    with pytest.raises(ConfigurationError, match="num_data="):
+        make(fresh(), lr=0.01)
+
+
+@each_sampler
+def test_bad_options_of_a_group(make: Callable[..., Sampler]) -> None:
+    weights = fresh()
+    with pytest.raises(ConfigurationError, match="lr="):
+        make([{"params": weights, "lr": -1.0}], lr=0.01, num_data=50)
+    sampler = make(weights, lr=0.01, num_data=50)
+    with pytest.raises(ConfigurationError, match="temperature="):
+        sampler.add_param_group({"params": fresh(), "temperature": -1.0})
+    assert len(sampler.param_groups) == 1
+
+
+def test_parameters_that_cannot_be_sampled() -> None:
+    with pytest.raises(ConfigurationError, match="complex64"):
+        SGLD([torch.zeros(2, dtype=torch.complex64, requires_grad=True)], lr=0.1, num_data=5)
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    sampler = SGLD(embedding.parameters(), lr=0.1, num_data=5)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigurationError, match="sparse=False"):
+        sampler.step()
+
+
+def test_bad_states() -> None:
+    weights = fresh()
+    sampler = SGLD(weights, lr=0.1, num_data=5, seed=1)
+    with pytest.raises(ConfigurationError, match="another optimizer"):
+        sampler.load_state_dict(torch.optim.SGD(weights, lr=0.1).state_dict())
+    many = SGLD([torch.zeros(2, 3, requires_grad=True)], lr=0.1, num_data=5, seed=[1, 2])
+    with pytest.raises(ConfigurationError, match="has 1 chains, this one 2"):
+        many.load_state_dict(sampler.state_dict())
+
+
+def test_check_number() -> None:
+    check_number("x:", 1, above=0, least=1, below=2, most=1)
+    for value, bounds in (
+        (0, {"above": 0}),
+        (1, {"least": 2}),
+        (2, {"below": 2}),
+        (3, {"most": 2}),
+    ):
+        with pytest.raises(ConfigurationError, match=f"x: got {value}"):
+            check_number("x:", value, **bounds)
