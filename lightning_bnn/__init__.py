@@ -8,10 +8,11 @@ from lightning_bnn.posteriors import (
 )
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.stacked import StackedModule
-from lightning_bnn.strategies import Strategy, VariationalBNN
+from lightning_bnn.strategies import SGMCMC, Strategy, VariationalBNN
 from lightning_bnn.target import Target
 
 __all__ = [
+    "SGMCMC",
     "DrawsPosterior",
     "GaussianPosterior",
     "MixturePosterior",

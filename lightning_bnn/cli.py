@@ -8,7 +8,8 @@ single values::
     lightning-bnn fit --config configs/digits_vi.yaml --trainer.max_epochs 5
     lightning-bnn test --config RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
 
-``fit`` saves the posterior in ``<log_dir>/posterior`` or where ``--posterior`` says. The other
+``fit`` saves the posterior in ``<log_dir>/posterior`` or where ``--posterior`` says, unless a
+SampleCollector has written its draws already. The other
 three take a checkpoint (``--ckpt_path``) or a posterior of any kind (``--posterior``). ``predict``
 writes ``<log_dir>/predictions.csv``, unless the configuration has a prediction writer.
 """
@@ -224,8 +225,12 @@ class BayesianCLI(LightningCLI):
         path = given or os.path.join(self.trainer.log_dir or ".", "posterior")
         if self.config.fit.trainer.fast_dev_run and given is None:
             return  # a trial run leaves nothing behind
-        if self.trainer.is_global_zero:
+        collector = getattr(self.model, "collector", None)
+        if given is None and collector is not None and collector.dirpath and len(collector):
+            path = collector.dirpath  # the draws lie there already: no second copy of them
+        elif self.trainer.is_global_zero:
             self.model.posterior().save(path)
+        if self.trainer.is_global_zero:
             print(f"The posterior is in {path}")
 
     def before_validate(self) -> None:

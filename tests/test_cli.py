@@ -386,3 +386,27 @@ def test_console_script(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == f"The posterior is in {tmp_path / 'posterior'}"
     assert json.loads((tmp_path / "posterior" / "manifest.json").read_text())
     assert "LeafSpec" not in done.stderr
+
+
+def test_draws_that_lie_on_the_disk_are_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = Path(__file__).parents[1] / "configs" / "digits_sgmcmc.yaml"
+    options = {
+        "model.init_args.warm_up": 2, "model.init_args.chains": 2,
+        "model.init_args.scheduler.init_args.cycle_length": 4, "trainer.max_epochs": 1,
+        "trainer.limit_val_batches": 0, "trainer.accelerator": "cpu",
+        "trainer.enable_progress_bar": "false", "trainer.enable_model_summary": "false",
+    }  # fmt: skip
+    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    collect = [
+        "--trainer.callbacks=lightning_bnn.callbacks.SampleCollector",
+        "--trainer.callbacks.every=1",
+        "--trainer.callbacks.dirpath=draws",
+    ]
+    assert main(["fit", "--config", str(config), *arguments, *collect]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "The posterior is in draws"
+    assert not list(tmp_path.rglob("posterior"))
+    options = ["--posterior", "draws", "--trainer.logger", "false", "--trainer.accelerator", "cpu"]
+    assert main(["test", "--config", str(config), *options]) == 0

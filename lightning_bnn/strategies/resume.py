@@ -63,7 +63,10 @@ def isolated_random_state(seed: int | None = None) -> Iterator[None]:
     state = random_state()
     try:
         if seed is not None:
-            torch.manual_seed(seed)
+            # torch.manual_seed keeps a note of each call for devices that are not in use yet
+            torch.default_generator.manual_seed(seed)
+            if torch.cuda.is_available():
+                torch.cuda.manual_seed_all(seed)
             np.random.seed(seed % 2**32)  # noqa: NPY002
             random.seed(seed)
         yield

@@ -202,3 +202,14 @@ def test_priors_without_a_closed_form_are_estimated_at_the_draw() -> None:
     exact = float(torch.trapezoid(q.exp() * (q - p), grid))
     estimate = torch.tensor(values)
     assert abs(float(estimate.mean()) - exact) < 5 * float(estimate.std()) / 2000**0.5
+
+
+def test_a_current_draw_is_decided_by_seed_and_step_and_takes_no_noise() -> None:
+    bnn = VariationalBNN(nn.BatchNorm1d(3), Gaussian(1.0), initial_scale=0.5, seed=4, num_data=9)
+    state = bnn.noise.get_extra_state()
+    first, second = bnn.current_draws(), bnn.current_draws()
+    assert torch.equal(bnn.noise.get_extra_state()["lanes"], state["lanes"])
+    assert set(first) == {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert first["weight"].shape == (1, 3)
+    assert not torch.equal(first["weight"][0], bnn.net.weight)

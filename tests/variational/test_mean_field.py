@@ -243,7 +243,7 @@ def test_gradients_stay_in_kept_memory_and_accumulate_beside_it():
         torch.testing.assert_close(family.mean.grad, sums, **EXACT)
         sums = torch.zeros(32).double()
     assert len(set(places)) == 1
-    assert places[0] == family.workspace()._rooms[0][0].data_ptr()
+    assert places[0] == family.workspace().memory._rooms[0][0].data_ptr()
 
 
 def test_gradients_that_somebody_keeps_stay_as_they_are():
@@ -257,7 +257,7 @@ def test_gradients_that_somebody_keeps_stay_as_they_are():
         copies.append([gradient.clone() for gradient in pair])
     for pair, saved in zip(kept, copies, strict=True):
         assert all(torch.equal(*both) for both in zip(pair, saved, strict=True))
-    assert len(family.workspace()._rooms) <= 2
+    assert len(family.workspace().memory._rooms) <= 2
 
 
 def test_accumulating_with_a_frozen_mean():

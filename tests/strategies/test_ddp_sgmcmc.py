@@ -1,0 +1,56 @@
+"""SG-MCMC on two processes on one machine (gloo): one launch, many questions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.strategies.ddp_sgmcmc_script import FITS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """What each rank wrote: its weights after each fit, and what else it found."""
+    directory = tmp_path_factory.mktemp("ddp")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.strategies.ddp_sgmcmc_script", str(directory)]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [
+        (
+            torch.load(directory / f"weights{rank}.pt", weights_only=True),
+            json.loads((directory / f"found{rank}.json").read_text()),
+        )
+        for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_ranks_hold_identical_weights_after_50_steps(ranks: Any, name: str) -> None:
+    first, second = (weights[name] for weights, _ in ranks)
+    assert first.keys() == second.keys()
+    for key in first:
+        if "buffer" not in key:  # DDP hands rank 0's statistics out at the next forward pass
+            assert torch.equal(first[key], second[key]), key
+    assert all(found[f"{name}_steps"] == 50 for _, found in ranks)
+    assert all(found[f"{name}_num_data"] == 48 for _, found in ranks)
+
+
+def test_both_ranks_read_the_same_draws_and_a_resume_gives_them_again(ranks: Any) -> None:
+    (first, _), (second, _) = ranks
+    assert len(first["fresh"]["0.weight"]) == 2 * 6
+    for name, tensor in first["fresh"].items():
+        assert torch.equal(tensor, second["fresh"][name])
+        assert torch.equal(tensor, first["resumed"][name])
+        assert torch.equal(tensor, second["resumed"][name])
