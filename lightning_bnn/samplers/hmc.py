@@ -130,7 +130,8 @@ class HMC(Sampler):
         temperature: T, above 0; 1 is the Bayes posterior.
         adapt_steps: Transitions over which each chain's step adapts. Draws before their end are
             not of the posterior.
-        target_acceptance: The probability of acceptance that the adaptation aims at.
+        target_acceptance: The probability of acceptance that the adaptation aims at, and comes to
+            from above: 0.9 is common after a few hundred transitions that aim at 0.8.
         jitter: The step of each transition lies within this share of h.
         seed: Seed of the noise, or one for each stacked chain.
 
@@ -170,7 +171,9 @@ class HMC(Sampler):
         seed: int | Sequence[int] | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr}, num_data, temperature, seed)
+        whole = isinstance(leapfrog_steps, int) and isinstance(adapt_steps, int)
         for name, value, good in (
+            ("whole numbers of steps", (leapfrog_steps, adapt_steps), whole),
             ("leapfrog_steps= of 1 or more", leapfrog_steps, leapfrog_steps >= 1),
             ("adapt_steps= of 0 or more", adapt_steps, adapt_steps >= 0),
             ("target_acceptance= between 0 and 1", target_acceptance, 0 < target_acceptance < 1),

@@ -175,20 +175,22 @@ class Strategy(pl.LightningModule, ABC):
                 "gradient of an earlier step was not. Go on from an earlier checkpoint with a "
                 "lower learning rate or with gradient clipping."
             )
-        inputs, targets = self.split(batch)
-        culprit = next(
-            (
-                f"The batch's {kind} hold NaN or infinity."
-                for kind, value in (("inputs", inputs), ("targets", targets))
-                if isinstance(value, Tensor) and not torch.isfinite(value).all()
-            ),
-            "Inputs and targets are finite: lower the learning rate or clip gradients.",
+        culprit = self._blame(
+            batch, "Inputs and targets are finite: lower the learning rate or clip gradients."
         )
         raise NonFiniteError(
             f"The loss is {loss.item()} at step {self.global_step} (epoch {self.current_epoch}, "
             f"batch {batch_idx}). {culprit} The weights are those of the last finite step; "
             "the checkpoints before it are good."
         )
+
+    def _blame(self, batch: Any, otherwise: str) -> str:
+        """Which part of a batch is not finite; if none is, what else to say."""
+        inputs, targets = self.split(batch)
+        for kind, value in (("inputs", inputs), ("targets", targets)):
+            if isinstance(value, Tensor) and not torch.isfinite(value).all():
+                return f"The batch's {kind} hold NaN or infinity."
+        return otherwise
 
     # ---------------------------------------------------------------- evaluation
 

@@ -205,26 +205,17 @@ class SGMCMC(Strategy):
     def _stop_if_a_chain_is_not_finite(self, energies: Tensor, batch: Any, batch_idx: int) -> None:
         if torch.isfinite(energies.detach()).all():
             return
-        bad = [
-            number
-            for number, good in zip(self.chain_numbers, energies.isfinite().tolist(), strict=True)
-            if not good
-        ]
-        inputs, targets = self.split(batch)
-        kinds = (("inputs", inputs), ("targets", targets))
-        culprit = next(
-            (
-                f"The batch's {kind} hold NaN or infinity."
-                for kind, value in kinds
-                if isinstance(value, Tensor) and not torch.isfinite(value).all()
-            ),
+        finite = energies.isfinite().tolist()
+        bad = [str(k) for k, good in zip(self.chain_numbers, finite, strict=True) if not good]
+        culprit = self._blame(
+            batch,
             "The data are finite, so the chain has diverged: lower the sampler's lr (or the "
             "temperature), warm up first, or clip gradients.",
         )
         raise NonFiniteError(
-            f"The energy of chain {', '.join(map(str, bad))} is not finite at step "
-            f"{self.global_step} (epoch {self.current_epoch}, batch {batch_idx}). {culprit} All "
-            "draws and checkpoints before it are good."
+            f"The energy of chain {', '.join(bad)} is not finite at step {self.global_step} (epoch "
+            f"{self.current_epoch}, batch {batch_idx}). {culprit} All draws and checkpoints before "
+            "it are good."
         )
 
     def _check_full(self, batch: Any) -> None:
@@ -287,7 +278,9 @@ class SGMCMC(Strategy):
             self._closures += 1
             return self._all_ranks_energies() if sampler.full_batch else result
 
-        self._sampled = not warming_up and not sampler.param_groups[0]["explore"]
+        # draws of HMC before its step size is settled are not of the posterior
+        settling = sampler.param_groups[0]["explore"] or getattr(sampler, "adapting", False)
+        self._sampled = not warming_up and not settling
         scheduler = self.lr_schedulers() if self._scheduler is not None else None
         self._sampled_at = None if scheduler is None else scheduler.last_epoch  # type: ignore[union-attr]
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
@@ -366,11 +359,27 @@ class SGMCMC(Strategy):
     def on_fit_start(self) -> None:
         """Check what the sampler needs of the trainer."""
         super().on_fit_start()
-        if self._optimizer_sampler.full_batch and self.trainer.accumulate_grad_batches > 1:
+        if self._optimizer_sampler.full_batch:
+            self._check_exact_energy()
+
+    def _check_exact_energy(self) -> None:
+        """Accept/reject compares energies, which must be those of the weights and nothing else."""
+        name = type(self._optimizer_sampler).__name__
+        if self.trainer.accumulate_grad_batches > 1:
             raise ConfigurationError(
-                f"{type(self._optimizer_sampler).__name__} needs all examples in one batch, and "
-                "cannot go with accumulate_grad_batches. Leave it out."
+                f"{name} needs all examples in one batch, and cannot go with "
+                "accumulate_grad_batches. Leave it out."
             )
+        for place, module in self.net.named_modules():
+            random = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+            running = isinstance(module, nn.modules.batchnorm._BatchNorm)
+            if random or (running and module.track_running_stats):
+                why = "makes the energy random" if random else "changes with every trial move"
+                raise ConfigurationError(
+                    f"{name} accepts or rejects by the energy of the weights, and {place!r} "
+                    f"({type(module).__name__}) {why}. Take it out of the network (LayerNorm and "
+                    "GroupNorm work), or use SGHMC."
+                )
 
     def on_train_start(self) -> None:
         """Find N, and let all ranks draw the same noise."""

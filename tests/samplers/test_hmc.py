@@ -177,6 +177,7 @@ def test_a_bad_energy_on_the_way_rejects_though_the_end_is_good() -> None:
 
     sampler.step(closure)
     assert weight.tolist() == [1.0, 1.0]
+    assert sampler.acceptance.tolist() == [0.0]
     assert sampler.divergences.tolist() == [1]
 
 
@@ -311,6 +312,7 @@ def test_automatic_optimization_equals_a_loop_by_hand() -> None:
     ("option", "value", "message"),
     [
         ("leapfrog_steps", 0, "leapfrog_steps= of 1 or more; got 0"),
+        ("leapfrog_steps", 2.5, r"whole numbers of steps; got \(2.5, 0\)"),
         ("adapt_steps", -1, "adapt_steps= of 0 or more; got -1"),
         ("target_acceptance", 1.0, "target_acceptance= between 0 and 1; got 1.0"),
         ("target_acceptance", 0.0, "target_acceptance= between 0 and 1; got 0.0"),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import Posterior, VariationalBNN
+from lightning_bnn import SGMCMC, Posterior, VariationalBNN
+from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.likelihoods import Categorical, HeteroscedasticGaussian
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import Normal
+from lightning_bnn.samplers import SGHMC
 from tests.nets import NETS, loader, make_data
 from tests.trainers import quiet_trainer
 
@@ -61,6 +64,39 @@ def test_fit_test_predict_save_load(name: str, task: str, tmp_path: Path) -> Non
     again = Posterior.load(tmp_path / "posterior", NETS[name][0](outputs)).predict(inputs, draws=5)
     torch.testing.assert_close(again.mean, expected.mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(again.epistemic, expected.epistemic, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_sampled_fit_test_predict_save_load(name: str, tmp_path: Path) -> None:
+    """Two chains, each network with a task; draws on the disk and a saved copy predict alike."""
+    task = "regression" if name in ("mlp", "lstm") else "classification"
+    likelihood, outputs = TASKS[task]
+    net = NETS[name][0](outputs)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    data = make_data(name, task)
+    sampler = partial(SGHMC, lr=1e-4)
+    bnn = SGMCMC(net, likelihood(), Normal(0.0, 1.0), sampler, chains=2, predict_draws=3, seed=0)
+    assert all(torch.equal(value[0], before[key]) for key, value in bnn.current_draws().items())
+    collector = SampleCollector(burn_in=2, every=2, dirpath=tmp_path / "draws")
+
+    trainer = quiet_trainer(max_epochs=2, callbacks=[collector])
+    trainer.fit(bnn, loader(data, shuffle=True), loader(data))
+    (results,) = trainer.test(bnn, loader(data), verbose=False)
+    joined = Predictive.concatenate(trainer.predict(bnn, loader(data)))
+
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    assert METRICS[task] <= set(results)
+    assert (len(joined), joined.draws) == (len(data), 3)
+    posterior = bnn.posterior()
+    assert len(posterior) == 4  # after steps 4 and 6, of two chains
+    inputs = data.tensors[0][:7]
+    expected = posterior.predict(inputs)
+    assert expected.mean.isfinite().all()
+    assert (expected.epistemic > 0).any()
+    posterior.save(tmp_path / "saved")
+    for place in ("draws", "saved"):
+        again = Posterior.load(tmp_path / place, NETS[name][0](outputs)).predict(inputs)
+        torch.testing.assert_close(again.mean, expected.mean, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ["flipout", "local"])

@@ -347,12 +347,34 @@ def test_hmc_runs_as_the_sampler_and_needs_full_batches() -> None:
     trainer.fit(bnn, DataLoader(data, batch_size=48, shuffle=True))
     assert trainer.global_step == 5
     assert not torch.equal(before, bnn.weights)
+    alone = make(net=plain_mlp(), sampler=partial(HMC, lr=0.05))
     with pytest.raises(DataError, match=r"all 48 training examples.*batch has 16.*batch_size=48"):
-        quiet_trainer(max_epochs=1).fit(make(sampler=partial(HMC, lr=0.05)), loader(data))
+        quiet_trainer(max_epochs=1).fit(alone, loader(data))
     with pytest.raises(ConfigurationError, match="accumulate_grad_batches"):
         quiet_trainer(max_epochs=1, accumulate_grad_batches=2).fit(
-            make(sampler=partial(HMC, lr=0.05)), DataLoader(data, batch_size=48)
+            alone, DataLoader(data, batch_size=48)
         )
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"), [(nn.BatchNorm1d(4), "changes"), (nn.Dropout(), "random")]
+)
+def test_hmc_refuses_networks_whose_energy_is_not_that_of_the_weights(layer: Any, why: str) -> None:
+    bnn = make(net=nn.Sequential(layer, nn.Linear(4, 3)), sampler=partial(HMC, lr=0.05))
+    with pytest.raises(ConfigurationError, match=f"'0'.*{why}"):
+        fit(bnn, batch_size=48)
+
+
+def test_draws_count_once_the_step_size_of_hmc_is_settled() -> None:
+    seen: list[bool] = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            seen.append(module.sampling)
+
+    sampler = partial(HMC, lr=0.01, leapfrog_steps=2, adapt_steps=3)
+    fit(make(net=plain_mlp(), sampler=sampler), steps=6, batch_size=48, callbacks=[Watch()])
+    assert seen == [False] * 3 + [True] * 3
 
 
 # -------------------------------------------------------------------- bad input

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import SGMCMC
