@@ -77,10 +77,13 @@ def start_members(
     if isinstance(start, Posterior):
         return _from_posterior(net, start, members, seed)
     if start == "around":
-        chosen = [_perturbed(net, member, member_seed(seed, member), spread) for member in members]
+        chosen = [
+            _perturbed(net, member, member_seed(seed, member, "start"), spread)
+            for member in members
+        ]
         return _stack(chosen)
     if start == "reset":
-        networks = [reset_network(net, member_seed(seed, member)) for member in members]
+        networks = [reset_network(net, member_seed(seed, member, "start")) for member in members]
     elif isinstance(start, Sequence) and not isinstance(start, str):
         networks = list(start)
         if len(networks) != len(members):
@@ -90,7 +93,7 @@ def start_members(
     elif callable(start) and not isinstance(start, nn.Module):
         networks = []
         for member in members:
-            with isolated_random_state(member_seed(seed, member)):
+            with isolated_random_state(member_seed(seed, member, "start")):
                 networks.append(start())
     else:
         raise ConfigurationError(
@@ -138,7 +141,8 @@ def _from_posterior(
         )
     own = network_tensors(net)
     drawn = [
-        {**start.fixed, **_draw_of(start, member, member_seed(seed, member))} for member in members
+        {**start.fixed, **_draw_of(start, member, member_seed(seed, member, "start"))}
+        for member in members
     ]
     return {name: tensor.to(own[name].device) for name, tensor in _stack(drawn).items()}
 

@@ -4,5 +4,6 @@ from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.draws import DrawsPosterior
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
+from lightning_bnn.posteriors.stream import DrawStream
 
-__all__ = ["DrawsPosterior", "GaussianPosterior", "MixturePosterior", "Posterior"]
+__all__ = ["DrawStream", "DrawsPosterior", "GaussianPosterior", "MixturePosterior", "Posterior"]

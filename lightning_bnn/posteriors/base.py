@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from itertools import zip_longest
 from os import PathLike
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pytorch_lightning.utilities import move_data_to_device
@@ -24,7 +24,11 @@ from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import store
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.selection import Choice
 from lightning_bnn.stacked import Mode, StackedModule
+
+if TYPE_CHECKING:
+    from lightning_bnn.diagnostics import Diagnosis
 
 __all__ = ["Posterior"]
 
@@ -149,6 +153,28 @@ class Posterior(ABC):
             outputs.append(self._stacked(weights, inputs, self.fixed))
             del weights  # before the next are made
         return self.likelihood.predictive(torch.cat(outputs))
+
+    def diagnose(self, inputs: Any, weights: Choice = None) -> Diagnosis:
+        """Whether chains of draws agree: R-hat and ESS of predictions, then of chosen weights.
+
+        See :func:`lightning_bnn.diagnostics.diagnose`.
+
+        Args:
+            inputs: Where to watch predictions: a loader, a batch or a tensor.
+            weights: Which weights to look at too, such as ``"*.bias"``; none by default.
+        """
+        from lightning_bnn.diagnostics import diagnose
+
+        return diagnose(self, inputs, weights)
+
+    def to_arviz(self, inputs: Any = None, weights: Choice = None) -> Any:
+        """Predictions and chosen weights of all chains as ArviZ has them.
+
+        See :func:`lightning_bnn.diagnostics.to_arviz`.
+        """
+        from lightning_bnn.diagnostics import to_arviz
+
+        return to_arviz(self, inputs, weights)
 
     def _chunks(self, count: int, seed: int) -> Iterator[Weights] | list[Weights]:
         if self._cache is not None and self._cache[0] == (count, seed):

@@ -1,27 +1,93 @@
-"""A posterior of stored draws: sets of weights, and of buffers where they vary."""
+"""A posterior of stored draws: sets of weights, and of buffers where they vary.
+
+The draws are held in memory, or stay on the disk and are read as they are needed: those of a
+:class:`~lightning_bnn.posteriors.stream.DrawStream`, and those of a saved posterior that are too
+many to hold.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn import likelihoods
+from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors.base import (
+    _CACHE_BYTES,
     _CHUNK,
     Blobs,
     Posterior,
     Weights,
+    describe,
     in_network_order,
     load_if_stored,
+    network_tensors,
 )
 from lightning_bnn.posteriors.store import Stored
+from lightning_bnn.posteriors.stored_draws import StoredDraws
+from lightning_bnn.posteriors.stream import DrawStream
 
-__all__ = ["DrawsPosterior"]
+__all__ = ["DrawsPosterior", "create_stream", "unstack"]
+
+
+def create_stream(
+    directory: str | os.PathLike[str],
+    net: nn.Module,
+    likelihood: Likelihood | None,
+    weights: Mapping[str, Tensor],
+) -> DrawStream:
+    """Begin a stream of draws of a network, which ``Posterior.load(directory, net)`` opens.
+
+    Args:
+        directory: A local directory or an fsspec URL, without draws.
+        net: The network; its values serve for what is not in ``weights``.
+        likelihood: How outputs of the network give targets. If it is not known, it has to be
+            given to ``Posterior.load``.
+        weights: Weights such as every snapshot will have, with a leading axis of chains.
+
+    Example:
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> net = nn.Linear(1, 1, bias=False)
+        >>> stream = create_stream("memory://draws-doc", net, Gaussian(0.1), {
+        ...     "weight": torch.zeros(2, 1, 1)})  # two chains
+        >>> stream.append(step=1, weights={"weight": torch.tensor([1.0, 3.0]).reshape(2, 1, 1)})
+        >>> Posterior.load("memory://draws-doc", net).predict(torch.ones(1, 1)).mean
+        tensor([[2.]])
+    """
+    first = {name: tensor[0] for name, tensor in weights.items() if tensor.ndim}
+    names = in_network_order(net, first, "weights")
+    fixed = {name: tensor for name, tensor in network_tensors(net).items() if name not in names}
+    entry = {"name": "not given", "config": {}}
+    if likelihood is not None:
+        made = type(likelihood)
+        ours = getattr(likelihoods, made.__name__, None) is made
+        entry["name"] = made.__name__ if ours else f"{made.__module__}.{made.__qualname__}"
+        entry["config"] = likelihood.config()
+    return DrawStream.create(
+        directory,
+        fields={"kind": "draws", "likelihood": entry, "network": describe(net)},
+        weights=weights,
+        fixed=fixed,
+        likelihood=None if likelihood is None else likelihood.state_dict(),
+    )
+
+
+def unstack(weights: Mapping[str, Tensor]) -> list[Weights]:
+    """The single sets of weights of tensors with a leading axis.
+
+    Example:
+        >>> unstack({"w": torch.tensor([[1.0], [2.0]])})
+        [{'w': tensor([1.])}, {'w': tensor([2.])}]
+    """
+    count = len(next(iter(weights.values())))
+    return [{name: tensor[index] for name, tensor in weights.items()} for index in range(count)]
 
 
 class DrawsPosterior(Posterior):
@@ -33,8 +99,10 @@ class DrawsPosterior(Posterior):
     Args:
         net: The network; the posterior keeps a copy.
         likelihood: How outputs of the network give targets.
-        draws: The sets of weights (and of buffers that vary), by name.
+        draws: The sets of weights (and of buffers that vary), by name. Those of
+            :class:`~lightning_bnn.posteriors.stored_draws.StoredDraws` stay on the disk.
         fixed: Other parameters and buffers; the network's own values serve for those left out.
+        chains: The number of chains that the draws come from: draw i is of chain i % chains.
 
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
@@ -52,21 +120,57 @@ class DrawsPosterior(Posterior):
         likelihood: Likelihood,
         draws: Sequence[Mapping[str, Tensor]],
         fixed: Mapping[str, Tensor] | None = None,
+        chains: int = 1,
     ) -> None:
-        if not draws:
+        if not len(draws):
             raise ConfigurationError("A posterior of draws needs at least one draw; got none.")
-        ordered = [in_network_order(net, draw, f"draw {i}") for i, draw in enumerate(draws)]
-        names = list(ordered[0])
-        for index, draw in enumerate(ordered):
-            if list(draw) != names or not names:
-                raise ConfigurationError(
-                    "Every draw needs the same tensors, at least one; draw 0 has "
-                    f"{names[:3]}, draw {index} has {list(draw)[:3]}."
-                )
+        if chains < 1 or len(draws) % chains:
+            raise ConfigurationError(
+                f"chains= is at least 1, and every chain has the same number of draws; got "
+                f"chains={chains} and {len(draws)} draws."
+            )
+        if isinstance(draws, StoredDraws):
+            like = {name: torch.empty(shape, device="meta") for name, shape in draws.shapes.items()}
+            names = list(in_network_order(net, like, "The stored draws'"))
+        else:
+            ordered = [in_network_order(net, draw, f"draw {i}") for i, draw in enumerate(draws)]
+            names = list(ordered[0])
+            for index, draw in enumerate(ordered):
+                if list(draw) != names or not names:
+                    raise ConfigurationError(
+                        "Every draw needs the same tensors, at least one; draw 0 has "
+                        f"{names[:3]}, draw {index} has {list(draw)[:3]}."
+                    )
         super().__init__(net, likelihood, names, fixed)
-        self._draws: list[Weights] = [
-            {name: tensor.detach().clone() for name, tensor in draw.items()} for draw in ordered
-        ]
+        self.chains = chains
+        self._names = names
+        self._draws: StoredDraws | list[Weights]
+        if isinstance(draws, StoredDraws):
+            self._draws = draws
+        else:
+            self._draws = [{k: v.detach().clone() for k, v in draw.items()} for draw in ordered]
+
+    @classmethod
+    def from_stream(cls, stream: DrawStream, net: nn.Module, likelihood: Likelihood) -> Self:
+        """The posterior of all draws that a stream holds now; they stay on the disk.
+
+        Args:
+            stream: Draws of ``net``.
+            net: The network.
+            likelihood: As the stream was made with; it gets what was learned up to the last draw.
+
+        Raises:
+            PosteriorFormatError: There is no draw in the stream yet.
+        """
+        if not len(stream):
+            raise PosteriorFormatError(
+                f"The stream in {stream.files} holds no draw yet: the first comes after the "
+                "burn-in. Open it later."
+            )
+        likelihood = deepcopy(likelihood)
+        if learned := stream.likelihood():
+            likelihood.load_state_dict(learned)
+        return cls(net, likelihood, stream.draws(), stream.fixed(), stream.chains)
 
     def __len__(self) -> int:
         return len(self._draws)
@@ -78,7 +182,9 @@ class DrawsPosterior(Posterior):
 
     @property
     def device(self) -> torch.device:
-        """Where the posterior lies."""
+        """Where the posterior lies, or where it goes when it is read."""
+        if isinstance(self._draws, StoredDraws):
+            return self._draws.device
         return next(iter(self._draws[0].values())).device
 
     def draws(
@@ -91,22 +197,62 @@ class DrawsPosterior(Posterior):
         extra = torch.randperm(len(self), generator=generator, device=device)[:rest]
         order += sorted(extra.tolist())
         for start in range(0, count, chunk):
-            picked = [self._draws[index] for index in order[start : start + chunk]]
-            yield {name: torch.stack([draw[name] for draw in picked]) for name in picked[0]}
+            yield self._stack(order[start : start + chunk])
+
+    def _stack(self, indices: Sequence[int]) -> Weights:
+        stacked: Weights = {}
+        for row, index in enumerate(indices):  # one is held at a time, where they are read
+            draw = self._draws[index]
+            for name in self._names:
+                if row == 0:
+                    stacked[name] = draw[name].new_empty(len(indices), *draw[name].shape)
+                stacked[name][row] = draw[name]
+        return stacked
 
     def to(self, device: torch.device | str) -> Self:
         """Move everything to a device, in place."""
-        self._draws = [{k: v.to(device) for k, v in draw.items()} for draw in self._draws]
+        if isinstance(self._draws, StoredDraws):
+            self._draws = self._draws.to(device)
+        else:
+            self._draws = [{k: v.to(device) for k, v in draw.items()} for draw in self._draws]
         return super().to(device)
 
+    def _entry(self) -> dict[str, Any]:
+        return {**super()._entry(), "chains": self.chains}
+
     def _own_blobs(self) -> Blobs:
-        return {f"draw-{index:06d}": draw for index, draw in enumerate(self._draws)}
+        return {f"draw-{i:06d}": _Draw(self._draws, i, self._names) for i in range(len(self))}
 
     @classmethod
     def _from_stored(
         cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
     ) -> DrawsPosterior:  # fmt: skip
+        if "stream" in entry:
+            return cls.from_stream(DrawStream(stored), net, likelihood)
         names = sorted(name for name in stored.blob_names if name.startswith(f"{prefix}draw-"))
-        draws = [stored.load(name) for name in names]
-        return cls(net, likelihood, draws, load_if_stored(stored, f"{prefix}fixed"))
+        lazy = StoredDraws(stored.files, [stored.entry(name) for name in names], chains=0)
+        draws = lazy if lazy.bytes > _CACHE_BYTES else lazy[:]
+        chains = entry.get("chains", 1)  # not written by early versions
+        return cls(net, likelihood, draws, load_if_stored(stored, f"{prefix}fixed"), chains)
+
+
+class _Draw(Mapping[str, Tensor]):
+    """One of the draws as a blob to save, looked up only when its turn comes."""
+
+    def __init__(self, draws: Sequence[Weights], index: int, names: Sequence[str]) -> None:
+        self._draws, self._index, self._names = draws, index, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._draws[self._index][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def items(self) -> Any:
+        """All tensors from one look at the draw."""
+        draw = self._draws[self._index]
+        return [(name, draw[name]) for name in self._names]

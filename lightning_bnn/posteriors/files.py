@@ -12,7 +12,7 @@ import re
 import secrets
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -79,12 +79,15 @@ class Files(ABC):
         """The first ``limit`` bytes of a file, or all; ``None`` if it is missing."""
 
     @abstractmethod
-    def put(self, name: str, data: bytes) -> None:
-        """Write a file, in place of the one that may be there: all of it or nothing."""
+    def put(self, name: str, *pieces: bytes | memoryview) -> None:
+        """Write a file of these pieces in place of the one that may be there, all or nothing."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
+
+    def sync(self, folder: str) -> None:  # noqa: B027 - remote storage has nothing to do here
+        """Put the removal of files from a folder on the disk, before more is removed."""
 
     def one_writer(self) -> AbstractContextManager[None]:
         """Make what must be there before a put, and keep other writers out where that works."""
@@ -124,13 +127,15 @@ class LocalFiles(Files):
             return None
 
     @override
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, *pieces: bytes | memoryview) -> None:
         path = self.root / name
-        if not self._holds(path, data):
+        self._make(path.parent)
+        if not self._holds(path, pieces):
             temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
             try:
                 with open(temporary, "xb") as file:
-                    file.write(data)
+                    for piece in pieces:
+                        file.write(piece)
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(temporary, path)
@@ -144,6 +149,11 @@ class LocalFiles(Files):
     def remove(self, name: str) -> None:
         with suppress(FileNotFoundError):
             os.unlink(self.root / name)
+
+    @override
+    def sync(self, folder: str) -> None:
+        with suppress(FileNotFoundError):
+            self._sync(self.root / folder)
 
     @override
     @contextmanager
@@ -177,10 +187,12 @@ class LocalFiles(Files):
                 os.close(descriptor)
 
     @staticmethod
-    def _holds(path: Path, data: bytes) -> bool:
+    def _holds(path: Path, pieces: Sequence[bytes | memoryview]) -> bool:
         """Compare with the file itself: a good name may stand on damaged contents."""
-        same_size = path.is_file() and path.stat().st_size == len(data)
-        return same_size and path.read_bytes() == data
+        if not path.is_file() or path.stat().st_size != sum(len(piece) for piece in pieces):
+            return False
+        with open(path, "rb") as file:
+            return all(file.read(len(piece)) == piece for piece in pieces)
 
 
 class RemoteFiles(Files):
@@ -219,10 +231,10 @@ class RemoteFiles(Files):
         return bytes(data)
 
     @override
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, *pieces: bytes | memoryview) -> None:
         path = f"{self.root}/{name}"
         self.file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self.file_system.pipe_file(path, data)
+        self.file_system.pipe_file(path, b"".join(pieces))
 
     @override
     def remove(self, name: str) -> None:

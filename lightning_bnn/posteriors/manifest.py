@@ -1,4 +1,4 @@
-"""The manifest of a stored posterior: one JSON object that ends with its own hash.
+"""The manifest of a stored posterior: one JSON object that ends with its own hash (is *sealed*).
 
 It is compact ASCII JSON with the keys ``format``, ``version``, ``kind``, ``fields``,
 ``written_by`` (package versions), ``blobs`` (``name``, ``file``, ``bytes``, ``sha256`` and the
@@ -14,7 +14,7 @@ import importlib.metadata
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,11 +28,14 @@ __all__ = [
     "FORMAT",
     "MANIFEST",
     "VERSION",
+    "check_blob",
     "decode",
     "dtype_name",
     "encode",
     "json_value",
     "package_versions",
+    "require",
+    "unseal",
 ]
 
 FORMAT = "lightning_bnn.posterior"
@@ -96,26 +99,40 @@ def encode(body: Mapping[str, Any]) -> bytes:
 def decode(data: bytes, where: str) -> dict[str, Any]:
     """Check a manifest, from "is it ours" to its last field."""
     where = f"{where}: {MANIFEST}"
+    return unseal(data, where, FORMAT, _check_contents)
+
+
+def unseal(
+    data: bytes, where: str, expected: str, check: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any]:
+    """Check a sealed JSON object: its format and version, its hash, then its contents.
+
+    Args:
+        data: What :func:`encode` gave.
+        where: How to name the file in errors.
+        expected: The format that it must have.
+        check: Raises a ``KeyError``, ``TypeError`` or ``ValueError`` at wrong contents.
+    """
     try:
-        manifest = json.loads(data)
+        sealed = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise PosteriorFormatError(
             f"{where} is not JSON ({error}); it has {len(data)} bytes and may be truncated. "
             f"Restore it from a copy."
         ) from error
-    found = manifest.get("format") if isinstance(manifest, dict) else manifest
-    if not isinstance(manifest, dict) or found != FORMAT:
+    found = sealed.get("format") if isinstance(sealed, dict) else sealed
+    if not isinstance(sealed, dict) or found != expected:
         raise PosteriorFormatError(
-            f"{where} is not of a posterior: expected the format {FORMAT!r}, found {found!r:.80}."
+            f"{where} is not of a posterior: expected the format {expected!r}, found {found!r:.80}."
         )
-    version = manifest.get("version")
+    version = sealed.get("version")
     if version != VERSION:
         newer = isinstance(version, int) and version > VERSION
         raise PosteriorFormatError(
             f"{where} has format version {version!r:.80}; this package reads version {VERSION}. "
             + ("Update lightning-bnn." if newer else "It was not written by lightning-bnn.")
         )
-    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    body = {key: value for key, value in sealed.items() if key != "sha256"}
     try:
         # Bytes, not values: 1e5 and 1E5 are the same number, but only one of them was written.
         intact = encode(body) == data
@@ -126,22 +143,35 @@ def decode(data: bytes, where: str) -> dict[str, Any]:
             f"{where} was altered: its sha256 is not that of its contents. Restore it from a copy."
         )
     try:
-        _check_contents(manifest)
+        check(sealed)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise PosteriorFormatError(
             f"{where} has a good hash but wrong contents ({type(error).__name__}: {error}). It was "
             f"not written by lightning-bnn; nothing was loaded."
         ) from error
-    return manifest
+    return sealed
+
+
+def require(condition: object, what: str, value: object) -> None:
+    """Raise a ``ValueError`` that shows the value, unless the condition holds."""
+    if not condition:
+        raise ValueError(f"{what}: {value!r:.200}")
+
+
+def check_blob(entry: Mapping[str, Any]) -> None:
+    """Raise unless a blob's file is a plain name, with a size, a hash and known tensors."""
+    file, sha256 = entry["file"], entry["sha256"]
+    require(BLOB_FILE.fullmatch(file), "not a plain blob file name", file)
+    require(re.fullmatch("[0-9a-f]{64}", sha256), "bad sha256", sha256)
+    require(type(entry["bytes"]) is int, "bytes is not a number", entry["bytes"])
+    for key, tensor in entry["tensors"].items():
+        require(tensor["dtype"] in DTYPES, f"dtype of {key!r} unknown", tensor["dtype"])
+        shape_is_good = all(type(size) is int and 0 <= size < 2**63 for size in tensor["shape"])
+        require(shape_is_good, f"bad shape of {key!r}", tensor["shape"])
 
 
 def _check_contents(manifest: Mapping[str, Any]) -> None:
     """Raise unless the manifest has every field, each of its type, and no path that leads away."""
-
-    def require(condition: object, what: str, value: object) -> None:
-        if not condition:
-            raise ValueError(f"{what}: {value!r:.200}")
-
     require(isinstance(manifest["kind"], str), "kind is not a string", manifest["kind"])
     for key in ("fields", "written_by"):
         require(isinstance(manifest[key], dict), f"{key} is not an object", manifest[key])
@@ -149,12 +179,5 @@ def _check_contents(manifest: Mapping[str, Any]) -> None:
     names = [entry["name"] for entry in manifest["blobs"]]
     require(len(set(names)) == len(names), "a blob name twice", names)
     for entry in manifest["blobs"]:
-        name, file, sha256 = entry["name"], entry["file"], entry["sha256"]
-        require(BLOB_NAME.fullmatch(name), "bad blob name", name)
-        require(BLOB_FILE.fullmatch(file), "not a plain blob file name", file)
-        require(re.fullmatch("[0-9a-f]{64}", sha256), "bad sha256", sha256)
-        require(type(entry["bytes"]) is int, "bytes is not a number", entry["bytes"])
-        for key, tensor in entry["tensors"].items():
-            require(tensor["dtype"] in DTYPES, f"dtype of {key!r} unknown", tensor["dtype"])
-            shape_is_good = all(type(size) is int and 0 <= size < 2**63 for size in tensor["shape"])
-            require(shape_is_good, f"bad shape of {key!r}", tensor["shape"])
+        require(BLOB_NAME.fullmatch(entry["name"]), "bad blob name", entry["name"])
+        check_blob(entry)

@@ -25,18 +25,22 @@ Nothing here unpickles: tensors come from safetensors, and anything else is refu
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.posteriors.blobs import (
+    describe_tensors,
+    pieces_of,
+    read_blob,
+    sha256_of,
+)
 from lightning_bnn.posteriors.files import TEMPORARY, Files, open_directory
 from lightning_bnn.posteriors.manifest import (
     BLOB_FILE,
@@ -46,7 +50,6 @@ from lightning_bnn.posteriors.manifest import (
     MANIFEST,
     VERSION,
     decode,
-    dtype_name,
     encode,
     json_value,
     package_versions,
@@ -108,16 +111,12 @@ def write(
         manifest = b""
         try:
             for name in blobs:
-                tensors = _storable(blobs[name], name)
-                data = safetensors.torch.save(tensors)
-                sha256 = hashlib.sha256(data).hexdigest()
+                tensors = dict(blobs[name].items())
+                data = b"".join(pieces_of(tensors, name))
+                sha256 = sha256_of([data])
                 file = f"{name}-{sha256[:16]}.safetensors"
-                described = {
-                    key: {"dtype": dtype_name(value.dtype), "shape": list(value.shape)}
-                    for key, value in tensors.items()
-                }
                 entries.append({"name": name, "file": file, "bytes": len(data), "sha256": sha256})
-                entries[-1]["tensors"] = described
+                entries[-1]["tensors"] = describe_tensors(tensors)
                 if file not in before:
                     created.append(file)
                 files.put(f"blobs/{file}", data)
@@ -162,34 +161,6 @@ def read(directory: str | os.PathLike[str]) -> Stored:
     return Stored(files, decode(data, str(files)))
 
 
-def _storable(tensors: Mapping[str, Tensor], blob: str) -> dict[str, Tensor]:
-    """Bring tensors into the form that safetensors takes: dense, on the CPU, sharing nothing."""
-    storable: dict[str, Tensor] = {}
-    storages: set[int] = set()
-    for name, tensor in tensors.items():
-        where = f"Tensor {name!r} of blob {blob!r}"
-        if not isinstance(name, str) or name == "__metadata__":  # safetensors' own key
-            raise ConfigurationError(f"{where} cannot be stored under this name. Rename it.")
-        if not isinstance(tensor, Tensor):
-            raise ConfigurationError(f"{where} is a {type(tensor).__name__}, not a tensor.")
-        if tensor.layout != torch.strided or tensor.is_meta:
-            raise ConfigurationError(
-                f"{where} is {tensor.layout} on {tensor.device}; only dense tensors that hold "
-                f"numbers can be stored. Use to_dense(), or materialise it."
-            )
-        if dtype_name(tensor.dtype) not in DTYPES:
-            raise ConfigurationError(
-                f"{where} is {tensor.dtype}; the dtypes that can be stored are "
-                f"{', '.join(DTYPES)}. Convert it first."
-            )
-        dense = tensor.detach().cpu().resolve_neg().contiguous()
-        if dense.untyped_storage().data_ptr() in storages:
-            dense = dense.clone()
-        storages.add(dense.untyped_storage().data_ptr())
-        storable[name] = dense
-    return storable
-
-
 def _is_pickle(name: str, head: bytes) -> bool:
     """Tell pickles, and the zip archives that hold them, by name or by first bytes."""
     by_bytes = head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")
@@ -230,6 +201,11 @@ def _refuse_to_replace_others(files: Files) -> None:
             f"{files} holds a {MANIFEST} that is not of a posterior. Choose another directory, "
             f"or remove the file if nobody needs it."
         )
+    if "stream" in other.get("fields", {}) and files.names("records"):
+        raise ConfigurationError(
+            f"{files} holds draws as they were taken, which a save would remove. Choose another "
+            f"directory."
+        )
 
 
 class Stored:
@@ -240,6 +216,7 @@ class Stored:
     Attributes:
         kind: What the posterior is.
         fields: The JSON fields given to :func:`write`.
+        files: Where it lies.
         written_by: Versions of the packages that wrote it.
         blob_names: The blobs, in the order written.
         shapes: For every blob, tensor name to (dtype, shape), in the order written.
@@ -251,7 +228,7 @@ class Stored:
     """
 
     def __init__(self, files: Files, manifest: dict[str, Any]) -> None:
-        self._files = files
+        self.files = files
         self._entries: dict[str, dict[str, Any]] = {e["name"]: e for e in manifest["blobs"]}
         self.kind: str = manifest["kind"]
         self.fields: dict[str, Any] = manifest["fields"]
@@ -265,6 +242,15 @@ class Stored:
             for name, entry in self._entries.items()
         }
 
+    def entry(self, blob_name: str) -> dict[str, Any]:
+        """What the manifest says of a blob: its file, size, hash and tensors."""
+        if blob_name not in self._entries:
+            raise PosteriorFormatError(
+                f"The posterior in {self.files} has no blob {blob_name!r}; it has "
+                f"{self.blob_names}."
+            )
+        return self._entries[blob_name]
+
     def load(self, blob_name: str, device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Read one blob: check the hash of its bytes, then every dtype and shape.
 
@@ -275,43 +261,7 @@ class Stored:
         Raises:
             PosteriorFormatError: There is no such blob, or it is damaged.
         """
-        if blob_name not in self._entries:
-            raise PosteriorFormatError(
-                f"The posterior in {self._files} has no blob {blob_name!r}; it has "
-                f"{self.blob_names}."
-            )
-        entry = self._entries[blob_name]
-        where = f"{self._files}: blobs/{entry['file']}"
-        # The very bytes that were hashed are decoded: no second look at a file that may change.
-        data = self._files.get(f"blobs/{entry['file']}")
-        if data is None:
-            raise PosteriorFormatError(
-                f"{where} is missing. If the posterior was written over since it was opened, "
-                f"read() it again; otherwise restore the file from a copy."
-            )
-        if len(data) != entry["bytes"]:
-            raise PosteriorFormatError(
-                f"{where} is damaged: expected {entry['bytes']} bytes, found {len(data)}. "
-                f"Restore it from a copy."
-            )
-        if (found := hashlib.sha256(data).hexdigest()) != entry["sha256"]:
-            raise PosteriorFormatError(
-                f"{where} was altered: expected sha256 {entry['sha256']}, found {found}. "
-                f"Restore it from a copy."
-            )
-        try:
-            tensors = safetensors.torch.load(data)
-        except Exception as error:  # the decoder has no one class of errors
-            raise PosteriorFormatError(f"{where} is not a safetensors file: {error}") from error
-        expected = self.shapes[blob_name]
-        for key in sorted(expected.keys() | tensors.keys()):
-            came = (tensors[key].dtype, tensors[key].shape) if key in tensors else None
-            if came != expected.get(key):
-                raise PosteriorFormatError(
-                    f"{where}: the manifest promises tensor {key!r} as {expected.get(key)}, the "
-                    f"file has {came}. The posterior was put together from different ones."
-                )
-        return {key: tensors[key].to(device) for key in expected}
+        return read_blob(self.files, self.entry(blob_name), device)
 
     def load_all(self, device: torch.device | str = "cpu") -> dict[str, dict[str, Tensor]]:
         """Read every blob; all of them are then in memory together."""

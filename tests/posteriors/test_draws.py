@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import DrawsPosterior, Posterior
+from lightning_bnn import DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.posteriors import store
+from lightning_bnn.posteriors.draws import unstack
 
 
 def generator(seed=0):
@@ -97,6 +99,49 @@ def test_save_and_load(tmp_path, vary):
         assert torch.equal(loaded.sample(12)[name], tensor)
     inputs = torch.randn(5, 3)
     torch.testing.assert_close(loaded.predict(inputs).outputs, posterior.predict(inputs).outputs)
+
+
+def test_chains_are_saved_and_loaded(tmp_path):
+    posterior = numbered(6)
+    assert posterior.chains == 1
+    draws = [{"weight": torch.full((1, 1), float(i))} for i in range(6)]
+    three = DrawsPosterior(posterior.net, Gaussian(0.1), draws, chains=3)
+    assert three.chains == 3
+    assert given(three, 6) == [0, 1, 2, 3, 4, 5]
+    three.save(tmp_path / "three")
+    assert store.read(tmp_path / "three").fields["chains"] == 3
+    loaded = Posterior.load(tmp_path / "three", posterior.net)
+    assert loaded.chains == 3
+    assert given(loaded, 6) == [0, 1, 2, 3, 4, 5]
+    mixture = MixturePosterior([three, posterior])
+    mixture.save(tmp_path / "mixture")
+    components = Posterior.load(tmp_path / "mixture", posterior.net).components
+    assert [component.chains for component in components] == [3, 1]
+
+
+def test_a_posterior_saved_without_chains_has_one(tmp_path):
+    posterior = numbered(4)
+    fields = {key: value for key, value in posterior._entry().items() if key != "chains"}
+    fields["network"] = [["weight", [1, 1]]]
+    store.write(tmp_path, kind="draws", blobs=posterior._blobs(), fields=fields)
+    loaded = Posterior.load(tmp_path, posterior.net)
+    assert loaded.chains == 1
+    assert given(loaded, 4) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("chains", [0, -1, 4])
+def test_every_chain_has_as_many_draws(chains):
+    draws = [{"weight": torch.ones(1, 1)}] * 6
+    with pytest.raises(ConfigurationError, match=f"chains={chains} and 6 draws"):
+        DrawsPosterior(nn.Linear(1, 1), Gaussian(0.1), draws, chains=chains)
+
+
+def test_unstack_is_the_inverse_of_stacking():
+    stacked = {"a": torch.arange(6.0).reshape(3, 2), "b": torch.arange(3)}
+    rows = unstack(stacked)
+    assert len(rows) == 3
+    for name, tensor in stacked.items():
+        assert torch.equal(torch.stack([row[name] for row in rows]), tensor)
 
 
 def test_draws_are_copies():

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_bnn import SGMCMC
-from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.callbacks import ChainMonitor, SampleCollector
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal
 from lightning_bnn.samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, SGNHT
@@ -64,9 +64,14 @@ def main(directory: Path) -> None:
         torch.manual_seed(3 if path is None else 4)
         bnn = make_bnn(**FITS["SGHMC"])
         draws = SampleCollector(burn_in=2, every=3, dirpath=directory / "draws")
+        monitor = ChainMonitor(every_n_steps=1)
         saver = ModelCheckpoint(directory, "{step}", every_n_train_steps=7, save_top_k=-1)
         trainer = quiet_trainer(
-            max_steps=20, max_epochs=-1, callbacks=[saver, draws], enable_checkpointing=True, **DDP
+            max_steps=20,
+            max_epochs=-1,
+            callbacks=[saver, draws, monitor],
+            enable_checkpointing=True,
+            **DDP,
         )
         trainer.fit(bnn, DataLoader(data, batch_size=4, shuffle=True), ckpt_path=path)
         posterior = bnn.posterior()

@@ -447,3 +447,13 @@ def test_precisions_run(precision: Any) -> None:
 def test_temperature_and_loss_are_logged() -> None:
     trainer = fit(make(chains=2, sampler=partial(SGHMC, lr=1e-3)), log_every_n_steps=5)
     assert {"train_loss", "temperature"} <= set(trainer.callback_metrics)
+
+
+def test_where_a_chain_starts_and_its_noise_have_nothing_in_common() -> None:
+    """In float64 both come from PyTorch's generator; with one seed they would be the same."""
+    net = nn.Linear(300, 1, bias=False).double()
+    bnn = SGMCMC(net, Gaussian(1.0), chains=[1], num_data=10, seed=3, spread=1.0)
+    moved = (bnn.weights - net.weight).detach().flatten()
+    sampler = bnn.configure_optimizers()
+    noise = sampler.streams[0].fill_(torch.empty(300, dtype=torch.float64))
+    assert abs(torch.corrcoef(torch.stack([moved, noise]))[0, 1]) < 0.3  # 5 standard errors

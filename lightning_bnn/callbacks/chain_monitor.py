@@ -1,0 +1,286 @@
+"""Watch while sampling whether chains agree: R-hat and ESS of predictions, logged.
+
+At fixed examples the current predictions of all chains are recorded every few steps. Of the
+record the worst rank-normalised split R-hat is logged as ``rhat_max`` and the smallest bulk or tail
+effective sample size as ``ess_min``, through ArviZ. Only the predictions are kept, never weights,
+and R-hat is computed anew each time the record has grown by a fifth, so that the cost of a long run
+stays small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor, nn
+
+from lightning_bnn.callbacks.sample_collector import SampleCollector
+from lightning_bnn.diagnostics.chains import Watched, function_values, take_elements
+from lightning_bnn.diagnostics.diagnosis import Diagnosis, diagnose_watched
+from lightning_bnn.diagnostics.examples import (
+    Examples,
+    choose_examples,
+    choose_from_batch,
+    inputs_and_targets,
+)
+from lightning_bnn.diagnostics.statistics import require_arviz
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.stacked import StackedModule
+from lightning_bnn.strategies.resume import isolated_random_state
+
+__all__ = ["ChainMonitor"]
+
+# The least number of records that R-hat is computed from.
+ENOUGH = 10
+
+
+class ChainMonitor(pl.Callback):
+    """Log R-hat and ESS of the predictions of chains while they are sampled.
+
+    It works with a strategy that runs chains, and records only while the strategy samples: not in
+    its warm-up, nor in the exploration part of a cyclical schedule. When the fit ends with an R-hat
+    above 1.05, a warning says what to do. The record is part of the checkpoint. Random numbers of
+    the training are left alone.
+
+    Args:
+        every_n_steps: How many optimizer steps lie between two records.
+        burn_in: The number of steps before the first record. None takes that of the
+            ``SampleCollector`` beside it, or 0.
+        inputs: Where to watch predictions: a loader of (inputs, targets) pairs or of inputs, one
+            such batch, or a tensor. None takes the first batch that comes, of the validation data
+            if the trainer checks them before training, else of the training data.
+        examples: At most how many examples are watched.
+        elements: At most how many numbers of their predictions are watched, a fixed choice.
+
+    Example:
+        >>> monitor = ChainMonitor(every_n_steps=20, burn_in=1000)
+        >>> monitor.recorded
+        0
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 50,
+        burn_in: int | None = None,
+        inputs: Any = None,
+        examples: int = 32,
+        elements: int = 32,
+    ) -> None:
+        if every_n_steps < 1 or examples < 1 or elements < 1 or (burn_in or 0) < 0:
+            raise ConfigurationError(
+                "ChainMonitor expected every_n_steps, examples and elements of at least 1 and a "
+                f"burn_in of at least 0; got {every_n_steps}, {examples}, {elements} and {burn_in}."
+            )
+        require_arviz()
+        self.every_n_steps = every_n_steps
+        self.burn_in = burn_in
+        self.inputs = inputs
+        self.examples = examples
+        self.elements = elements
+        self._module: Any = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._values: dict[str, list[Tensor]] = {}  # by name, at each record (chains, elements)
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._watched: Examples | None = None
+        self._stacked: StackedModule | None = None
+        self._mode: Any = "auto"
+        self._step = 0  # of the last record
+        self._pending = False  # whether a record was still to come when the checkpoint was made
+        self._first_step = 0
+
+    @property
+    def recorded(self) -> int:
+        """How often the predictions of all chains were recorded."""
+        return len(next(iter(self._values.values()), ()))
+
+    def diagnosis(self) -> Diagnosis:
+        """R-hat and ESS of all that was recorded so far.
+
+        Raises:
+            ConfigurationError: There are too few records.
+        """
+        if not self._values:
+            raise ConfigurationError(
+                "ChainMonitor has recorded nothing yet: a record is taken every "
+                f"{self.every_n_steps} steps while the strategy samples, after {self._first_step} "
+                "steps."
+            )
+        return self._diagnose(by_chain=True)
+
+    def _diagnose(self, by_chain: bool) -> Diagnosis:
+        arrays = {name: torch.stack(rows, dim=1).numpy() for name, rows in self._values.items()}
+        watched = Watched(arrays, {}, self._shapes, ())
+        return diagnose_watched(watched, self._watched, self.elements, by_chain)
+
+    # ---------------------------------------------------------------- while fitting
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Check that the module runs chains, and start anew unless the trainer fits it again."""
+        if stage != "fit":
+            return
+        for name in ("current_draws", "sampling", "net", "likelihood"):
+            if not hasattr(pl_module, name):
+                raise ConfigurationError(
+                    "ChainMonitor watches a strategy that runs chains, such as SGMCMC; "
+                    f"{type(pl_module).__name__} has no {name!r}."
+                )
+        goes_on = pl_module is self._module and 0 < self._step <= trainer.global_step
+        self._module = pl_module
+        if not goes_on:
+            self._forget()
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Choose the examples, if inputs were given, and find the burn-in."""
+        if self.inputs is not None:
+            chosen = choose_examples(self.inputs, self.examples)
+            self._watched = trainer.strategy.broadcast(chosen.to(torch.device("cpu")))
+        callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
+        found = [other.burn_in for other in callbacks if isinstance(other, SampleCollector)]
+        self._first_step = max(found, default=0) if self.burn_in is None else self.burn_in
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the record that a checkpoint was made just before."""
+        if self._pending and self._watched is not None:
+            self._record(trainer, pl_module)
+        self._pending = False
+
+    def on_validation_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *place: Any
+    ) -> None:
+        """Take the examples from the first batch, where none were given."""
+        self._take(trainer, pl_module, batch)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *place: Any
+    ) -> None:
+        """Take the examples from the first batch, where none were given."""
+        self._take(trainer, pl_module, batch)
+
+    def _take(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any) -> None:
+        if self._watched is not None or trainer.state.fn != TrainerFn.FITTING:
+            return
+        split = getattr(pl_module, "split", inputs_and_targets)
+        inputs, targets = split(batch)
+        chosen = choose_from_batch(inputs, targets, self.examples)
+        # every rank has its own batch, and all must watch the same
+        self._watched = trainer.strategy.broadcast(chosen.to(torch.device("cpu")))
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Record the predictions of all chains, and log what they tell."""
+        if not self._is_due(trainer, pl_module):
+            return
+        self._record(trainer, pl_module)
+        if not _grown_by_a_fifth(self.recorded):
+            return
+        worst = (math.nan, math.nan)
+        if trainer.is_global_zero:
+            diagnosis = self._diagnose(by_chain=False)
+            worst = diagnosis.max_rhat, diagnosis.min_ess
+        # to the last bit the same on every rank: another callback may stop the training by it
+        rhat, ess = trainer.strategy.broadcast(worst)
+        if not math.isnan(rhat):
+            pl_module.log("rhat_max", rhat, prog_bar=True, batch_size=1)
+            pl_module.log("ess_min", ess, batch_size=1)
+
+    def _is_due(self, trainer: pl.Trainer, pl_module: Any) -> bool:
+        step = trainer.global_step
+        after = step > max(self._first_step, self._step)  # not again in an accumulated batch
+        return after and step % self.every_n_steps == 0 and bool(pl_module.sampling)
+
+    @torch.no_grad()
+    def _record(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        assert self._watched is not None
+        self._step = trainer.global_step
+        if self._stacked is None or self._stacked.net is not pl_module.net:
+            self._stacked = StackedModule(pl_module.net, self._mode)
+        here = self._watched.to(pl_module.device)
+        with isolated_random_state(), _evaluating(pl_module.net):
+            outputs = self._stacked(pl_module.current_draws(), here.inputs)
+        self._mode = self._stacked.mode
+        if here.targets is not None and not self._values:
+            pl_module.likelihood.check(outputs[0], here.targets)
+        for name, value in function_values(outputs, pl_module.likelihood, here.targets).items():
+            if name == "log_likelihood":
+                continue
+            self._shapes[name] = tuple(value.shape[1:])
+            row = take_elements(value, self.elements)
+            self._values.setdefault(name, []).append(row.cpu().double())
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Warn if the chains do not agree."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if self.recorded < ENOUGH:
+            rank_zero_warn(
+                f"ChainMonitor recorded the chains {self.recorded} times, and tells nothing below "
+                f"{ENOUGH}: a record is taken every {self.every_n_steps} steps while the strategy "
+                f"samples, after {self._first_step} steps. Lower every_n_steps, or sample longer.",
+                category=UserWarning,
+            )
+            return
+        diagnosis = self.diagnosis()
+        if not diagnosis.converged:
+            rank_zero_warn(
+                f"ChainMonitor, of {diagnosis.draws} records of {diagnosis.chains} chain(s): "
+                f"{diagnosis.advice}",
+                category=UserWarning,
+            )
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The record, and what it is a record of."""
+        watched = self._watched if self.inputs is None else None  # else they are given again
+        trainer = None if self._module is None else self._module._trainer
+        return {
+            "values": {name: torch.stack(rows) for name, rows in self._values.items()},
+            "shapes": {name: list(shape) for name, shape in self._shapes.items()},
+            "watched": watched and [watched.inputs, watched.targets, list(watched.indices)],
+            "mode": self._mode,
+            "step": self._step,
+            "pending": trainer is not None and self._is_due(trainer, self._module),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the record of a checkpoint."""
+        self._values = {name: list(rows) for name, rows in state_dict["values"].items()}
+        self._shapes = {name: tuple(shape) for name, shape in state_dict["shapes"].items()}
+        if state_dict["watched"] is not None:
+            inputs, targets, indices = state_dict["watched"]
+            self._watched = Examples(inputs, targets, tuple(indices))
+        self._mode = state_dict["mode"]
+        self._step, self._pending = state_dict["step"], state_dict["pending"]
+
+
+def _grown_by_a_fifth(count: int) -> bool:
+    """Whether ``count`` is a number at which R-hat is computed: it grows by a fifth.
+
+    Example:
+        >>> [count for count in range(100) if _grown_by_a_fifth(count)][:8]
+        [10, 11, 13, 16, 19, 23, 27, 32]
+    """
+    if count <= ENOUGH:
+        return count == ENOUGH
+    return int(math.log(count, 1.2)) > int(math.log(count - 1, 1.2))
+
+
+@contextmanager
+def _evaluating(net: nn.Module) -> Iterator[None]:
+    """A network in evaluation mode; each module gets its own mode back."""
+    before = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training

@@ -1,0 +1,81 @@
+"""A look at the training data that the training does not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.strategies.resume import ResumableLoader, isolated_random_state
+
+__all__ = ["training_batches"]
+
+
+@contextmanager
+def training_batches(trainer: pl.Trainer, count: int, seed: int) -> Iterator[Iterator[Any]]:
+    """The first batches of a pass over the training data, on the training's device.
+
+    The pass is one of its own, in this process, in an order that the seed decides. The loader that
+    is in use, its samplers' generators and the global random state are left as they are. (A
+    loader that is no ``DataLoader`` is iterated once more; data that change by being read cannot
+    be left alone.)
+
+    Args:
+        trainer: A trainer that fits.
+        count: The number of batches; fewer come where the data have fewer.
+        seed: Decides the order, and what augmentation draws.
+    """
+    loader = trainer.train_dataloader
+    while isinstance(loader, ResumableLoader):
+        loader = loader.loader
+    if isinstance(loader, (list, tuple, dict)) and any(
+        isinstance(one, (DataLoader, ResumableLoader))
+        for one in (loader.values() if isinstance(loader, dict) else loader)
+    ):
+        raise ConfigurationError(
+            f"refresh_batch_norm needs one training data loader; the trainer has {len(loader)}."
+        )
+    generators = _generators(loader)
+    states = [generator.get_state() for generator in generators]
+    with isolated_random_state(seed):
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
+            yield (_to_device(trainer, batch) for batch in islice(_anew(loader), count))
+        finally:
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+
+
+def _anew(loader: Any) -> Any:
+    """A loader of the same batches, whose iterator is not that of the training."""
+    if not isinstance(loader, DataLoader):
+        return loader
+    options: dict[str, Any] = {"collate_fn": loader.collate_fn}
+    if isinstance(loader.dataset, IterableDataset):
+        options.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
+    elif loader.batch_sampler is None:
+        options.update(batch_size=None, sampler=loader.sampler)
+    else:
+        options.update(batch_sampler=loader.batch_sampler)
+    return DataLoader(loader.dataset, **options)
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    batches = getattr(loader, "batch_sampler", None)
+    owners = (getattr(loader, "sampler", None), getattr(batches, "sampler", None), batches)
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
+def _to_device(trainer: pl.Trainer, batch: Any) -> Any:
+    """What Lightning does to a batch before the training step."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)

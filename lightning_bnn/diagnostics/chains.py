@@ -1,0 +1,235 @@
+"""What is watched along chains: predictions of the network first, chosen weights second.
+
+Weights of a network can be permuted and rescaled without changing what it computes, so two chains
+may agree on every prediction and on no weight. Predictions have no such symmetry. Of each draw
+these are taken, at fixed examples:
+
+* ``mean_log_likelihood``: the mean log density of the observed targets, one number that moves with
+  the energy of the chain;
+* ``prediction``: class probabilities, or the mean of the target;
+* ``predicted_variance`` of the target, where the network predicts more than its mean.
+
+Draws are read a few at a time, so memory holds the watched numbers and not the draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lightning_bnn.diagnostics.examples import Examples
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
+from lightning_bnn.predictive.base import full_precision
+from lightning_bnn.selection import Choice, select
+
+__all__ = [
+    "Watched",
+    "choose_elements",
+    "function_values",
+    "label_elements",
+    "take_elements",
+    "watch",
+]
+
+Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Quantities recorded along chains.
+
+    Attributes:
+        function: Predictions and likelihoods by name, each ``(chains, draws, ...)``.
+        weights: Chosen weights by name, each ``(chains, draws, ...)``.
+        shapes: The shape that each quantity has in one draw, before elements of it were chosen.
+        notes: What was left out.
+    """
+
+    function: dict[str, NDArray[np.float64]]
+    weights: dict[str, NDArray[np.float64]]
+    shapes: dict[str, tuple[int, ...]]
+    notes: tuple[str, ...]
+
+
+def function_values(outputs: Tensor, likelihood: Likelihood, targets: Tensor | None) -> Weights:
+    """What draws predict, each by itself, from outputs of shape ``(draws, examples, ...)``.
+
+    Example:
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> values = function_values(torch.zeros(5, 3, 1), Gaussian(1.0), torch.zeros(3))
+        >>> {name: tuple(value.shape) for name, value in values.items()}
+        {'log_likelihood': (5, 3), 'mean_log_likelihood': (5,), 'prediction': (5, 3)}
+    """
+    draws, examples = outputs.shape[:2]
+    # Draws as if they were examples of one draw: nothing may be averaged over them.
+    flat = full_precision(outputs).flatten(0, 1)
+    values: dict[str, Tensor] = {}
+    if targets is not None:
+        repeated = targets.repeat(draws, *[1] * (targets.ndim - 1))
+        log_prob = likelihood.log_prob(flat, repeated).reshape(draws, examples)
+        values["log_likelihood"] = log_prob
+        values["mean_log_likelihood"] = log_prob.mean(1)
+    predictive = likelihood.predictive(flat[None])
+    moments = {"prediction": predictive.mean}
+    if flat.numel() > predictive.mean.numel():
+        moments["predicted_variance"] = predictive.variance
+    for name, moment in moments.items():
+        shape = [draws, examples, *moment.shape[1:]]
+        values[name] = moment.reshape(shape[:-1] if len(shape) > 2 and shape[-1] == 1 else shape)
+    return values
+
+
+def watch(
+    posterior: Posterior,
+    examples: Examples | None,
+    weights: Choice = None,
+    elements: int | None = None,
+) -> Watched:
+    """Run all draws of a posterior, in the order of their chains, and record what they give.
+
+    Args:
+        posterior: Stored draws, or a mixture of posteriors of stored draws.
+        examples: Where to watch predictions; None to watch weights only.
+        weights: Which weights to watch, as for :func:`lightning_bnn.selection.select`, except
+            that None is none of them.
+        elements: How many elements of each quantity to keep, a fixed choice; all if None.
+    """
+    parts = _parts(posterior)
+    names = _weight_names(posterior.net, parts, weights)
+    records = [_watch_part(part, examples, names, elements) for part in parts]
+    draws = [len(part) // part.chains for part in parts]
+    notes: tuple[str, ...] = ()
+    if len(set(draws)) > 1:
+        notes = (
+            f"Chains of unequal length, from {min(draws)} to {max(draws)} draws: of each the first "
+            f"{min(draws)} are used.",
+        )
+    arrays = {
+        name: np.concatenate([record[name][:, : min(draws)] for record, _ in records])
+        for name in records[0][0]
+    }
+    return Watched(
+        {name: array for name, array in arrays.items() if name not in names},
+        {name: array for name, array in arrays.items() if name in names},
+        records[0][1],
+        notes,
+    )
+
+
+@torch.no_grad()
+def _watch_part(
+    part: DrawsPosterior, examples: Examples | None, names: Sequence[str], elements: int | None
+) -> tuple[dict[str, NDArray[np.float64]], dict[str, tuple[int, ...]]]:
+    """The quantities of one posterior of draws, each (chains, draws, ...), and their shapes."""
+    pieces: dict[str, list[NDArray[np.float64]]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    here = None if examples is None else examples.to(part.device)
+    # A generator of its own: asking for draws must not move the global one.
+    for draw in part.draws(len(part), torch.Generator(part.device)):
+        values = {name: draw[name] for name in names}
+        if here is not None:
+            outputs = part._stacked(draw, here.inputs, part.fixed)
+            if here.targets is not None and not pieces:
+                part.likelihood.check(outputs[0], here.targets)
+            values.update(function_values(outputs, part.likelihood, here.targets))
+        for name, value in values.items():
+            shapes[name] = tuple(value.shape[1:])
+            if elements is not None:
+                value = take_elements(value, elements)
+            pieces.setdefault(name, []).append(value.cpu().double().numpy())
+    arrays = {name: np.concatenate(blocks) for name, blocks in pieces.items()}
+    # draw i is of chain i % chains
+    return {
+        name: array.reshape(-1, part.chains, *array.shape[1:]).swapaxes(0, 1)
+        for name, array in arrays.items()
+    }, shapes
+
+
+def choose_elements(shape: Sequence[int], count: int) -> list[int]:
+    """At most ``count`` flat indices of a tensor, spread at random, always the same for a shape.
+
+    Example:
+        >>> choose_elements((2, 2), 8), len(choose_elements((100, 100), 8))
+        ([0, 1, 2, 3], 8)
+    """
+    total = int(np.prod(shape, dtype=np.int64))
+    if total <= count:
+        return list(range(total))
+    chosen = np.random.default_rng(total).choice(total, count, replace=False)
+    return sorted(int(index) for index in chosen)
+
+
+def take_elements(values: Tensor, count: int) -> Tensor:
+    """The elements that :func:`choose_elements` names, of ``(draws, ...)``: ``(draws, chosen)``."""
+    flat = values.reshape(values.shape[0], -1)
+    return flat[:, choose_elements(values.shape[1:], count)]
+
+
+def label_elements(
+    name: str, shape: Sequence[int], count: int, first: Sequence[int] | None = None
+) -> list[str]:
+    """Names of the elements that :func:`choose_elements` takes.
+
+    Args:
+        name: The name of the quantity.
+        shape: Its shape in one draw.
+        count: At most how many elements were chosen.
+        first: What to call the places along the first axis, if not by their number.
+
+    Example:
+        >>> label_elements("prediction", (2, 2), 8, first=[10, 20])
+        ['prediction[10, 0]', 'prediction[10, 1]', 'prediction[20, 0]', 'prediction[20, 1]']
+        >>> label_elements("mean_log_likelihood", (), 2)
+        ['mean_log_likelihood']
+    """
+    if not shape:
+        return [name]
+    labels = []
+    for index in choose_elements(shape, count):
+        place = [int(i) for i in np.unravel_index(index, tuple(shape))]
+        if first is not None:
+            place[0] = first[place[0]]
+        labels.append(f"{name}[{', '.join(str(i) for i in place)}]")
+    return labels
+
+
+def _parts(posterior: Posterior) -> list[DrawsPosterior]:
+    """The posteriors of draws that a posterior is made of."""
+    if isinstance(posterior, DrawsPosterior):
+        return [posterior]
+    if isinstance(posterior, MixturePosterior):
+        return [part for component in posterior.components for part in _parts(component)]
+    raise ConfigurationError(
+        "R-hat and ESS are of chains: they need a posterior of stored draws, or a mixture of such; "
+        f"got {type(posterior).__name__}, whose draws are independent of each other."
+    )
+
+
+def _weight_names(net: nn.Module, parts: Sequence[DrawsPosterior], choice: Choice) -> list[str]:
+    """The chosen parameters, of those that vary between draws of every part."""
+    if choice is None:
+        return []
+    varying = set.intersection(*(set(dict(net.named_parameters())) - set(p.fixed) for p in parts))
+    with _only_trainable(net, varying):
+        return select(net, choice)
+
+
+@contextmanager
+def _only_trainable(net: nn.Module, names: set[str]) -> Iterator[None]:
+    """A choice is made among trainable parameters; those of a posterior are all frozen."""
+    before = {name: parameter.requires_grad for name, parameter in net.named_parameters()}
+    try:
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(name in names)
+        yield
+    finally:
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(before[name])

@@ -1,0 +1,249 @@
+"""Have the chains converged, and how many independent draws are they worth?
+
+The verdict is of function space: of predictions at given inputs, which do not depend on how the
+hidden units are numbered. R-hat of weights is shown below it for those who ask; chains that
+sit in permuted copies of one mode disagree on weights and are none the worse for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lightning_bnn.diagnostics.chains import Watched, label_elements, watch
+from lightning_bnn.diagnostics.examples import Examples, choose_examples
+from lightning_bnn.diagnostics.statistics import (
+    RHAT_LIMIT,
+    Floats,
+    Statistics,
+    compute_statistics,
+)
+from lightning_bnn.diagnostics.table import format_diagnosis
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.posteriors import Posterior
+from lightning_bnn.selection import Choice
+
+__all__ = ["Diagnosis", "diagnose", "diagnose_watched"]
+
+# With fewer draws in all, R-hat of independent draws passes the limit by chance, though not by far.
+_FEW_DRAWS = 200
+_FAR = 1.5
+_LOW_ESS = 100
+# A chain of a lower ESS, if it has the draws for it, has moved too little to tell where it belongs.
+_SLOW_ESS = 50
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """R-hat and effective sample sizes of chains; print it for a table.
+
+    Attributes:
+        chains: The number of chains.
+        draws: The number of draws of each.
+        function: Statistics of predictions and of the mean log likelihood, by name.
+        weights: Statistics of chosen weights, by name.
+        notes: What was left out.
+    """
+
+    chains: int
+    draws: int
+    function: Mapping[str, Statistics]
+    weights: Mapping[str, Statistics]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def rhat(self) -> Floats:
+        """R-hat of every scalar in function space."""
+        return np.concatenate([statistics.rhat for statistics in self._verdict.values()])
+
+    @property
+    def ess_bulk(self) -> Floats:
+        """Bulk ESS over all chains, of every scalar in function space."""
+        return np.concatenate([statistics.ess_bulk for statistics in self._verdict.values()])
+
+    @property
+    def ess_tail(self) -> Floats:
+        """Tail ESS over all chains, of every scalar in function space."""
+        return np.concatenate([statistics.ess_tail for statistics in self._verdict.values()])
+
+    @property
+    def chain_ess(self) -> Floats:
+        """Bulk ESS of each chain by itself, ``(chains, scalars)``, in function space."""
+        return np.concatenate([statistics.chain_ess for statistics in self._verdict.values()], 1)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the scalars in function space."""
+        return sum((statistics.labels for statistics in self._verdict.values()), ())
+
+    @property
+    def max_rhat(self) -> float:
+        """The worst R-hat in function space; NaN if nothing moves."""
+        return _largest(self.rhat)
+
+    @property
+    def min_ess(self) -> float:
+        """The smallest bulk or tail ESS in function space; NaN if nothing moves."""
+        return -_largest(-np.concatenate([self.ess_bulk, self.ess_tail]))
+
+    @property
+    def converged(self) -> bool:
+        """Whether R-hat is at most 1.05 for all that moves in function space."""
+        return self.max_rhat <= RHAT_LIMIT
+
+    @property
+    def constant(self) -> tuple[str, ...]:
+        """The scalars, of function space and of weights, that do not move."""
+        return self._named("constant")
+
+    @property
+    def not_finite(self) -> tuple[str, ...]:
+        """The scalars, of function space and of weights, that hold a NaN or an infinity."""
+        return self._named("not_finite")
+
+    @property
+    def advice(self) -> str:
+        """What to do, in a sentence or two."""
+        parts = [_advise(self)]
+        if self.chains == 1:
+            parts.append(
+                "One chain cannot disagree with another: R-hat compares its own parts only. Run "
+                "four or more (chains=4)."
+            )
+        return " ".join(parts)
+
+    @property
+    def _verdict(self) -> Mapping[str, Statistics]:
+        return self.function or self.weights
+
+    def _named(self, flag: str) -> tuple[str, ...]:
+        return tuple(
+            label
+            for statistics in (*self.function.values(), *self.weights.values())
+            for label, flagged in zip(statistics.labels, getattr(statistics, flag), strict=True)
+            if flagged
+        )
+
+    def __str__(self) -> str:
+        """A table and the advice."""
+        return format_diagnosis(self)
+
+
+def diagnose(
+    posterior: Posterior,
+    inputs: Any,
+    weights: Choice = None,
+    examples: int = 64,
+    elements: int = 200,
+) -> Diagnosis:
+    """R-hat and ESS of a posterior's chains: of its predictions, then of chosen weights.
+
+    Args:
+        posterior: Stored draws, or a mixture of posteriors of stored draws; in a mixture each
+            component is a chain, or several.
+        inputs: Where to watch predictions: a loader of (inputs, targets) pairs or of inputs, one
+            such batch, or a tensor. With targets the mean log likelihood is watched too. None
+            to look at weights only.
+        weights: Which weights to look at, as for :func:`lightning_bnn.selection.select` (``"*"``
+            for all); none by default.
+        examples: At most how many of the inputs are used, evenly chosen.
+        elements: At most how many numbers of each quantity and of each weight tensor are
+            watched, a fixed choice.
+
+    Raises:
+        ConfigurationError: A chain has fewer than 4 draws (8 if it is the only one), the
+            posterior does not hold draws, or ArviZ is not installed.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> from lightning_bnn.posteriors import DrawsPosterior
+        >>> torch.manual_seed(0)
+        <torch._C.Generator object at ...>
+        >>> draws = [{"weight": torch.randn(1, 2), "bias": torch.randn(1)} for _ in range(400)]
+        >>> posterior = DrawsPosterior(nn.Linear(2, 1), Gaussian(0.1), draws)
+        >>> diagnosis = diagnose(posterior, torch.randn(20, 2))
+        >>> diagnosis.converged, diagnosis.draws, diagnosis.min_ess > 200
+        (True, 400, True)
+    """
+    if inputs is None and weights is None:
+        raise ConfigurationError(
+            "diagnose needs something to watch: pass inputs= for predictions there, weights= for "
+            "weights (such as '*' or '*.bias'), or both."
+        )
+    if elements < 1:
+        raise ConfigurationError(f"elements= is at least 1; got {elements}.")
+    chosen = None if inputs is None else choose_examples(inputs, examples)
+    return diagnose_watched(watch(posterior, chosen, weights, elements), chosen, elements)
+
+
+def diagnose_watched(
+    watched: Watched, examples: Examples | None, elements: int, by_chain: bool = True
+) -> Diagnosis:
+    """The diagnosis of what :func:`~lightning_bnn.diagnostics.chains.watch` recorded."""
+    indices = None if examples is None else examples.indices
+    function = {
+        name: compute_statistics(
+            array, label_elements(name, watched.shapes[name], elements, indices), by_chain
+        )
+        for name, array in watched.function.items()
+        if name != "log_likelihood"  # of each example: the predictions tell as much
+    }
+    weights = {
+        name: compute_statistics(
+            array, label_elements(name, watched.shapes[name], elements), by_chain
+        )
+        for name, array in watched.weights.items()
+    }
+    arrays = (*watched.function.values(), *watched.weights.values())
+    chains, draws = arrays[0].shape[:2]
+    return Diagnosis(chains, draws, function, weights, watched.notes)
+
+
+def _advise(diagnosis: Diagnosis) -> str:
+    """What to do about the worst of what was found."""
+    if diagnosis.not_finite:
+        return (
+            "Some draws predict NaN or infinity, so a chain has diverged: lower the learning rate, "
+            "or clip gradients, and leave such draws out."
+        )
+    if np.isnan(diagnosis.max_rhat):
+        return (
+            "Nothing moves: every watched quantity is the same in all draws. Check that the "
+            "learning rate and the temperature are above 0 and that draws were taken at different "
+            "steps."
+        )
+    total = diagnosis.chains * diagnosis.draws
+    if not diagnosis.converged:
+        found = f"R-hat reaches {diagnosis.max_rhat:.2f}, above {RHAT_LIMIT}"
+        if total < _FEW_DRAWS and diagnosis.max_rhat < _FAR:
+            return (
+                f"{found}, but with {total} draws in all even independent ones can do so: collect "
+                f"at least {_FEW_DRAWS} before you judge."
+            )
+        bad = diagnosis.rhat > RHAT_LIMIT
+        if np.nanmedian(diagnosis.chain_ess[:, bad]) < min(_SLOW_ESS, diagnosis.draws / 2):
+            return (
+                f"{found}: chains still drift or move slowly. Use a longer burn-in and a longer "
+                "run, a larger learning rate if it stays stable, or a sampler with momentum."
+            )
+        return (
+            f"{found}: each chain moves freely but about its own place. Start the chains closer "
+            "together and burn in longer, lower the learning rate or raise the friction, or let a "
+            "cyclical schedule carry them between modes."
+        )
+    if diagnosis.min_ess < _LOW_ESS:
+        return (
+            f"The chains agree, but the worst quantity is worth only {diagnosis.min_ess:.0f} "
+            "independent draws: collect more draws, or thin more over a longer run."
+        )
+    return "The chains agree, and there are enough draws for means and 90% intervals."
+
+
+def _largest(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.max()) if known.size else float("nan")

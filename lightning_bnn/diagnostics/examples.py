@@ -1,0 +1,170 @@
+"""A few examples to watch a network's predictions at.
+
+The same examples serve every draw, so they are chosen once: evenly over the data set where it can
+be indexed (data are often sorted by class), else the first ones that come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.strategies.resume import isolated_random_state
+from lightning_bnn.target import split_batch
+
+__all__ = ["Examples", "choose_examples", "choose_from_batch", "evenly_spaced"]
+
+# samplers that only reorder the data set, so that it may be indexed instead
+_WHOLE = (SequentialSampler, RandomSampler, DistributedSampler)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs to watch, with their targets if they are known.
+
+    Attributes:
+        inputs: A tensor, a tuple of positional or a mapping of keyword arguments.
+        targets: What the data loader gave for them, or None.
+        indices: The place of each example in the data set or in the given batch.
+    """
+
+    inputs: Any
+    targets: Any
+    indices: tuple[int, ...]
+
+    def to(self, device: torch.device) -> Examples:
+        """The same examples on a device."""
+        inputs, targets = tree_map(
+            lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf,
+            (self.inputs, self.targets),
+        )
+        return Examples(inputs, targets, self.indices)
+
+
+def evenly_spaced(total: int, count: int) -> list[int]:
+    """At most ``count`` numbers below ``total``, evenly spread from the first to the last.
+
+    Example:
+        >>> evenly_spaced(10, 4), evenly_spaced(3, 8)
+        ([0, 3, 6, 9], [0, 1, 2])
+    """
+    if total <= count:
+        return list(range(total))
+    return [round(i * (total - 1) / max(1, count - 1)) for i in range(count)]
+
+
+def choose_examples(source: Any, count: int) -> Examples:
+    """At most ``count`` examples of a loader, of a batch or of a tensor of inputs.
+
+    Args:
+        source: A loader of (inputs, targets) pairs or of inputs; one such pair; or inputs alone:
+            a tensor, a mapping of keyword arguments, or a tuple that holds only them.
+        count: How many.
+
+    Example:
+        >>> inputs, targets = torch.arange(10.0)[:, None], torch.arange(10)
+        >>> choose_examples((inputs, targets), 4).targets
+        tensor([0, 3, 6, 9])
+    """
+    if count < 1:
+        raise ConfigurationError(f"examples= is at least 1; got {count}.")
+    if isinstance(source, (Tensor, Mapping)) or _is_batch(source):
+        inputs, targets = inputs_and_targets(source)
+        return choose_from_batch(inputs, targets, count)
+    with isolated_random_state():  # loaders draw a seed, data sets may augment
+        if _can_be_indexed(source):
+            chosen = evenly_spaced(len(source.dataset), count)
+            batch = source.collate_fn([source.dataset[index] for index in chosen])
+            inputs, targets = inputs_and_targets(batch)
+            return Examples(inputs, targets, tuple(chosen))
+        return _first(source, count)
+
+
+def choose_from_batch(inputs: Any, targets: Any, count: int) -> Examples:
+    """At most ``count`` examples of a batch, evenly chosen."""
+    chosen = evenly_spaced(batch_length(inputs), count)
+    inputs, targets = _take((inputs, targets), chosen)
+    return Examples(inputs, targets, tuple(chosen))
+
+
+def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
+    """The two parts of a batch; the targets are None where it holds inputs alone."""
+    if isinstance(batch, (Tensor, Mapping)):
+        return batch, None
+    if isinstance(batch, (tuple, list)) and len(batch) == 1:
+        return batch[0], None  # as DataLoader(TensorDataset(x)) gives it
+    return split_batch(batch)
+
+
+def batch_length(inputs: Any) -> int:
+    """The length of the first axis that all tensors among the inputs share."""
+    lengths = {
+        leaf.shape[0] if leaf.ndim else 0
+        for leaf in tree_flatten(inputs)[0]
+        if isinstance(leaf, Tensor)
+    }
+    if len(lengths) != 1 or 0 in lengths:
+        raise DataError(
+            "The inputs to watch need one common batch axis of at least 1, first in every tensor; "
+            f"got the lengths {sorted(lengths)}."
+        )
+    return lengths.pop()
+
+
+def _is_batch(source: Any) -> bool:
+    """Whether a sequence is one batch: a tuple, or a list such as a data loader gives.
+
+    A list of pairs is a loader of batches.
+    """
+    if isinstance(source, list) and len(source) in (1, 2):
+        return not all(isinstance(part, (tuple, list)) for part in source)
+    return isinstance(source, tuple)
+
+
+def _can_be_indexed(loader: Any) -> bool:
+    data = getattr(loader, "dataset", None)
+    return (
+        isinstance(getattr(loader, "sampler", None), _WHOLE)
+        and getattr(loader, "batch_size", None) is not None
+        and hasattr(data, "__getitem__")
+        and hasattr(data, "__len__")
+    )
+
+
+def _first(loader: Any, count: int) -> Examples:
+    if not isinstance(loader, Iterable):
+        raise DataError(
+            "Expected inputs to watch predictions at: a data loader, a (inputs, targets) pair or a "
+            f"tensor; got {type(loader).__name__}."
+        )
+    batches, found = [], 0
+    for batch in loader:
+        parts = inputs_and_targets(batch)
+        batches.append(parts)
+        found += batch_length(parts[0])
+        if found >= count:
+            break
+    if not batches:
+        raise DataError("The loader of inputs to watch gave no batch.")
+    structure = tree_flatten(batches[0])[1]
+    leaves = zip(*(tree_flatten(parts)[0] for parts in batches), strict=True)
+    joined = structure.unflatten(
+        [torch.cat(group) if isinstance(group[0], Tensor) else group[0] for group in leaves]
+    )
+    chosen = list(range(min(count, found)))
+    inputs, targets = _take(joined, chosen)
+    return Examples(inputs, targets, tuple(chosen))
+
+
+def _take(parts: Any, chosen: list[int]) -> Any:
+    index = torch.tensor(chosen)
+    return tree_map(
+        lambda leaf: leaf[index.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, parts
+    )

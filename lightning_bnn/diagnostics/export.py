@@ -1,0 +1,82 @@
+"""Chains as an ArviZ data object, for its tables, plots, comparisons and files.
+
+Group ``posterior`` holds what was watched: ``prediction`` and ``mean_log_likelihood`` (see
+:mod:`lightning_bnn.diagnostics.chains`) and the chosen weights under their names. With targets,
+``log_likelihood`` holds each example's own (for ``arviz.loo``) and ``observed_data`` the targets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lightning_bnn.diagnostics.chains import Watched, watch
+from lightning_bnn.diagnostics.examples import Examples, choose_examples
+from lightning_bnn.diagnostics.statistics import require_arviz
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.posteriors import Posterior
+from lightning_bnn.selection import Choice
+
+__all__ = ["to_arviz"]
+
+
+def to_arviz(
+    posterior: Posterior, inputs: Any = None, weights: Choice = None, examples: int = 64
+) -> Any:
+    """The chains of a posterior as ArviZ has them.
+
+    Args:
+        posterior: Stored draws, or a mixture of posteriors of stored draws.
+        inputs: Where to predict: a loader of (inputs, targets) pairs or of inputs, one such
+            batch, or a tensor.
+        weights: Which weights to include, whole, as for
+            :func:`lightning_bnn.selection.select`; none by default.
+        examples: At most how many of the inputs are used, evenly chosen.
+
+    Returns:
+        An ``arviz.InferenceData``, or from ArviZ 1 on an ``xarray.DataTree``.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> from lightning_bnn.posteriors import DrawsPosterior
+        >>> draws = [{"weight": torch.randn(1, 2), "bias": torch.randn(1)} for _ in range(10)]
+        >>> posterior = DrawsPosterior(nn.Linear(2, 1), Gaussian(0.1), draws)
+        >>> data = to_arviz(posterior, (torch.randn(3, 2), torch.randn(3)), weights="bias")
+        >>> sorted(data.posterior.data_vars)
+        ['bias', 'mean_log_likelihood', 'prediction']
+    """
+    arviz = require_arviz()
+    if inputs is None and weights is None:
+        raise ConfigurationError(
+            "to_arviz needs something to put into the data: pass inputs= to watch predictions "
+            "there, weights= to watch weights (such as '*' or '*.bias'), or both."
+        )
+    chosen = None if inputs is None else choose_examples(inputs, examples)
+    watched = watch(posterior, chosen, weights)
+    groups, coordinates, dimensions = _groups(watched, chosen)
+    if int(arviz.__version__.split(".")[0]) < 1:
+        return arviz.from_dict(**groups, coords=coordinates, dims=dimensions)
+    return arviz.from_dict(groups, coords=coordinates, dims=dimensions)
+
+
+def _groups(
+    watched: Watched, examples: Examples | None
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, list[str]]]:
+    """Groups of variables, coordinates, and the dimensions of each variable."""
+    function = dict(watched.function)
+    groups: dict[str, dict[str, Any]] = {}
+    by_example = function.pop("log_likelihood", None)
+    groups["posterior"] = {**function, **watched.weights}
+    coordinates: dict[str, Any] = {}
+    dimensions = {name: ["example"] for name in function if name != "mean_log_likelihood"}
+    if examples is not None:
+        coordinates["example"] = list(examples.indices)
+    if by_example is not None and examples is not None and isinstance(examples.targets, Tensor):
+        groups["log_likelihood"] = {"target": by_example}
+        groups["observed_data"] = {"target": np.asarray(examples.targets.cpu())}
+        dimensions["target"] = ["example"]
+    return groups, coordinates, dimensions

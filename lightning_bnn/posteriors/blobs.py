@@ -1,0 +1,156 @@
+"""Blobs: named sets of tensors as safetensors files, written without copies and read with checks.
+
+A file is eight bytes that say how long the header is, the header (JSON: the dtype, the shape and
+the place of every tensor) and the tensors' bytes. It is made as a list of pieces, of which the
+tensors' are views of their own memory, so that a large draw is never held twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.posteriors.files import Files
+from lightning_bnn.posteriors.manifest import DTYPES, dtype_name
+
+__all__ = ["describe_tensors", "pieces_of", "read_blob", "sha256_of"]
+
+Piece = bytes | memoryview
+
+_CODES = {
+    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
+    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
+    **{torch.uint8: "U8", torch.bool: "BOOL"},
+}
+
+
+def pieces_of(tensors: Mapping[str, Tensor], blob: str) -> list[Piece]:
+    """The pieces of the file that holds these tensors; joined they are the whole of it.
+
+    Args:
+        tensors: Any dense tensors.
+        blob: How to name the set in errors.
+
+    Example:
+        >>> pieces = pieces_of({"w": torch.ones(2)}, "doc")
+        >>> safetensors.torch.load(b"".join(pieces))
+        {'w': tensor([1., 1.])}
+    """
+    storable = {name: _storable(name, tensor, blob) for name, tensor in tensors.items()}
+    # the widest numbers first: then every tensor starts at a multiple of its own width
+    ordered = sorted(storable.items(), key=lambda item: -item[1].element_size())
+    header: dict[str, Any] = {}
+    pieces: list[Piece] = []
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        code, shape = _CODES[tensor.dtype], list(tensors[name].shape)
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
+        if end > start:
+            pieces.append(tensor.view(torch.uint8).numpy().data)
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *pieces]
+
+
+def sha256_of(pieces: Iterable[Piece]) -> str:
+    """The hash of a file that consists of these pieces.
+
+    Example:
+        >>> sha256_of([b"ab", b"c"]) == hashlib.sha256(b"abc").hexdigest()
+        True
+    """
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The dtype and the shape of every tensor, as a manifest has them.
+
+    Example:
+        >>> describe_tensors({"w": torch.ones(2)})
+        {'w': {'dtype': 'float32', 'shape': [2]}}
+    """
+    return {
+        name: {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
+        for name, tensor in tensors.items()
+    }
+
+
+def read_blob(
+    files: Files, entry: Mapping[str, Any], device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Read one blob: check the hash of its bytes, then every dtype and shape.
+
+    Args:
+        files: Where it lies.
+        entry: Its ``file``, ``bytes``, ``sha256`` and ``tensors``, as a manifest has them.
+        device: Where the tensors go.
+
+    Raises:
+        PosteriorFormatError: It is missing or damaged.
+    """
+    where = f"{files}: blobs/{entry['file']}"
+    # The very bytes that were hashed are decoded: no second look at a file that may change.
+    data = files.get(f"blobs/{entry['file']}")
+    if data is None:
+        raise PosteriorFormatError(
+            f"{where} is missing. If the posterior was written over since it was opened, "
+            f"read() it again; otherwise restore the file from a copy."
+        )
+    if len(data) != entry["bytes"]:
+        raise PosteriorFormatError(
+            f"{where} is damaged: expected {entry['bytes']} bytes, found {len(data)}. "
+            f"Restore it from a copy."
+        )
+    if (found := hashlib.sha256(data).hexdigest()) != entry["sha256"]:
+        raise PosteriorFormatError(
+            f"{where} was altered: expected sha256 {entry['sha256']}, found {found}. "
+            f"Restore it from a copy."
+        )
+    try:
+        tensors = safetensors.torch.load(data)
+    except Exception as error:  # the decoder has no one class of errors
+        raise PosteriorFormatError(f"{where} is not a safetensors file: {error}") from error
+    expected = {
+        key: (DTYPES[tensor["dtype"]], torch.Size(tensor["shape"]))
+        for key, tensor in entry["tensors"].items()
+    }
+    for key in sorted(expected.keys() | tensors.keys()):
+        came = (tensors[key].dtype, tensors[key].shape) if key in tensors else None
+        if came != expected.get(key):
+            raise PosteriorFormatError(
+                f"{where}: the manifest promises tensor {key!r} as {expected.get(key)}, the "
+                f"file has {came}. The posterior was put together from different ones."
+            )
+    return {key: tensors[key].to(device) for key in expected}
+
+
+def _storable(name: Any, tensor: Any, blob: str) -> Tensor:
+    """Bring a tensor into the form in which its bytes can be written: flat, on the CPU."""
+    where = f"Tensor {name!r} of blob {blob!r}"
+    if not isinstance(name, str) or name == "__metadata__":  # safetensors' own key
+        raise ConfigurationError(f"{where} cannot be stored under this name. Rename it.")
+    if not isinstance(tensor, Tensor):
+        raise ConfigurationError(f"{where} is a {type(tensor).__name__}, not a tensor.")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise ConfigurationError(
+            f"{where} is {tensor.layout} on {tensor.device}; only dense tensors that hold "
+            f"numbers can be stored. Use to_dense(), or materialise it."
+        )
+    if tensor.dtype not in _CODES:
+        raise ConfigurationError(
+            f"{where} is {tensor.dtype}; the dtypes that can be stored are "
+            f"{', '.join(DTYPES)}. Convert it first."
+        )
+    dense = tensor.detach().cpu().resolve_neg().contiguous()
+    return dense.as_strided((dense.numel(),), (1,))  # a single number may have another stride

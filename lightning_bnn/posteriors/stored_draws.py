@@ -1,0 +1,95 @@
+"""Draws that stay on the disk, as a sequence."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.errors import PosteriorFormatError
+from lightning_bnn.posteriors.blobs import read_blob
+from lightning_bnn.posteriors.files import Files
+
+__all__ = ["LIKELIHOOD", "StoredDraws"]
+
+# of a blob's tensors, those of the likelihood; no name of a network begins with a dot
+LIKELIHOOD = ".likelihood."
+
+Weights = dict[str, Tensor]
+
+
+class StoredDraws(Sequence[Weights]):
+    """Draws on the disk as a sequence, each read when it is asked for; one blob is kept.
+
+    The draws of a snapshot follow each other, chain after chain, then comes the next snapshot.
+
+    Args:
+        files: Where they lie.
+        entries: The blobs, as a manifest has them.
+        chains: The draws that each blob holds, stacked; 0 for a single one without that axis.
+
+    Attributes:
+        shapes: The shape of each tensor of a draw, by name.
+        device: Where draws go when they are read.
+
+    Example:
+        >>> from lightning_bnn.posteriors import store
+        >>> blobs = {"a": {"w": torch.zeros(2)}, "b": {"w": torch.ones(2)}}
+        >>> store.write("memory://stored-doc", kind="draws", blobs=blobs, fields={})
+        >>> stored = store.read("memory://stored-doc")
+        >>> draws = StoredDraws(stored.files, [stored.entry(name) for name in "ab"], chains=0)
+        >>> len(draws), draws[1]
+        (2, {'w': tensor([1., 1.])})
+    """
+
+    def __init__(self, files: Files, entries: Sequence[dict[str, Any]], chains: int) -> None:
+        self._files, self._entries, self._chains = files, list(entries), chains
+        tensors = self._entries[0]["tensors"] if entries else {}
+        for entry in self._entries:
+            if entry["tensors"] != tensors:
+                raise PosteriorFormatError(
+                    f"{files}: blobs/{entry['file']} has other tensors than the first draw, "
+                    f"blobs/{self._entries[0]['file']}. They are not of one posterior."
+                )
+        self.shapes = {
+            name: torch.Size(tensor["shape"][1:] if chains else tensor["shape"])
+            for name, tensor in tensors.items()
+            if not name.startswith(LIKELIHOOD)
+        }
+        self.device = torch.device("cpu")
+        self._last: tuple[int, Weights] | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries) * max(1, self._chains)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all draws together."""
+        return sum(entry["bytes"] for entry in self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> Weights: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Weights]: ...
+    def __getitem__(self, index: int | slice) -> Weights | list[Weights]:
+        """One draw, as a copy of its own; its blob's hash is checked."""
+        if isinstance(index, slice):
+            return [self[one] for one in range(len(self))[index]]
+        number, chain = divmod(range(len(self))[index], max(1, self._chains))
+        if self._last is None or self._last[0] != number:
+            self._last = None  # two blobs are never held together
+            self._last = (number, read_blob(self._files, self._entries[number]))
+        blob = self._last[1]
+        return {
+            name: (blob[name][chain] if self._chains else blob[name]).to(self.device, copy=True)
+            for name in self.shapes
+        }
+
+    def to(self, device: torch.device | str) -> StoredDraws:
+        """The same draws, to be read onto a device."""
+        moved = copy.copy(self)
+        moved.device, moved._last = torch.device(device), None
+        return moved

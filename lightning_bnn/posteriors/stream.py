@@ -1,0 +1,332 @@
+"""Draws on the disk as they are taken: a stored posterior that grows, and is whole at each moment.
+
+Layout of a stream::
+
+    <directory>/manifest.json                              the head, written at the start
+    <directory>/blobs/fixed-<hash>.safetensors             what all draws have in common
+    <directory>/blobs/draw-<step>-<id>.safetensors         all chains after a step, stacked
+    <directory>/records/<step>.json                        says that this step's draw is there
+
+The head is the manifest of an ordinary posterior of draws (see
+:mod:`lightning_bnn.posteriors.store`), with the names and shapes that every *snapshot* (the draws
+of all chains after one step) has. A snapshot is there when its record is: a small JSON object with
+a hash of itself, which names the blob and its hash. The blob is written first, flushed and renamed,
+then the record likewise, so that a crash at any moment leaves the stream without the snapshot or
+with it. Snapshots are removed the other way round: latest record first, and the blobs when no
+record names them any more. What a crash leaves behind is in nobody's way, and
+:meth:`DrawStream.truncate` removes it.
+
+Memory does not grow with the number of draws: a snapshot is written from the tensors' own memory,
+hashed meanwhile, and read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from torch import Tensor
+from typing_extensions import Self
+
+from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.posteriors import store
+from lightning_bnn.posteriors.blobs import describe_tensors, pieces_of, read_blob, sha256_of
+from lightning_bnn.posteriors.files import TEMPORARY, open_directory
+from lightning_bnn.posteriors.manifest import (
+    BLOB_FILE,
+    MANIFEST,
+    VERSION,
+    check_blob,
+    encode,
+    json_value,
+    require,
+    unseal,
+)
+from lightning_bnn.posteriors.stored_draws import LIKELIHOOD, StoredDraws, Weights
+
+__all__ = ["DrawStream"]
+
+FORMAT = "lightning_bnn.draw"
+RECORD = re.compile(r"([0-9]{12})\.json")
+
+Entry = dict[str, Any]
+
+
+class DrawStream:
+    """A directory that grows draw by draw; ``Posterior.load`` opens it at any moment.
+
+    One process writes at a time. Use :meth:`create` or :meth:`open`.
+
+    Attributes:
+        chains: The number of chains, the leading axis of every tensor of the weights.
+        id: Tells this stream from every other.
+
+    Example:
+        >>> import torch
+        >>> weights = {"w": torch.zeros(2, 3)}  # two chains
+        >>> stream = DrawStream.create("memory://stream-doc", fields={}, weights=weights)
+        >>> for step in (10, 20):
+        ...     stream.append(step, {"w": torch.full((2, 3), float(step))})
+        >>> stream.truncate(after_step=10)
+        >>> stream = DrawStream.open("memory://stream-doc")
+        >>> stream.steps(), len(stream.draws()), stream.draws()[1]
+        ([10], 2, {'w': tensor([10., 10., 10.])})
+    """
+
+    def __init__(self, stored: store.Stored) -> None:
+        head = stored.fields.get("stream")
+        if head is None:
+            raise PosteriorFormatError(
+                f"{stored.files} is no stream of draws: it was written by posterior.save(). Pass "
+                "the directory that was given to SampleCollector(dirpath=...)."
+            )
+        self.files, self.stored = stored.files, stored
+        self.chains: int = stored.fields["chains"]
+        self.id: str = head["id"]
+        self._tensors: dict[str, Any] = head["tensors"]
+        self._head = self.files.get(MANIFEST)
+        present = set(self.files.names("blobs"))
+        self._entries: dict[int, Entry] = {}
+        for name in filter(RECORD.fullmatch, self.files.names("records")):
+            record = self._read(name)
+            if record["blob"]["file"] not in present:
+                raise PosteriorFormatError(
+                    f"{self.files}: records/{name} names blobs/{record['blob']['file']}, which is "
+                    "missing. Restore it from a copy, or remove the record."
+                )
+            self._entries[record["step"]] = {**record["blob"], "tensors": self._tensors}
+
+    # ---------------------------------------------------------------- making, opening
+
+    @staticmethod
+    def check_free(directory: str | os.PathLike[str]) -> None:
+        """Raise a ConfigurationError if a new stream may not begin in a directory."""
+        files = open_directory(directory)
+        if files.is_file():
+            raise ConfigurationError(f"{files} is a file; draws are written to a directory.")
+        steps = [name[:12] for name in files.names("records") if RECORD.fullmatch(name)]
+        if steps:
+            raise ConfigurationError(
+                f"{files} already holds draws: {len(steps)} snapshots, the last of step "
+                f"{int(steps[-1])}. Resume with ckpt_path=, choose another directory or remove it."
+            )
+        if files.get(MANIFEST, 1) is None:
+            return
+        try:
+            kind = store.read(directory).kind
+            streamed = "stream" in store.read(directory).fields
+        except PosteriorFormatError as error:
+            raise ConfigurationError(
+                f"{files} is not free for draws: {error} Choose another directory or remove it."
+            ) from error
+        if not streamed:
+            raise ConfigurationError(
+                f"{files} already holds a posterior, of the kind {kind!r}. Choose another "
+                "directory or remove it."
+            )
+
+    @classmethod
+    def create(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        fields: Mapping[str, Any],
+        weights: Mapping[str, Tensor],
+        fixed: Mapping[str, Tensor] | None = None,
+        likelihood: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """Begin a stream; see :func:`lightning_bnn.posteriors.draws.create_stream` for nets.
+
+        Args:
+            directory: A local directory or an fsspec URL, without draws.
+            fields: What the manifest says of the network and the likelihood.
+            weights: Weights such as every snapshot will have: names, dtypes and shapes, with a
+                leading axis of chains. Their values are not stored.
+            fixed: The tensors that all draws have in common.
+            likelihood: What the likelihood has learned so far.
+
+        Raises:
+            ConfigurationError: The directory holds draws or something else already.
+        """
+        cls.check_free(directory)
+        shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
+        lengths = {tuple(shape[:1]) for shape in shapes.values()}
+        if len(lengths) != 1 or lengths & {(), (0,)}:
+            raise ConfigurationError(
+                f"The weights of a snapshot need one common leading axis, the chains; got {shapes}."
+            )
+        chains = lengths.pop()[0]
+        common = {"fixed": fixed or {}, "likelihood": likelihood or {}}
+        described = describe_tensors(_snapshot(weights, likelihood))
+        head = {"id": secrets.token_hex(8), "tensors": described}
+        store.write(
+            directory,
+            kind="draws",
+            blobs={name: tensors for name, tensors in common.items() if tensors},
+            fields={**fields, "chains": chains, "stream": head},
+        )
+        return cls.open(directory)
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str]) -> Self:
+        """Open a stream to read it or to go on with it.
+
+        Raises:
+            PosteriorFormatError: There is none, or it is damaged.
+        """
+        return cls(store.read(directory))
+
+    # ---------------------------------------------------------------- reading
+
+    def __len__(self) -> int:
+        """The number of snapshots; each holds a draw of every chain."""
+        return len(self._entries)
+
+    def steps(self) -> list[int]:
+        """The steps after which snapshots were taken, in order."""
+        return sorted(self._entries)
+
+    def hashes(self) -> dict[int, str]:
+        """The sha256 of each snapshot's file, by step; equal where draws are equal in each bit."""
+        return {step: self._entries[step]["sha256"] for step in self.steps()}
+
+    def fields(self, step: int) -> dict[str, Any]:
+        """The fields that were given with the snapshot of a step."""
+        fields: dict[str, Any] = self._read(_record_name(step))["fields"]
+        return fields
+
+    def draws(self) -> StoredDraws:
+        """All draws so far, step after step and in it chain after chain, read when asked for."""
+        entries = [self._entries[step] for step in self.steps()]
+        return StoredDraws(self.files, entries, self.chains)
+
+    def fixed(self) -> Weights:
+        """The tensors that all draws have in common."""
+        return self.stored.load("fixed") if "fixed" in self.stored.blob_names else {}
+
+    def likelihood(self) -> Weights:
+        """What the likelihood had learned when the last snapshot was taken."""
+        names = [name for name in self._tensors if name.startswith(LIKELIHOOD)]
+        if not names or not self._entries:
+            return {}
+        last = read_blob(self.files, self._entries[self.steps()[-1]])
+        return {name.removeprefix(LIKELIHOOD): last[name] for name in names}
+
+    # ---------------------------------------------------------------- writing
+
+    def append(
+        self,
+        step: int,
+        weights: Mapping[str, Tensor],
+        likelihood: Mapping[str, Tensor] | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add the draws of all chains after a step; on the disk when this returns.
+
+        Args:
+            step: A later step than all before.
+            weights: The weights, with a leading axis of chains.
+            likelihood: What the likelihood has learned so far.
+            fields: Anything else worth keeping of this step, as JSON.
+
+        Raises:
+            ConfigurationError: The weights are not those that the stream was made for, the step is
+                not a later one, or another run has taken the directory.
+            OSError: The disk is full or fails; all earlier draws are as they were.
+        """
+        if self._entries and step <= max(self._entries):
+            raise ConfigurationError(
+                f"{self.files} holds the draws of step {max(self._entries)}; the next must be "
+                f"of a later step, but got step {step}."
+            )
+        tensors = _snapshot(weights, likelihood)
+        self._check_tensors(describe_tensors(tensors))
+        body = {"format": FORMAT, "version": VERSION, "stream": self.id, "step": step}
+        body["fields"] = json_value(fields or {}, "fields")
+        pieces = pieces_of(tensors, f"draw of step {step}")
+        size = sum(len(piece) for piece in pieces)
+        blob = {"file": f"draw-{step:012d}-{self.id}.safetensors", "bytes": size}
+        path, record = f"records/{_record_name(step)}", b""
+        with self.files.one_writer(), ThreadPoolExecutor(1) as beside:
+            self._check_owned()
+            try:
+                digest = beside.submit(sha256_of, pieces)
+                self.files.put(f"blobs/{blob['file']}", *pieces)
+                blob["sha256"] = digest.result()
+                record = encode({**body, "blob": blob})
+                self.files.put(path, record)
+            except BaseException:
+                # A failed put of the record may still have arrived (a lost reply): look first.
+                with suppress(OSError):
+                    if record and self.files.get(path) == record:
+                        self._entries[step] = {**blob, "tensors": self._tensors}
+                    else:
+                        self.files.remove(f"blobs/{blob['file']}")
+                raise
+        self._entries[step] = {**blob, "tensors": self._tensors}
+
+    def truncate(self, after_step: int) -> None:
+        """Remove the snapshots of steps after ``after_step``, and what crashes have left behind.
+
+        Args:
+            after_step: The last step to keep.
+        """
+        with self.files.one_writer():
+            self._check_owned()
+            # the latest first: at each moment the stream is one that once was
+            for step in [step for step in reversed(self.steps()) if step > after_step]:
+                self.files.remove(f"records/{_record_name(step)}")
+                del self._entries[step]
+            self.files.sync("records")  # no record may outlive its blob
+            named = {entry["file"] for entry in self._entries.values()}
+            for folder in ("blobs", "records"):
+                for file in self.files.names(folder):
+                    draw = file.startswith("draw-") and BLOB_FILE.fullmatch(file)
+                    if TEMPORARY.fullmatch(file) or (draw and file not in named):
+                        self.files.remove(f"{folder}/{file}")
+
+    def _check_tensors(self, given: dict[str, Any]) -> None:
+        for name in [*self._tensors, *given]:
+            expected, came = self._tensors.get(name), given.get(name)
+            if expected != came:
+                raise ConfigurationError(
+                    f"The stream in {self.files} was made for {name!r} as {expected}; this "
+                    f"snapshot has {came}. All snapshots of a stream have the same tensors."
+                )
+
+    def _check_owned(self) -> None:
+        if self.files.get(MANIFEST) != self._head:
+            raise ConfigurationError(
+                f"{self.files} was removed, or taken by another run, since this one began to write "
+                "draws to it. Give each run a directory of its own."
+            )
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """Read a record and check it."""
+        where = f"{self.files}: records/{name}"
+        data = self.files.get(f"records/{name}")
+        if data is None:
+            raise PosteriorFormatError(f"{where} does not exist.")
+
+        def check(record: Mapping[str, Any]) -> None:
+            require(type(record["step"]) is int, "step is not a number", record["step"])
+            require(_record_name(record["step"]) == name, "of another step", record["step"])
+            require(record["stream"] == self.id, "of another stream", record["stream"])
+            require(isinstance(record["fields"], dict), "fields is no object", record["fields"])
+            check_blob({**record["blob"], "tensors": {}})
+
+        return unseal(data, where, FORMAT, check)
+
+
+def _record_name(step: int) -> str:
+    return f"{step:012d}.json"
+
+
+def _snapshot(weights: Mapping[str, Tensor], likelihood: Mapping[str, Tensor] | None) -> Weights:
+    learned = {LIKELIHOOD + name: tensor for name, tensor in (likelihood or {}).items()}
+    return {**weights, **learned}

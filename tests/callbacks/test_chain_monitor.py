@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import math
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from lightning_bnn import SGMCMC, VariationalBNN
+from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.callbacks.chain_monitor import ENOUGH, ChainMonitor
+from lightning_bnn.diagnostics import diagnose
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.samplers import SGLD
+from tests.trainers import quiet_trainer
+
+GENERATOR = torch.Generator().manual_seed(2)
+INPUTS = torch.randn(40, 2, generator=GENERATOR)
+TARGETS = INPUTS @ torch.tensor([[1.0], [2.0]]) + 0.3 * torch.randn(40, 1, generator=GENERATOR)
+DATA = TensorDataset(INPUTS, TARGETS)
+
+
+def loader(shuffle: bool = True) -> DataLoader:
+    return DataLoader(DATA, batch_size=20, shuffle=shuffle)
+
+
+def long_epochs() -> DataLoader:
+    """140 batches an epoch: a short epoch costs more time than its steps."""
+    return DataLoader(DATA, batch_size=20, sampler=RandomSampler(DATA, True, 2800))
+
+
+def strategy(lr: float = 0.1, net: nn.Module | None = None, **options: Any) -> SGMCMC:
+    torch.manual_seed(0)
+    sampler = partial(SGLD, lr=lr)
+    likelihood = Gaussian(0.3)
+    return SGMCMC(
+        nn.Linear(2, 1) if net is None else net, likelihood, sampler=sampler,
+        **{"chains": 3, "seed": 1, "mode": "loop", **options},
+    )  # fmt: skip
+
+
+def fit(bnn: SGMCMC, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
+    train = options.pop("train", None) or loader()
+    validation, checkpoint = options.pop("validation", None), options.pop("ckpt_path", None)
+    trainer = quiet_trainer(callbacks=list(callbacks), **options)
+    trainer.fit(bnn, train, validation, ckpt_path=checkpoint)
+    return trainer
+
+
+class Log(pl.Callback):
+    """Keeps what was logged, by step."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, float] = {}
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
+        if "rhat_max" in trainer.callback_metrics:
+            self.seen[trainer.global_step] = float(trainer.callback_metrics["rhat_max"])
+
+
+def test_chains_that_agree_are_logged_without_a_warning() -> None:
+    """Of 200 sets of 4 chains of 100 independent draws none reached an R-hat of 1.02."""
+    monitor, log = ChainMonitor(every_n_steps=2, burn_in=40), Log()
+    trainer = fit(strategy(lr=0.1), monitor, log, max_steps=280, train=long_epochs())
+    assert monitor.recorded == 120
+    diagnosis = monitor.diagnosis()
+    assert (diagnosis.chains, diagnosis.draws) == (3, 120)
+    assert list(diagnosis.function) == ["mean_log_likelihood", "prediction"]
+    assert diagnosis.converged
+    assert min(log.seen) == 40 + 2 * ENOUGH
+    assert float(trainer.callback_metrics["ess_min"]) > 100
+    assert len(set(log.seen.values())) < 30  # not computed anew at each of the records
+
+
+def test_chains_that_do_not_move_give_one_warning_at_the_end() -> None:
+    monitor = ChainMonitor(every_n_steps=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer = fit(strategy(lr=1e-6), monitor, max_steps=140, train=long_epochs())
+    ours = [w for w in caught if "ChainMonitor" in str(w.message)]
+    assert len(ours) == 1
+    assert ours[0].category is UserWarning
+    assert "R-hat reaches" in str(ours[0].message)
+    assert "longer burn-in" in str(ours[0].message)
+    assert float(trainer.callback_metrics["rhat_max"]) > 1.05
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_the_record_is_what_the_chains_predict() -> None:
+    """The collector's draws at the same steps, through the posterior."""
+    monitor = ChainMonitor(every_n_steps=2, burn_in=10, inputs=(INPUTS, TARGETS), examples=8)
+    collector = SampleCollector(burn_in=10, every=2)
+    bnn = strategy()
+    fit(bnn, monitor, collector, max_steps=60)
+    expected = diagnose(bnn.posterior(), (INPUTS, TARGETS), examples=8, elements=32)
+    found = monitor.diagnosis()
+    assert found.labels == expected.labels
+    np.testing.assert_allclose(found.rhat, expected.rhat, rtol=1e-6)
+    np.testing.assert_allclose(found.chain_ess, expected.chain_ess, rtol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_nothing_is_recorded_before_the_collectors_burn_in() -> None:
+    monitor = ChainMonitor(every_n_steps=2)
+    fit(strategy(), monitor, SampleCollector(burn_in=24, every=4), max_steps=60)
+    assert monitor.recorded == (60 - 24) // 2
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_nothing_is_recorded_in_a_warm_up() -> None:
+    monitor = ChainMonitor(every_n_steps=1)
+    fit(strategy(warm_up=30), monitor, max_steps=42)
+    assert monitor.recorded == 12
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_accumulated_batches_are_recorded_once() -> None:
+    monitor = ChainMonitor(every_n_steps=1)
+    fit(strategy(), monitor, max_steps=15, accumulate_grad_batches=2)
+    assert monitor.recorded == 15
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+@pytest.mark.parametrize("given", [True, False])
+def test_validation_data_are_watched_if_they_are_checked_first(given: bool) -> None:
+    validation = DataLoader(TensorDataset(100 + INPUTS[:5], TARGETS[:5]), batch_size=5)
+    monitor = ChainMonitor(every_n_steps=1)
+    fit(strategy(), monitor, max_steps=12, validation=validation if given else None)
+    assert monitor._watched is not None
+    assert (float(monitor._watched.inputs.min()) > 50) == given
+
+
+class Noisy(nn.Module):
+    """Draws random numbers even in evaluation mode."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + 0.01 * torch.randn_like(inputs)
+
+
+def network() -> nn.Module:
+    """With parts that behave otherwise in training, and keep statistics."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), Noisy(), nn.Linear(4, 1)
+    )
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_the_training_is_not_disturbed() -> None:
+    weights = []
+    for callbacks in ([], [ChainMonitor(every_n_steps=3)]):
+        bnn = strategy(lr=1e-3, net=network())
+        pl.seed_everything(3)
+        fit(bnn, *callbacks, max_steps=40)
+        assert bnn.net.training
+        weights.append({name: tensor.clone() for name, tensor in bnn.state_dict().items()})
+    for name, tensor in weights[0].items():
+        assert torch.equal(tensor, weights[1][name]), name
+
+
+class SaveAt(pl.Callback):
+    """Saves a checkpoint when a step has ended."""
+
+    def __init__(self, step: int, path: Path) -> None:
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor", "ignore:.*has shuffling enabled")
+@pytest.mark.parametrize("before", [True, False], ids=["saved before", "saved after"])
+@pytest.mark.parametrize("step", [15, 18])
+def test_a_resumed_fit_goes_on_with_the_record(tmp_path: Path, step: int, before: bool) -> None:
+    """Also from a checkpoint that was made in the same step, but before the record."""
+    path = tmp_path / "model.ckpt"
+    whole, save = ChainMonitor(every_n_steps=3), SaveAt(step, path)
+    often = {"validation": DataLoader(DATA, batch_size=8, shuffle=True),
+             "check_val_every_n_epoch": 3}  # fmt: skip
+    pl.seed_everything(3)
+    order = [save, whole] if before else [whole, save]
+    fit(strategy(), *order, max_steps=36, **often)
+    resumed = ChainMonitor(every_n_steps=3)
+    pl.seed_everything(4)
+    fit(strategy(), resumed, max_steps=36, **often, ckpt_path=path)
+    assert whole.recorded == resumed.recorded == 12
+    for name, rows in whole._values.items():
+        assert torch.equal(torch.stack(rows), torch.stack(resumed._values[name])), name
+    assert np.array_equal(whole.diagnosis().rhat, resumed.diagnosis().rhat)
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_a_second_fit_goes_on_or_starts_anew() -> None:
+    monitor = ChainMonitor(every_n_steps=1)
+    bnn = strategy()
+    trainer = fit(bnn, monitor, max_steps=12)
+    trainer.fit_loop.epoch_loop.max_steps = 20
+    trainer.fit(bnn, loader())
+    assert monitor.recorded == 20  # the same trainer and chains
+    fit(strategy(chains=2), monitor, max_steps=12)
+    assert monitor.recorded == 12
+    assert monitor.diagnosis().chains == 2
+
+
+def test_too_few_records_are_said() -> None:
+    monitor = ChainMonitor(every_n_steps=50)
+    with pytest.warns(UserWarning, match=r"recorded the chains 0 times.*Lower every_n_steps"):
+        fit(strategy(), monitor, max_steps=10)
+    with pytest.raises(ConfigurationError, match="recorded nothing yet"):
+        monitor.diagnosis()
+
+
+def test_a_trial_run_says_nothing() -> None:
+    fit(strategy(), ChainMonitor(every_n_steps=50), fast_dev_run=True)
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_one_chain_and_classes() -> None:
+    torch.manual_seed(0)
+    bnn = SGMCMC(nn.Linear(2, 3), Categorical(), sampler=partial(SGLD, lr=0.05), seed=1)
+    classes = DataLoader(TensorDataset(INPUTS, torch.arange(40) % 3), batch_size=20)
+    monitor = ChainMonitor(every_n_steps=1, examples=6, elements=10)
+    trainer = fit(bnn, monitor, train=classes, max_steps=40)
+    assert math.isfinite(float(trainer.callback_metrics["rhat_max"]))
+    assert len(monitor.diagnosis().labels) == 11
+    assert "One chain" in monitor.diagnosis().advice
+
+
+def test_only_strategies_with_chains() -> None:
+    bnn: Any = VariationalBNN(nn.Linear(2, 1), Gaussian(0.3))
+    with pytest.raises(ConfigurationError, match="VariationalBNN has no 'sampling'"):
+        fit(bnn, ChainMonitor(), max_steps=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"every_n_steps": 0}, {"examples": 0}, {"elements": 0}, {"burn_in": -1}],
+)
+def test_bad_options(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigurationError, match="of at least 1 and a burn_in of at least 0"):
+        ChainMonitor(**options)

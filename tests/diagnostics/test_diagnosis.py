@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bnn.diagnostics import Diagnosis, diagnose
+from lightning_bnn.diagnostics.examples import evenly_spaced
+from lightning_bnn.diagnostics.statistics import compute_statistics
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior
+from tests.diagnostics.chains import autoregressive, chained, independent_draws, interleave
+
+INPUTS = torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
+CLASSES = torch.arange(30) % 3
+
+
+def of(values: np.ndarray) -> Diagnosis:
+    """The diagnosis of scalars by themselves."""
+    labels = [f"prediction[{index}]" for index in range(values.shape[2])]
+    chains, draws = values.shape[:2]
+    return Diagnosis(chains, draws, {"prediction": compute_statistics(values, labels)}, {})
+
+
+def noise(chains: int, draws: int, scalars: int = 3) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(chains, draws, scalars))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def test_chains_that_agree() -> None:
+    diagnosis = of(noise(4, 200))
+    assert diagnosis.converged
+    assert diagnosis.max_rhat == diagnosis.rhat.max()
+    assert diagnosis.min_ess == min(diagnosis.ess_bulk.min(), diagnosis.ess_tail.min())
+    assert diagnosis.chain_ess.shape == (4, 3)
+    assert "enough draws" in diagnosis.advice
+    assert "converged: yes" in str(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("values", "advice"),
+    [
+        (noise(4, 100) + 2 * np.eye(4)[:, :1, None], "about its own place.*cyclical"),
+        (noise(4, 100) + np.linspace(0, 9, 100)[:, None], "still drift.*longer burn-in"),
+        (autoregressive(0.99, (4, 100, 3)), "still drift or move slowly"),
+        (autoregressive(0.8, (4, 100, 3)) + 2 * np.eye(4)[:, :1, None], "still drift or move"),
+        (noise(2, 10) + 0.6 * np.arange(2)[:, None, None], "with 20 draws in all.*at least 200"),
+        (noise(2, 10) + 9 * np.arange(2)[:, None, None], "about its own place"),
+        (np.where(np.arange(100)[:, None] == 50, np.nan, noise(4, 100)), "NaN or infinity"),
+        (np.ones((4, 100, 3)), "Nothing moves"),
+        (noise(1, 400) + np.linspace(0, 9, 400)[:, None], "One chain cannot disagree"),
+    ],
+    ids=[
+        "apart",
+        "drift",
+        "slow",
+        "slow and apart",
+        "few",
+        "few and far",
+        "nan",
+        "constant",
+        "one",
+    ],
+)
+def test_what_is_wrong_and_what_to_do(values: np.ndarray, advice: str) -> None:
+    diagnosis = of(values)
+    assert not diagnosis.converged
+    assert re.search(advice, diagnosis.advice)
+    assert "converged: no" in str(diagnosis)
+
+
+def test_one_chain_may_be_good_but_has_nothing_to_compare() -> None:
+    diagnosis = of(noise(1, 400))
+    assert diagnosis.converged
+    assert diagnosis.advice.endswith("Run four or more (chains=4).")
+    assert str(diagnosis).startswith("1 chain of 400 draws\n")
+
+
+def test_chains_that_agree_but_are_short() -> None:
+    diagnosis = of(autoregressive(0.5, (4, 60, 1)))
+    assert diagnosis.converged
+    assert diagnosis.min_ess < 100
+    assert "collect more draws" in diagnosis.advice
+
+
+def test_constant_scalars_are_named() -> None:
+    values = noise(4, 200, 8)
+    values[:, :, 2:7] = 0.0
+    diagnosis = of(values)
+    assert diagnosis.converged
+    assert diagnosis.constant == tuple(f"prediction[{i}]" for i in range(2, 7))
+    text = "constant: 5 (prediction[2], prediction[3], prediction[4] and 2 more)"
+    assert text in str(diagnosis)
+
+
+def test_of_a_posterior() -> None:
+    net = network()
+    posterior = chained(net, Categorical(), independent_draws(net, 400), 4)
+    loader = DataLoader(TensorDataset(INPUTS, CLASSES), batch_size=7, shuffle=True)
+    diagnosis = diagnose(posterior, loader, weights=["*", "!2.bias"], examples=10, elements=20)
+    assert (diagnosis.chains, diagnosis.draws) == (4, 100)
+    assert list(diagnosis.function) == ["mean_log_likelihood", "prediction"]
+    assert list(diagnosis.weights) == ["0.weight", "0.bias", "2.weight"]
+    labels = diagnosis.function["prediction"].labels
+    assert len(labels) == 20
+    # by the place in the data set
+    places = {int(label[len("prediction[") :].split(",")[0]) for label in labels}
+    assert places <= set(evenly_spaced(30, 10))
+    assert diagnosis.converged
+    lines = str(diagnosis).splitlines()
+    assert lines[0] == "4 chains of 100 draws"
+    assert len({len(line) for line in lines[2:4]}) == 1
+    assert max(map(len, lines)) <= 100
+    assert [line.split()[:2] for line in lines[4:10]] == [
+        ["function", "space"], ["mean_log_likelihood", "1"], ["prediction", "20"],
+        ["weights"], ["0.weight", "8"], ["0.bias", "4"],
+    ]  # fmt: skip
+
+
+def permuted(draw: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same function with its hidden units in another order."""
+    order = torch.tensor([2, 3, 0, 1])
+    return {
+        "0.weight": draw["0.weight"][order],
+        "0.bias": draw["0.bias"][order],
+        "2.weight": draw["2.weight"][:, order],
+        "2.bias": draw["2.bias"],
+    }
+
+
+def test_permuted_hidden_units_are_no_disagreement() -> None:
+    """Two chains about one mode, one of them with its hidden units in another order."""
+    net = network()
+    centre = independent_draws(net, 1, seed=5)[0]
+    chains = [
+        [{k: centre[k] + 0.1 * d[k] for k in d} for d in independent_draws(net, 150, seed)]
+        for seed in (0, 1)
+    ]
+    chains[1] = [permuted(draw) for draw in chains[1]]
+    posterior = chained(net, Categorical(), interleave(*chains), 2)
+    diagnosis = diagnose(posterior, (INPUTS, CLASSES), weights="*")
+    assert diagnosis.converged
+    assert diagnosis.weights["0.weight"].max_rhat > 1.5
+
+
+def test_a_chain_elsewhere_is_found_in_function_space() -> None:
+    net = network()
+    one, other = (independent_draws(net, 150, seed) for seed in (0, 1))
+    for draw in other:
+        draw["2.bias"] = draw["2.bias"] + torch.tensor([3.0, 0.0, 0.0])
+    parts = [chained(net, Categorical(), draws, 1) for draws in (one, other)]
+    diagnosis = diagnose(MixturePosterior(parts), (INPUTS, CLASSES))
+    assert (diagnosis.chains, diagnosis.draws) == (2, 150)
+    assert not diagnosis.converged
+    assert diagnosis.function["mean_log_likelihood"].max_rhat > 1.05
+
+
+def test_a_common_shift_of_all_logits_is_no_disagreement() -> None:
+    net = network()
+    one, other = (independent_draws(net, 150, seed) for seed in (0, 1))
+    for draw in other:
+        draw["2.bias"] = draw["2.bias"] + 3.0
+    posterior = chained(net, Categorical(), interleave(one, other), 2)
+    diagnosis = diagnose(posterior, (INPUTS, CLASSES), weights="2.bias")
+    assert diagnosis.converged
+    assert diagnosis.weights["2.bias"].max_rhat > 1.05
+
+
+def test_a_dead_network_breaks_nothing() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1, bias=False))
+    draws = independent_draws(net, 40)
+    for draw in draws:
+        draw["0.bias"] = torch.full((3,), -1e6)
+    diagnosis = diagnose(chained(net, Gaussian(), draws, 4), (INPUTS, torch.zeros(30)), "*")
+    assert len(diagnosis.constant) == 30 + 1 + 3
+    assert np.isnan(diagnosis.max_rhat)
+    assert "Nothing moves" in diagnosis.advice
+    assert "worst in function space" not in str(diagnosis)
+    assert "worst in weights: " in str(diagnosis)
+
+
+def test_unequal_chains_are_noted() -> None:
+    net = network()
+    parts = [
+        DrawsPosterior(net, Categorical(), independent_draws(net, count, count))
+        for count in (40, 30)
+    ]
+    diagnosis = diagnose(MixturePosterior(parts), INPUTS)
+    assert diagnosis.draws == 30
+    assert "note: Chains of unequal length, from 30 to 40 draws" in str(diagnosis)
+    assert list(diagnosis.function) == ["prediction"]
+
+
+def test_weights_alone() -> None:
+    net = network()
+    diagnosis = diagnose(chained(net, Categorical(), independent_draws(net, 400), 4), None, "*")
+    assert diagnosis.function == {}
+    assert diagnosis.converged
+    assert "function space" not in str(diagnosis).split("\n", 4)[4]
+
+
+@pytest.mark.parametrize(
+    ("count", "chains", "options", "message"),
+    [
+        (12, 4, {}, "at least 4 draws per chain with 4 chains; got 3"),
+        (7, 1, {}, "at least 8 draws per chain with 1 chain; got 7"),
+        (16, 4, {"elements": 0}, "elements= is at least 1; got 0"),
+        (16, 4, {"examples": 0}, "examples= is at least 1; got 0"),
+        (16, 4, {"inputs": None}, "something to watch"),
+    ],
+)
+def test_bad_input(count: int, chains: int, options: Any, message: str) -> None:
+    net = network()
+    posterior = chained(net, Categorical(), independent_draws(net, count), chains)
+    with pytest.raises(ConfigurationError, match=message):
+        diagnose(posterior, **{"inputs": INPUTS, **options})

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn.diagnostics import to_arviz
+from lightning_bnn.diagnostics.chains import watch
+from lightning_bnn.diagnostics.examples import choose_examples
+from lightning_bnn.diagnostics.statistics import require_arviz
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Categorical, HeteroscedasticGaussian
+from tests.diagnostics.chains import chained, independent_draws
+
+INPUTS = torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
+CLASSES = torch.arange(30) % 3
+
+
+def test_groups_and_coordinates() -> None:
+    net = nn.Linear(2, 3)
+    posterior = chained(net, Categorical(), independent_draws(net, 60), 3)
+    data = to_arviz(posterior, (INPUTS, CLASSES), weights="*", examples=4)
+    watched = watch(posterior, choose_examples((INPUTS, CLASSES), 4), "*")
+    group = data["posterior"]
+    assert set(group.data_vars) == {"prediction", "mean_log_likelihood", "weight", "bias"}
+    assert group["prediction"].dims[:3] == ("chain", "draw", "example")
+    assert group["example"].values.tolist() == [0, 10, 19, 29]
+    for name, array in (*watched.function.items(), *watched.weights.items()):
+        if name != "log_likelihood":
+            np.testing.assert_array_equal(group[name].values, array)
+    likelihood = data["log_likelihood"]["target"]
+    assert likelihood.dims == ("chain", "draw", "example")
+    np.testing.assert_array_equal(likelihood.values, watched.function["log_likelihood"])
+    observed = data["observed_data"]["target"]
+    assert observed.values.tolist() == CLASSES[[0, 10, 19, 29]].tolist()
+
+
+def test_arviz_works_on_it() -> None:
+    arviz = require_arviz()
+    net = nn.Linear(2, 3)
+    posterior = chained(net, Categorical(), independent_draws(net, 60), 3)
+    data = to_arviz(posterior, (INPUTS, CLASSES), weights="bias")
+    table = arviz.summary(data, var_names=["mean_log_likelihood", "bias"])
+    assert list(table.index) == ["mean_log_likelihood", "bias[0]", "bias[1]", "bias[2]"]
+    assert float(arviz.rhat(data)["mean_log_likelihood"]) < 1.2
+
+
+def test_inputs_alone_and_weights_alone() -> None:
+    net = nn.Linear(2, 2)
+    posterior = chained(net, HeteroscedasticGaussian(), independent_draws(net, 20), 2)
+    data = to_arviz(posterior, INPUTS)
+    assert set(data["posterior"].data_vars) == {"prediction", "predicted_variance"}
+    assert "log_likelihood" not in data
+    assert "observed_data" not in data
+    assert set(to_arviz(posterior, weights="bias")["posterior"].data_vars) == {"bias"}
+    with pytest.raises(ConfigurationError, match="inputs="):
+        to_arviz(posterior)

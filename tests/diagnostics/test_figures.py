@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from lightning_bnn.diagnostics import rank_figure, to_arviz, trace_figure
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.posteriors import DrawsPosterior
+from tests.diagnostics.chains import chained, independent_draws
+
+INPUTS = torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
+
+
+def shifted(chains: int = 3) -> DrawsPosterior:
+    """Of three biases, that of number 1 differs in the first chain."""
+    net = nn.Linear(2, 3)
+    draws = independent_draws(net, 40 * chains)
+    for draw in draws[::chains]:
+        draw["bias"][1] += 4
+    return chained(net, Categorical(), draws, chains)
+
+
+def titles(figure: Figure) -> list[str]:
+    return [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
+
+
+@pytest.mark.parametrize("draw", [trace_figure, rank_figure])
+def test_the_worst_come_first(draw: Any) -> None:
+    posterior = shifted()
+    figure = draw(posterior, weights="bias", count=2)
+    assert len(titles(figure)) == 2
+    assert titles(figure)[0].startswith("bias[1]     R-hat 1.")
+    same = draw(to_arviz(posterior, weights="bias"), count=2)
+    assert titles(same) == titles(figure)
+
+
+def test_traces_show_all_draws_of_each_chain() -> None:
+    posterior = shifted()
+    figure = trace_figure(posterior, weights="bias", count=1)
+    lines = figure.axes[0].get_lines()
+    assert len(lines) == 3
+    expected = [draw[1] for chunk in posterior.draws(120) for draw in chunk["bias"]]
+    for chain, line in enumerate(lines):
+        np.testing.assert_allclose(line.get_ydata(), expected[chain::3])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "chain 0", "chain 1", "chain 2",
+    ]  # fmt: skip
+
+
+def test_rank_bars_count_all_draws() -> None:
+    figure = rank_figure(shifted(), weights="bias", count=1)
+    bars: Any = [
+        patch for patch in figure.axes[0].patches if patch.get_width() != 1
+    ]  # the band is as wide as the axes
+    heights = np.array([bar.get_height() for bar in bars]).reshape(3, -1)
+    assert heights.sum(1).tolist() == [40.0] * 3
+    assert heights[0, -1] > 3 * heights[1, -1]  # the chain that sits too high
+    top = max(bar.get_y() + bar.get_height() for bar in bars)
+    assert top <= figure.axes[0].get_ylim()[1]
+
+
+@pytest.mark.parametrize("draw", [trace_figure, rank_figure])
+@pytest.mark.parametrize("chains", [2, 9])
+def test_figures_render_without_clipping(draw: Any, chains: int) -> None:
+    figure = draw(shifted(chains), INPUTS[:4], count=3)
+    figure.savefig(BytesIO(), format="png", dpi=50)
+    width, height = figure.canvas.get_width_height()
+    for axes in figure.axes:
+        box = axes.get_tightbbox()
+        assert box is not None
+        assert box.x0 > -1
+        assert box.y0 > -1
+        assert box.x1 < width + 1
+        assert box.y1 < height + 1
+
+
+def test_constant_scalars_can_be_drawn() -> None:
+    net = nn.Linear(2, 3)
+    draws = [{"bias": torch.ones(3)} for _ in range(20)]
+    posterior = chained(net, Categorical(), draws, 2)
+    for draw in (trace_figure, rank_figure):
+        assert titles(draw(posterior, weights="bias"))[0] == "bias[0]     constant"
+
+
+def test_one_chain_has_a_trace_but_no_ranks() -> None:
+    posterior = shifted(1)
+    assert len(trace_figure(posterior, weights="bias", count=1).axes[0].get_lines()) == 1
+    with pytest.raises(ConfigurationError, match="there is one chain"):
+        rank_figure(posterior, weights="bias")
+
+
+def test_bad_input() -> None:
+    with pytest.raises(ConfigurationError, match="got int"):
+        trace_figure(3)
+    with pytest.raises(ConfigurationError, match="count= is at least 1; got 0"):
+        trace_figure(shifted(), weights="bias", count=0)
