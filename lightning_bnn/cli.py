@@ -226,8 +226,9 @@ class BayesianCLI(LightningCLI):
         if self.config.fit.trainer.fast_dev_run and given is None:
             return  # a trial run leaves nothing behind
         collector = getattr(self.model, "collector", None)
-        if given is None and collector is not None and collector.dirpath and len(collector):
-            path = collector.dirpath  # the draws lie there already: no second copy of them
+        streamed = collector.dirpath if collector is not None and len(collector) else None
+        if streamed and (given is None or os.path.abspath(given) == os.path.abspath(streamed)):
+            path = streamed  # the draws lie there already: no second copy of them
         elif self.trainer.is_global_zero:
             self.model.posterior().save(path)
         if self.trainer.is_global_zero:

@@ -144,7 +144,7 @@ def _from_posterior(
         {**start.fixed, **_draw_of(start, member, member_seed(seed, member, "start"))}
         for member in members
     ]
-    return {name: tensor.to(own[name].device) for name, tensor in _stack(drawn).items()}
+    return {name: tensor.to(own[name]) for name, tensor in _stack(drawn).items()}
 
 
 def _draw_of(start: Posterior, member: int, seed: int) -> dict[str, Tensor]:
@@ -157,8 +157,10 @@ def _draw_of(start: Posterior, member: int, seed: int) -> dict[str, Tensor]:
         component = start.components[member % len(start.components)]
         return {**component.fixed, **_draw_of(component, member // len(start.components), seed)}
     if isinstance(start, DrawsPosterior):
-        every = start.draws(len(start), generator, chunk=1)
-        picked = next(islice(every, member % len(start), None))
+        # chains go on where they are; members of an ensemble are draws of one chain
+        last = len(start) - start.chains if start.chains > 1 else 0
+        index = last + member % (start.chains if start.chains > 1 else len(start))
+        picked = next(islice(start.draws(len(start), generator, chunk=1), index, None))
     else:
         picked = start.sample(1, generator)
     return {name: tensor[0] for name, tensor in picked.items()}

@@ -72,6 +72,7 @@ class Sampler(Optimizer):
     """
 
     full_batch = False  # whether the gradient must be that of all examples
+    calls_closure_again = False  # whether a step needs the gradient at more than one point
     reads_after_step = False  # whether the temperature is that of what a step leaves
 
     def __init__(
@@ -126,10 +127,11 @@ class Sampler(Optimizer):
                     f"{type(self).__name__} needs dense gradients; build the embedding with "
                     "sparse=False."
                 )
-            if self.measure and not self.reads_after_step:
+            reads = self.measure and group["lr"] > 0  # without a step there is nothing to read
+            if reads and not self.reads_after_step:
                 readings.append(self.read_temperature(group, weights, gradients))
             self.update(group, weights, gradients)
-            if self.measure and self.reads_after_step:
+            if reads and self.reads_after_step:
                 readings.append(self.read_temperature(group, weights, gradients))
         if readings:
             total = torch.stack([reading for reading, _ in readings]).sum(0)
@@ -266,14 +268,27 @@ class MomentumSampler(Sampler):
     """A sampler in which each weight has a velocity v, in units of a step: w moves by v.
 
     Velocities start at zero and reach their law, of variance ηT/N, within a few multiples of
-    1/friction steps, far sooner than the weights reach theirs. The same happens after a change of
-    the learning rate, because v is not rescaled: a schedule that changes η little within
-    1/friction steps leaves the chain in balance, and after a jump a few such times pass.
+    1/friction steps, far sooner than the weights reach theirs. When a schedule changes η they are
+    scaled by the root of its ratio, which leaves the momenta of unit mass, v·√(N/η), as they are:
+    a chain in balance stays so.
 
     The temperature that it reads is the *kinetic* one, N|v|²/(ηd) after the step.
     """
 
     reads_after_step = True
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """Take one step, with velocities in the units of the learning rate as it is now."""
+        for group in self.param_groups:
+            before = group.get("velocity_lr")
+            if before is not None and before != group["lr"] and group["lr"] > 0:
+                kept = [self.state[p]["velocity"] for p in group["params"] if self.state[p]]
+                if kept:
+                    torch._foreach_mul_(kept, math.sqrt(group["lr"] / before))
+            if group["lr"] > 0:
+                group["velocity_lr"] = group["lr"]
+        return super().step(closure)
 
     def velocities(self, weights: list[Tensor]) -> list[Tensor]:
         """The velocities of weights, zero where a weight moves for the first time."""

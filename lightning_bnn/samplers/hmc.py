@@ -157,6 +157,7 @@ class HMC(Sampler):
     """
 
     full_batch = True
+    calls_closure_again = True
 
     def __init__(
         self,

@@ -97,6 +97,11 @@ class PSGLD(Sampler):
                 f"got {steps!r}."
             )
 
+    @property
+    def calls_closure_again(self) -> bool:  # type: ignore[override]
+        """Whether the next step needs the gradient at a second point."""
+        return any(group["gamma"] and _adapts(group) for group in self.param_groups)
+
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
         """Take one step; while Γ is needed, from two calls of ``closure``."""

@@ -20,6 +20,7 @@ class WarmUp(Optimizer):
         first: The optimizer of the warm-up; it may have more parameters than the sampler.
         then: The sampler.
         steps: How many steps the warm-up takes.
+        taken: How many steps were taken before.
 
     Example:
         >>> import torch
@@ -33,10 +34,10 @@ class WarmUp(Optimizer):
         (tensor([0.5000, 0.5000], requires_grad=True), False)
     """
 
-    def __init__(self, first: Optimizer, then: Sampler, steps: int) -> None:
+    def __init__(self, first: Optimizer, then: Sampler, steps: int, taken: int = 0) -> None:
         super().__init__(then.param_groups, then.defaults)
         self.first, self.then, self.steps = first, then, steps
-        self.taken = 0
+        self.taken = taken
         self._share()
 
     def _share(self) -> None:

@@ -363,6 +363,12 @@ class Strategy(pl.LightningModule, ABC):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the random state of a fit that goes on, for the moment before its next batch."""
+        # Lightning loads weights before it converts the module to the trainer's precision, which
+        # would round those of a float64 run to the float32 of the network that was given.
+        saved = checkpoint["state_dict"]
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            if name in saved and tensor.is_floating_point():
+                tensor.data = tensor.data.to(saved[name].dtype)
         if self._trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
             return  # a test or a loaded module must not turn back a later fit
         own = checkpoint.get("lightning_bnn", {})

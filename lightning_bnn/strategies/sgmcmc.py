@@ -17,11 +17,13 @@ Draws are kept by a :class:`~lightning_bnn.callbacks.SampleCollector`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.optim import Optimizer
@@ -30,23 +32,31 @@ from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.flat import KeptMemory, split_weights
 from lightning_bnn.initialise import Start, start_members
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.noise import NormalStream
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
 from lightning_bnn.posteriors.base import network_tensors
+from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
-from lightning_bnn.samplers import SGHMC, Sampler
+from lightning_bnn.samplers import HMC, SGHMC, Sampler
 from lightning_bnn.samplers.warm_up import WarmUp
 from lightning_bnn.seeds import member_seed
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import Mode, StackedModule
 from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory, Strategy, batch_size
+from lightning_bnn.strategies.chains import (
+    SamplerFactory,
+    chain_numbers,
+    check_sampler,
+    clip_by_chain,
+    flatten_chains,
+    make_sampler,
+)
 from lightning_bnn.target import Target
 
 if TYPE_CHECKING:
     from lightning_bnn.callbacks import SampleCollector
 
 __all__ = ["SGMCMC"]
-
-SamplerFactory = Callable[[Iterable[nn.Parameter]], Sampler]
 
 
 class SGMCMC(Strategy):
@@ -66,7 +76,8 @@ class SGMCMC(Strategy):
             0 perturbed; ``"reset"``: at new initial values; a posterior, such as a fitted
             ensemble: at its draws; a list of networks; or a function that builds one.
         spread: The size of the perturbation, as a share of each tensor's root mean square.
-        warm_up: Steps with another optimizer before sampling begins.
+        warm_up: Steps with another optimizer before sampling begins; a new trainer begins with
+            them again.
         warm_up_optimizer: Makes that optimizer; by default ``partial(Adam, lr=1e-3)``.
         num_data: The number of training examples; found from the training data if left out.
         temperature: T; 1 is the Bayes posterior.
@@ -109,12 +120,14 @@ class SGMCMC(Strategy):
         super().__init__(
             net, likelihood, num_data, warm_up_optimizer, scheduler, "step", predict_draws
         )
-        self.chain_numbers = _chain_numbers(chains)
-        _check_sampler(sampler)
+        self.chain_numbers = chain_numbers(chains)
+        check_sampler(sampler)
         if warm_up < 0:
             raise ConfigurationError(f"warm_up= is a number of steps, at least 0; got {warm_up}.")
         if spread < 0:
             raise ConfigurationError(f"spread= is at least 0; got {spread}.")
+        if seed is not None and seed < 0:
+            raise ConfigurationError(f"seed= is at least 0; got {seed}.")
         self.sampler_factory = sampler or partial(SGHMC, lr=1e-3)
         self.warm_up = warm_up
         self.seed = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
@@ -132,14 +145,18 @@ class SGMCMC(Strategy):
 
         stacked = start_members(self.net, start, self.chain_numbers, self.seed, spread)
         own = dict(self.net.named_parameters())
+        if not warm_up and start in ("around", "reset"):
+            # nothing would train what is not sampled: every chain keeps the network's own
+            for name in set(trainable) - set(names):
+                stacked[name] = own[name].detach().expand_as(stacked[name])
         self._layout = FlatLayout({name: own[name] for name in names})
-        self.weights = nn.Parameter(_flatten(stacked, self._layout))
+        self.weights = nn.Parameter(flatten_chains(stacked, self._layout))
         self.prior = BoundPrior(prior, self.net, {name: own[name] for name in names})
         self.target = Target(self.likelihood, self.prior, num_data, temperature)
         # the other trainable weights of each chain: point estimates
         points = {name: own[name] for name in trainable if name not in names}
         self._points = FlatLayout(points)
-        self.points = nn.Parameter(_flatten(stacked, self._points)) if points else None
+        self.points = nn.Parameter(flatten_chains(stacked, self._points)) if points else None
         self.point_prior = BoundPrior(prior, self.net, points) if points else None
         if self.points is not None and not warm_up:
             self.points.requires_grad_(False)
@@ -151,7 +168,15 @@ class SGMCMC(Strategy):
             parameter.requires_grad_(False)  # the chains' weights stand in for it
         self._stack = StackedModule(self.net, mode)
         self._memory, self._point_memory = KeptMemory(), KeptMemory()
+        self._streams: list[NormalStream] | None = None
+        for parameter in self.likelihood.parameters():
+            # shared by all chains, whose losses are summed: the mean gradient, whatever K is
+            parameter.register_hook(lambda gradient: gradient / self.chains)
+        self._saved: dict[str, Any] | None = None
         self._closures = 0
+        self._warming_up = False
+        self._energy_is_exact = False
+        self._accepted: tuple[Tensor, int] | None = None
         self._last_energies: Tensor | None = None
         self._sampled_at: int | None = None
         self._sampled = False
@@ -186,14 +211,15 @@ class SGMCMC(Strategy):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The summed energies of a batch, each chain's checked."""
-        if self._optimizer_sampler.full_batch:
+        full_batch = self._optimizer_sampler.full_batch and not self._warming_up
+        if full_batch:
             self._check_full(batch)
         energies = self.energies(batch)
         self._last_energies = energies.detach()
-        # HMC rejects a trajectory that leaves the finite; where it starts must be finite
-        if self._closures == 0 or not self._optimizer_sampler.full_batch:
+        # HMC calls this at trial moves too; it may reject them, so only its start must be finite
+        if self._closures == 0 or not full_batch:
             self._stop_if_a_chain_is_not_finite(energies, batch, batch_idx)
-        self.log("train_loss", energies.mean(), prog_bar=True, batch_size=batch_size(batch))
+            self.log("train_loss", energies.mean(), prog_bar=True, batch_size=batch_size(batch))
         return energies.sum()
 
     def _chain_buffers(self) -> dict[str, Tensor]:
@@ -215,17 +241,35 @@ class SGMCMC(Strategy):
         raise NonFiniteError(
             f"The energy of chain {', '.join(bad)} is not finite at step {self.global_step} (epoch "
             f"{self.current_epoch}, batch {batch_idx}). {culprit} All draws and checkpoints before "
-            "it are good."
+            "it can be read; those of the last steps may be of the chain as it went astray, which "
+            "train_loss shows."
         )
 
     def _check_full(self, batch: Any) -> None:
+        """Raise unless this is the energy of all examples, and of the weights alone."""
+        name = type(self._optimizer_sampler).__name__
         size = batch_size(self.split(batch)[0])
         expected = self.target.num_data
         if size is not None and size * self.trainer.world_size != expected:
             raise DataError(
-                f"{type(self._optimizer_sampler).__name__} needs the energy of all {expected} "
-                f"training examples in each step; the batch has {size}. Set batch_size={expected}."
+                f"{name} needs the energy of all {expected} training examples in each step; the "
+                f"batch has {size}. Set batch_size={expected}."
             )
+        if self._energy_is_exact:
+            return
+        with torch.no_grad():
+            before = {key: buffer.clone() for key, buffer in self._chain_buffers().items()}
+            first, second = self.energies(batch), self.energies(batch)
+            changed = [k for k, v in self._chain_buffers().items() if not torch.equal(v, before[k])]
+        differs = bool(((first - second).abs() > 1e-6 * first.abs()).any())
+        if changed or differs:
+            what = f"changes {changed[0]!r}" if changed else "is random, as with dropout"
+            raise ConfigurationError(
+                f"{name} accepts or rejects by the energy of the weights, and computing it {what}. "
+                "Take such layers out (LayerNorm and GroupNorm work in place of BatchNorm), or use "
+                "SGHMC."
+            )
+        self._energy_is_exact = True
 
     # ---------------------------------------------------------------- stepping
 
@@ -233,25 +277,26 @@ class SGMCMC(Strategy):
         """The sampler, after a warm-up if one was asked for, and its schedule."""
         known = self.target._num_data
         seeds = [member_seed(self.seed, number) for number in self.chain_numbers]
-        factory: Any = self.sampler_factory
-        sampler = factory(
-            [self.weights],
+        sampler = make_sampler(
+            self.sampler_factory,
+            self.weights,
             num_data=1 if known is None else known,  # set again when the data are known
             temperature=self.target.temperature,
             seed=seeds,
         )
-        if not isinstance(sampler, Sampler):
-            raise ConfigurationError(
-                "sampler= makes one of lightning_bnn.samplers, as partial(SGLD, lr=1e-3) does; "
-                f"got {type(sampler).__name__}. For an ordinary optimizer see warm_up_optimizer=."
-            )
+        if self._streams is not None:
+            sampler.streams = self._streams  # a second fit goes on with the noise, not again
+        self._streams = sampler.streams
         optimizer: Optimizer = sampler
         if self.warm_up:
             parameters = [p for p in self.parameters() if p.requires_grad]
             first = (self._optimizer or self._default_optimizer)(parameters)
             self._refuse_weight_decay(first)
-            optimizer = WarmUp(first, sampler, self.warm_up)
+            # a trainer that fits again goes on sampling
+            taken = self.trainer.global_step if self._trainer is not None else 0
+            optimizer = WarmUp(first, sampler, self.warm_up, taken)
         self._optimizer_sampler = sampler
+        self._compare_with_saved()
         if self._scheduler is None:
             return optimizer
         schedule = {"scheduler": self._scheduler(optimizer), "interval": "step"}
@@ -266,7 +311,9 @@ class SGMCMC(Strategy):
     ) -> None:
         """One step, of the warm-up or of the sampler."""
         sampler = self._optimizer_sampler
-        warming_up = self.global_step < self.warm_up
+        self._warming_up = getattr(optimizer.optimizer, "warming_up", False)
+        if sampler.calls_closure_again and not self._warming_up:
+            self._refuse_accumulation()
         sampler.num_data = self.target.num_data
         next_step = self.global_step + 1
         sampler.measure = next_step % max(1, getattr(self.trainer, "log_every_n_steps", 0)) == 0
@@ -276,17 +323,35 @@ class SGMCMC(Strategy):
         def closure() -> Any:
             result = optimizer_closure() if optimizer_closure is not None else None
             self._closures += 1
-            return self._all_ranks_energies() if sampler.full_batch else result
+            full_batch = sampler.full_batch and not self._warming_up
+            return self._all_ranks_energies() if full_batch else result
 
         # draws of HMC before its step size is settled are not of the posterior
         settling = sampler.param_groups[0]["explore"] or getattr(sampler, "adapting", False)
-        self._sampled = not warming_up and not settling
+        self._sampled = not self._warming_up and not settling
         scheduler = self.lr_schedulers() if self._scheduler is not None else None
         self._sampled_at = None if scheduler is None else scheduler.last_epoch  # type: ignore[union-attr]
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
         self._closures = 0
-        if sampler.measured_temperature is not None and not warming_up:
+        self._log_sampler(sampler)
+
+    def _log_sampler(self, sampler: Sampler) -> None:
+        if not self._sampled:
+            return
+        if sampler.measured_temperature is not None:
             self.log("temperature", sampler.measured_temperature.mean().float())
+        if isinstance(sampler, HMC) and sampler.acceptance is not None:
+            self.log("acceptance", sampler.acceptance.mean().float())
+            self.log("divergences", sampler.divergences.sum().float())
+            total, count = self._accepted or (torch.zeros(self.chains), 0)
+            self._accepted = total + sampler.acceptance.cpu().float(), count + 1
+
+    def _refuse_accumulation(self) -> None:
+        if self.trainer.accumulate_grad_batches > 1:
+            raise ConfigurationError(
+                f"{type(self._optimizer_sampler).__name__} computes the gradient of a step more "
+                "than once, and cannot go with accumulate_grad_batches. Leave it out."
+            )
 
     def _all_ranks_energies(self) -> Tensor:
         assert self._last_energies is not None
@@ -296,7 +361,7 @@ class SGMCMC(Strategy):
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         """The schedule begins when the warm-up ends."""
-        if self.global_step > self.warm_up:
+        if not self._warming_up:
             super().lr_scheduler_step(scheduler, metric)
 
     def configure_gradient_clipping(
@@ -308,16 +373,13 @@ class SGMCMC(Strategy):
         """Clip each chain's gradient by itself."""
         if not gradient_clip_val:
             return
-        parts = [p for p in (self.weights, self.points) if p is not None and p.grad is not None]
+        parts = [p for p in (self.weights, self.points) if p is not None]
         gradients = [part.grad for part in parts if part.grad is not None]
-        if gradient_clip_algorithm == "value":
-            for gradient in gradients:
-                gradient.clamp_(-gradient_clip_val, gradient_clip_val)
-            return
-        norms = torch.stack([gradient.norm(dim=1) for gradient in gradients]).norm(dim=0)
-        scale = (gradient_clip_val / (norms + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale[:, None])
+        clip_by_chain(gradients, gradient_clip_val, gradient_clip_algorithm)
+        shared = [p.grad for p in self.likelihood.parameters() if p.grad is not None]
+        if shared:
+            rows = [gradient.view(1, -1) for gradient in shared]
+            clip_by_chain(rows, gradient_clip_val, gradient_clip_algorithm)
 
     @property
     def sampling(self) -> bool:
@@ -356,30 +418,39 @@ class SGMCMC(Strategy):
 
     # ---------------------------------------------------------------- fits and checkpoints
 
+    def setup(self, stage: str) -> None:
+        """Forget the draws of an earlier fit, if this one collects none."""
+        from lightning_bnn.callbacks import SampleCollector
+
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if stage == "fit" and not any(isinstance(one, SampleCollector) for one in callbacks):
+            self.collector = None
+
     def on_fit_start(self) -> None:
         """Check what the sampler needs of the trainer."""
         super().on_fit_start()
-        if self._optimizer_sampler.full_batch:
-            self._check_exact_energy()
-
-    def _check_exact_energy(self) -> None:
-        """Accept/reject compares energies, which must be those of the weights and nothing else."""
-        name = type(self._optimizer_sampler).__name__
-        if self.trainer.accumulate_grad_batches > 1:
-            raise ConfigurationError(
-                f"{name} needs all examples in one batch, and cannot go with "
-                "accumulate_grad_batches. Leave it out."
+        self._energy_is_exact, self._accepted = False, None
+        if self._optimizer_sampler.calls_closure_again:
+            self._refuse_accumulation()
+        if self.weights.dtype in (torch.bfloat16, torch.float16):
+            warnings.warn(
+                f"The weights are {self.weights.dtype}, in which most steps of a sampler are too "
+                "small to be seen. Use precision='bf16-mixed', which keeps weights in float32.",
+                stacklevel=2,
             )
-        for place, module in self.net.named_modules():
-            random = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
-            running = isinstance(module, nn.modules.batchnorm._BatchNorm)
-            if random or (running and module.track_running_stats):
-                why = "makes the energy random" if random else "changes with every trial move"
-                raise ConfigurationError(
-                    f"{name} accepts or rejects by the energy of the weights, and {place!r} "
-                    f"({type(module).__name__}) {why}. Take it out of the network (LayerNorm and "
-                    "GroupNorm work), or use SGHMC."
-                )
+
+    def on_train_end(self) -> None:
+        """Warn of chains of HMC that stood still."""
+        if self._accepted is None:
+            return
+        rates = self._accepted[0] / self._accepted[1]
+        stuck = [k for k, r in zip(self.chain_numbers, rates.tolist(), strict=True) if r < 0.1]
+        if stuck:
+            warnings.warn(
+                f"HMC accepted less than one in ten transitions in the chains {stuck}: their draws "
+                "are mostly copies. Lower the sampler's lr, or let adapt_steps= find it.",
+                stacklevel=2,
+            )
 
     def on_train_start(self) -> None:
         """Find N, and let all ranks draw the same noise."""
@@ -391,6 +462,7 @@ class SGMCMC(Strategy):
         """Add how the chains run: the other way would differ in the last bits."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lightning_bnn"]["chains_mode"] = self._stack.mode
+        checkpoint["lightning_bnn"]["chains"] = self._facts()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Run the chains as the saved ones did."""
@@ -398,35 +470,33 @@ class SGMCMC(Strategy):
         saved = checkpoint.get("lightning_bnn", {}).get("chains_mode")
         if saved is not None and self._stack.mode == "auto":
             self._stack.mode = saved
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self._saved = checkpoint.get("lightning_bnn", {}).get("chains")
+            if hasattr(self, "_optimizer_sampler"):
+                self._compare_with_saved()
 
+    def _facts(self) -> dict[str, Any]:
+        """What must be the same for a run to go on."""
+        return {
+            "sampler": type(self._optimizer_sampler).__name__,
+            "chains": self.chain_numbers,
+            "warm_up": self.warm_up,
+        }
 
-def _chain_numbers(chains: int | Sequence[int]) -> list[int]:
-    numbers = list(range(chains)) if isinstance(chains, int) else list(chains)
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
-        raise ConfigurationError(
-            "chains= is how many chains run, at least 1, or a list of their numbers, each once; "
-            f"got {chains!r}."
-        )
-    return numbers
+    def _compare_with_saved(self) -> None:
+        for name, value in (self._saved or {}).items():
+            if self._facts()[name] != value:
+                raise ConfigurationError(
+                    f"The checkpoint was made with {name}={value!r}, this strategy has "
+                    f"{self._facts()[name]!r}. Make them the same to go on, or start from the "
+                    "checkpoint's weights in a new run."
+                )
+        self._saved = None
 
-
-def _check_sampler(sampler: Any) -> None:
-    """What the strategy passes to the sampler must not also be in a partial: it would be lost."""
-    if sampler is not None and not callable(sampler):
-        raise ConfigurationError(
-            f"sampler= makes a sampler, as partial(SGLD, lr=1e-3) does; got {sampler!r:.80}."
-        )
-    given = getattr(sampler, "keywords", {})
-    defaults: dict[str, tuple[Any, ...]] = {
-        "temperature": (1.0,), "num_data": (None,), "seed": (None,)
-    }  # fmt: skip
-    for name, harmless in defaults.items():
-        if name in given and given[name] not in harmless:
-            raise ConfigurationError(
-                f"sampler= has {name}={given[name]!r}; the strategy sets it. Pass {name}= to "
-                "SGMCMC instead."
-            )
-
-
-def _flatten(stacked: Mapping[str, Tensor], layout: FlatLayout) -> Tensor:
-    return torch.cat([stacked[name].flatten(1) for name in layout.names], dim=1)
+    def _predict(self, inputs: Any) -> Predictive:
+        """With no more draws than there are: each once."""
+        assert self._snapshot is not None
+        count = self.predict_draws
+        if isinstance(self._snapshot, DrawsPosterior):
+            count = min(count, len(self._snapshot))
+        return self._snapshot.predict(inputs, draws=count)

@@ -317,3 +317,33 @@ def test_check_number() -> None:
     ):
         with pytest.raises(ConfigurationError, match=f"x: got {value}"):
             check_number("x:", value, **bounds)
+
+
+@pytest.mark.parametrize("sampler", [SGHMC, SGNHT, BAOA])
+def test_velocities_follow_the_learning_rate(sampler: Any) -> None:
+    """A schedule that falls to a thousandth within few steps leaves the temperature as it is.
+
+    20,000 velocities: one reading has a standard error of 0.01, the bounds are eight of them.
+    """
+    weight = torch.zeros(20_000, dtype=torch.float64, requires_grad=True)
+    chosen = sampler([weight], lr=1e-4, num_data=50, friction=0.05, seed=3)
+    chosen.measure = True
+    for step in range(120):
+        weight.grad = torch.zeros_like(weight)
+        if step >= 100:
+            chosen.param_groups[0]["lr"] *= 0.7
+        chosen.step()
+        if step >= 99:
+            assert 0.92 < float(chosen.measured_temperature) < 1.08, step
+
+
+def test_a_learning_rate_of_zero_and_back() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    sampler = SGHMC([weight], lr=0.1, num_data=10, seed=0)
+    sampler.measure = True
+    for rate in (0.1, 0.0, 0.1):
+        sampler.param_groups[0]["lr"] = rate
+        weight.grad = torch.ones(3)
+        sampler.step()
+    assert weight.isfinite().all()
+    assert float(sampler.measured_temperature) > 0

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import SGMCMC, DrawsPosterior
+from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.posteriors import GaussianPosterior, MixturePosterior
@@ -356,13 +359,41 @@ def test_hmc_runs_as_the_sampler_and_needs_full_batches() -> None:
         )
 
 
+class FunctionalDropout(nn.Linear):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.dropout(inputs, 0.5, self.training))
+
+
 @pytest.mark.parametrize(
-    ("layer", "why"), [(nn.BatchNorm1d(4), "changes"), (nn.Dropout(), "random")]
+    ("net", "why"),
+    [
+        (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), "changes '0.running_mean'"),
+        (nn.Sequential(nn.Dropout(), nn.Linear(4, 3)), "is random"),
+        (FunctionalDropout(4, 3), "is random"),
+    ],
 )
-def test_hmc_refuses_networks_whose_energy_is_not_that_of_the_weights(layer: Any, why: str) -> None:
-    bnn = make(net=nn.Sequential(layer, nn.Linear(4, 3)), sampler=partial(HMC, lr=0.05))
-    with pytest.raises(ConfigurationError, match=f"'0'.*{why}"):
+def test_hmc_refuses_an_energy_that_is_not_that_of_the_weights(net: Any, why: str) -> None:
+    bnn = make(net=net, sampler=partial(HMC, lr=0.05))
+    with pytest.raises(ConfigurationError, match=why):
         fit(bnn, batch_size=48)
+
+
+def test_hmc_that_stands_still_is_noticed_and_its_loss_is_of_what_is_kept() -> None:
+    bnn = make(net=plain_mlp(), chains=2, sampler=partial(HMC, lr=1e4))
+    with pytest.warns(
+        UserWarning, match=r"less than one in ten transitions in the chains \[0, 1\]"
+    ):
+        trainer = fit(bnn, steps=4, batch_size=48, log_every_n_steps=1)
+    assert trainer.callback_metrics["train_loss"] < 10
+    assert trainer.callback_metrics["acceptance"] < 0.1
+
+
+@pytest.mark.parametrize(
+    "sampler", [partial(HMC, lr=0.01), partial(PSGLD, lr=1e-4, gamma=True)], ids=["HMC", "PSGLD"]
+)
+def test_samplers_that_need_several_gradients_refuse_accumulation(sampler: Any) -> None:
+    with pytest.raises(ConfigurationError, match="accumulate_grad_batches"):
+        fit(make(net=plain_mlp(), sampler=sampler), accumulate_grad_batches=2, batch_size=24)
 
 
 def test_draws_count_once_the_step_size_of_hmc_is_settled() -> None:
@@ -407,6 +438,10 @@ def test_bad_data_are_told_from_divergence() -> None:
     [
         ({"chains": 0}, "chains= is how many"),
         ({"chains": [1, 1]}, "each once"),
+        ({"chains": 2.5}, "chains= is how many"),
+        ({"chains": True}, "chains= is how many"),
+        ({"chains": "4"}, "chains= is how many"),
+        ({"seed": -1}, "seed="),
         ({"chains": []}, "chains= is how many"),
         ({"warm_up": -1}, "warm_up="),
         ({"spread": -0.1}, "spread="),
@@ -436,6 +471,7 @@ def test_weight_decay_in_the_warm_up_is_refused() -> None:
 # -------------------------------------------------------------------- Lightning's own
 
 
+@pytest.mark.filterwarnings("ignore:The weights are torch.bfloat16")
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_precisions_run(precision: Any) -> None:
     bnn = make(chains=2, net=plain_mlp(), sampler=partial(SGHMC, lr=1e-3))
@@ -457,3 +493,133 @@ def test_where_a_chain_starts_and_its_noise_have_nothing_in_common() -> None:
     sampler = bnn.configure_optimizers()
     noise = sampler.streams[0].fill_(torch.empty(300, dtype=torch.float64))
     assert abs(torch.corrcoef(torch.stack([moved, noise]))[0, 1]) < 0.3  # 5 standard errors
+
+
+def test_a_second_fit_does_not_repeat_the_noise_of_the_first() -> None:
+    bnn = make(net=plain_mlp(), chains=2)
+    fit(bnn, steps=3)
+    first = bnn.configure_optimizers().streams[0].state_dict()["lanes"]
+    fresh = make(net=plain_mlp(), chains=2).configure_optimizers().streams[0].state_dict()["lanes"]
+    assert not torch.equal(first, fresh)
+
+
+def test_a_trainer_that_fits_again_goes_on_sampling_without_a_new_warm_up() -> None:
+    seen: list[tuple[bool, bool]] = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+            seen.append((module.sampling, trainer.optimizers[0].taken > 4))
+
+    bnn = make(net=plain_mlp(), warm_up=4, sampler=partial(SGHMC, lr=1e-3))
+    data = make_data("mlp", "classification")
+    trainer = quiet_trainer(max_epochs=2, callbacks=[Watch()])
+    trainer.fit(bnn, loader(data))
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(bnn, loader(data))
+    assert seen == [(False, False)] * 4 + [(True, True)] * 8
+
+
+@pytest.mark.parametrize("start", ["around", "reset"])
+def test_weights_that_nothing_trains_stay_the_networks_own(start: Any) -> None:
+    net = plain_mlp()
+    draws = make(net=net, chains=3, bayesian="2.*", start=start).current_draws()
+    assert all(torch.equal(one, net[0].weight) for one in draws["0.weight"])
+    assert not torch.equal(draws["2.weight"][1], draws["2.weight"][2])
+
+
+def test_a_learned_likelihood_does_not_depend_on_the_number_of_chains() -> None:
+    """Its gradient is the mean over chains, and it is clipped too."""
+    gradients = []
+    for chains in (1, 4):
+        net = NETS["mlp"][0](2)
+        net.load_state_dict({k: torch.full_like(v, 0.1) for k, v in net.state_dict().items()})
+        bnn = make(
+            net=net, chains=chains, spread=0.0, warm_up=5, likelihood=Gaussian(0.5, learn=True),
+            num_data=48,
+        )  # fmt: skip
+        bnn.loss(make_data("mlp", "regression")[:16]).backward()
+        gradients.append(bnn.likelihood.log_scale.grad.clone())
+        bnn.configure_gradient_clipping(None, 1e-3, "norm")  # type: ignore[arg-type]
+        assert bnn.likelihood.log_scale.grad.abs() <= 1e-3
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_schedule_that_reaches_zero() -> None:
+    cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=5)
+    for sampler in SAMPLERS:
+        bnn = make(net=plain_mlp(), sampler=partial(sampler, lr=1e-3), scheduler=cosine)
+        fit(bnn, steps=12, log_every_n_steps=1)
+        assert bnn.weights.isfinite().all()
+
+
+def test_low_precision_weights_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match="bf16-mixed"):
+        fit(make(net=plain_mlp()), steps=1, precision="bf16-true")
+
+
+def test_without_a_collector_a_later_fit_forgets_the_draws_of_the_first() -> None:
+    bnn = make(net=plain_mlp(), chains=2)
+    fit(bnn, steps=4, callbacks=[SampleCollector()])
+    assert len(bnn.posterior()) == 8
+    fit(bnn, steps=4)
+    assert len(bnn.posterior()) == 2
+
+
+def test_predictions_use_each_draw_once() -> None:
+    bnn = make(net=plain_mlp(), chains=3, predict_draws=16)
+    (batch,) = quiet_trainer().predict(bnn, DataLoader(torch.randn(5, 4), batch_size=5))
+    assert batch.draws == 3
+
+
+def test_chains_start_where_stored_chains_ended() -> None:
+    net = nn.Linear(1, 1, bias=False)
+    draws = [{"weight": torch.full((1, 1), float(value))} for value in range(6)]
+    stored = DrawsPosterior(net, Gaussian(1.0), draws, chains=2)
+    bnn = SGMCMC(net.double(), Gaussian(1.0), chains=2, start=stored)
+    assert bnn.weights.flatten().tolist() == [4.0, 5.0]
+    assert bnn.weights.dtype == torch.float64
+
+
+def test_a_network_of_mixed_types_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double())
+    with pytest.raises(ConfigurationError, match=r"'0\.weight' is torch\.float32, '1\.weight' is"):
+        make(net=net)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"sampler": partial(SGNHT, lr=1e-3)}, "sampler='SGHMC'"),
+        ({"chains": [4, 7]}, r"chains=\[0, 1\]"),
+        ({"warm_up": 2}, "warm_up=0"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    options: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    same: dict[str, Any] = {"net": plain_mlp(), "chains": 2, "sampler": partial(SGHMC, lr=1e-3)}
+    trainer = fit(make(**same), steps=3)
+    trainer.save_checkpoint(tmp_path / "saved.ckpt")
+    data = make_data("mlp", "classification")
+    with pytest.raises(ConfigurationError, match=f"checkpoint was made with {name}"):
+        quiet_trainer(max_steps=6, max_epochs=-1).fit(
+            make(**{**same, **options}), loader(data), ckpt_path=tmp_path / "saved.ckpt"
+        )
+
+
+def test_resume_in_float64_is_exact_for_a_network_given_in_float32(tmp_path: Path) -> None:
+    ends = []
+    for checkpoint in (None, tmp_path / "step=3.ckpt"):
+        bnn = make(net=plain_mlp(), chains=2)
+        place = tmp_path if checkpoint is None else tmp_path / "again"
+        saver = ModelCheckpoint(place, "{step}", every_n_train_steps=3, save_top_k=-1)
+        trainer = quiet_trainer(
+            max_steps=8, max_epochs=-1, precision="64-true", enable_checkpointing=True,
+            callbacks=[saver],
+        )  # fmt: skip
+        torch.manual_seed(0)
+        data = make_data("mlp", "classification")
+        trainer.fit(bnn, loader(data, shuffle=True), ckpt_path=checkpoint)
+        ends.append(bnn.weights.detach().clone())
+    assert ends[0].dtype == torch.float64
+    assert torch.equal(*ends)
