@@ -25,6 +25,7 @@ from lightning_bnn.diagnostics.chains import Watched, function_values, take_elem
 from lightning_bnn.diagnostics.diagnosis import Diagnosis, diagnose_watched
 from lightning_bnn.diagnostics.examples import (
     Examples,
+    argument_errors_explained,
     choose_examples,
     choose_from_batch,
     inputs_and_targets,
@@ -47,6 +48,10 @@ class ChainMonitor(pl.Callback):
     its warm-up, nor in the exploration part of a cyclical schedule. When the fit ends with an R-hat
     above 1.05, a warning says what to do. The record is part of the checkpoint. Random numbers of
     the training are left alone.
+
+    The first values are logged with the tenth record, and are there in each epoch from then on. A
+    callback that watches them has to bear that they are not there before:
+    ``EarlyStopping(monitor="rhat_max", stopping_threshold=1.05, patience=1000, strict=False)``.
 
     Args:
         every_n_steps: How many optimizer steps lie between two records.
@@ -84,6 +89,7 @@ class ChainMonitor(pl.Callback):
         self.examples = examples
         self.elements = elements
         self._module: Any = None
+        self._restored: dict[str, Any] | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -94,6 +100,8 @@ class ChainMonitor(pl.Callback):
         self._mode: Any = "auto"
         self._step = 0  # of the last record
         self._pending = False  # whether a record was still to come when the checkpoint was made
+        self._worst: tuple[float, float] | None = None  # the R-hat and the ESS logged last
+        self._epoch: int | None = None  # in which they were logged
         self._first_step = 0
 
     @property
@@ -117,13 +125,14 @@ class ChainMonitor(pl.Callback):
 
     def _diagnose(self, by_chain: bool) -> Diagnosis:
         arrays = {name: torch.stack(rows, dim=1).numpy() for name, rows in self._values.items()}
-        watched = Watched(arrays, {}, self._shapes, ())
+        watched = Watched(arrays, {}, self._shapes, {})
         return diagnose_watched(watched, self._watched, self.elements, by_chain)
 
     # ---------------------------------------------------------------- while fitting
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Check that the module runs chains, and start anew unless the trainer fits it again."""
+        """Check that the module runs chains."""
+        self._restored = None
         if stage != "fit":
             return
         for name in ("current_draws", "sampling", "net", "likelihood"):
@@ -132,13 +141,14 @@ class ChainMonitor(pl.Callback):
                     "ChainMonitor watches a strategy that runs chains, such as SGMCMC; "
                     f"{type(pl_module).__name__} has no {name!r}."
                 )
-        goes_on = pl_module is self._module and 0 < self._step <= trainer.global_step
-        self._module = pl_module
-        if not goes_on:
-            self._forget()
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Choose the examples, if inputs were given, and find the burn-in."""
+        """Go on with the record or start anew; choose given examples; find the burn-in."""
+        if self._restored is not None:
+            self._adopt(self._restored)
+        elif pl_module is not self._module or not 0 < self._step <= trainer.global_step:
+            self._forget()  # not the trainer that fits the same chains again
+        self._module, self._epoch = pl_module, None
         if self.inputs is not None:
             chosen = choose_examples(self.inputs, self.examples)
             self._watched = trainer.strategy.broadcast(chosen.to(torch.device("cpu")))
@@ -177,20 +187,23 @@ class ChainMonitor(pl.Callback):
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the predictions of all chains, and log what they tell."""
-        if not self._is_due(trainer, pl_module):
-            return
-        self._record(trainer, pl_module)
-        if not _grown_by_a_fifth(self.recorded):
-            return
+        if self._is_due(trainer, pl_module):
+            self._record(trainer, pl_module)
+        # again in each epoch: loggers forget a value at the end of one
+        if self._worst is not None and self._epoch != trainer.current_epoch:
+            self._epoch = trainer.current_epoch
+            pl_module.log("rhat_max", self._worst[0], prog_bar=True, batch_size=1)
+            pl_module.log("ess_min", self._worst[1], batch_size=1)
+
+    def _judge(self, trainer: pl.Trainer) -> None:
         worst = (math.nan, math.nan)
         if trainer.is_global_zero:
             diagnosis = self._diagnose(by_chain=False)
             worst = diagnosis.max_rhat, diagnosis.min_ess
         # to the last bit the same on every rank: another callback may stop the training by it
-        rhat, ess = trainer.strategy.broadcast(worst)
-        if not math.isnan(rhat):
-            pl_module.log("rhat_max", rhat, prog_bar=True, batch_size=1)
-            pl_module.log("ess_min", ess, batch_size=1)
+        worst = trainer.strategy.broadcast(worst)
+        if not math.isnan(worst[0]):
+            self._worst, self._epoch = worst, None
 
     def _is_due(self, trainer: pl.Trainer, pl_module: Any) -> bool:
         step = trainer.global_step
@@ -203,18 +216,26 @@ class ChainMonitor(pl.Callback):
         self._step = trainer.global_step
         if self._stacked is None or self._stacked.net is not pl_module.net:
             self._stacked = StackedModule(pl_module.net, self._mode)
-        here = self._watched.to(pl_module.device)
-        with isolated_random_state(), _evaluating(pl_module.net):
-            outputs = self._stacked(pl_module.current_draws(), here.inputs)
+        watched = self._watched.to(pl_module.device)
+        # as the trainer does with a batch; given inputs did not come through it
+        inputs, targets = trainer.precision_plugin.convert_input((watched.inputs, watched.targets))
+        with (
+            isolated_random_state(),
+            _evaluating(pl_module.net),
+            argument_errors_explained(pl_module.net, inputs),
+        ):
+            outputs = self._stacked(pl_module.current_draws(), inputs)
         self._mode = self._stacked.mode
-        if here.targets is not None and not self._values:
-            pl_module.likelihood.check(outputs[0], here.targets)
-        for name, value in function_values(outputs, pl_module.likelihood, here.targets).items():
+        if targets is not None and not self._values:
+            pl_module.likelihood.check(outputs[0], targets)
+        for name, value in function_values(outputs, pl_module.likelihood, targets).items():
             if name == "log_likelihood":
                 continue
             self._shapes[name] = tuple(value.shape[1:])
             row = take_elements(value, self.elements)
             self._values.setdefault(name, []).append(row.cpu().double())
+        if _grown_by_a_fifth(self.recorded):
+            self._judge(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if the chains do not agree."""
@@ -247,18 +268,25 @@ class ChainMonitor(pl.Callback):
             "shapes": {name: list(shape) for name, shape in self._shapes.items()},
             "watched": watched and [watched.inputs, watched.targets, list(watched.indices)],
             "mode": self._mode,
+            "worst": self._worst,
             "step": self._step,
             "pending": trainer is not None and self._is_due(trainer, self._module),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the record of a checkpoint."""
+        """Keep the state for a fit that goes on; a monitor without a record takes it at once."""
+        self._restored = state_dict
+        if not self._values:  # else a test of an earlier checkpoint would lose later records
+            self._adopt(state_dict)
+
+    def _adopt(self, state_dict: dict[str, Any]) -> None:
+        self._forget()
         self._values = {name: list(rows) for name, rows in state_dict["values"].items()}
         self._shapes = {name: tuple(shape) for name, shape in state_dict["shapes"].items()}
         if state_dict["watched"] is not None:
             inputs, targets, indices = state_dict["watched"]
             self._watched = Examples(inputs, targets, tuple(indices))
-        self._mode = state_dict["mode"]
+        self._mode, self._worst = state_dict["mode"], state_dict["worst"]
         self._step, self._pending = state_dict["step"], state_dict["pending"]
 
 

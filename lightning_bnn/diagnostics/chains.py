@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lightning_bnn.diagnostics.examples import Examples
+from lightning_bnn.diagnostics.examples import Examples, argument_errors_explained
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
@@ -49,14 +49,17 @@ class Watched:
     Attributes:
         function: Predictions and likelihoods by name, each ``(chains, draws, ...)``.
         weights: Chosen weights by name, each ``(chains, draws, ...)``.
-        shapes: The shape that each quantity has in one draw, before elements of it were chosen.
+        function_shapes: The shape that each quantity of ``function`` has in one draw, before
+            elements of it were chosen.
+        weight_shapes: The same of ``weights``.
         notes: What was left out.
     """
 
     function: dict[str, NDArray[np.float64]]
     weights: dict[str, NDArray[np.float64]]
-    shapes: dict[str, tuple[int, ...]]
-    notes: tuple[str, ...]
+    function_shapes: dict[str, tuple[int, ...]]
+    weight_shapes: dict[str, tuple[int, ...]]
+    notes: tuple[str, ...] = ()
 
 
 def function_values(outputs: Tensor, likelihood: Likelihood, targets: Tensor | None) -> Weights:
@@ -112,14 +115,11 @@ def watch(
             f"Chains of unequal length, from {min(draws)} to {max(draws)} draws: of each the first "
             f"{min(draws)} are used.",
         )
-    arrays = {
-        name: np.concatenate([record[name][:, : min(draws)] for record, _ in records])
-        for name in records[0][0]
-    }
     return Watched(
-        {name: array for name, array in arrays.items() if name not in names},
-        {name: array for name, array in arrays.items() if name in names},
-        records[0][1],
+        _join([record.function for record in records], min(draws)),
+        _join([record.weights for record in records], min(draws)),
+        records[0].function_shapes,
+        records[0].weight_shapes,
         notes,
     )
 
@@ -127,30 +127,61 @@ def watch(
 @torch.no_grad()
 def _watch_part(
     part: DrawsPosterior, examples: Examples | None, names: Sequence[str], elements: int | None
-) -> tuple[dict[str, NDArray[np.float64]], dict[str, tuple[int, ...]]]:
-    """The quantities of one posterior of draws, each (chains, draws, ...), and their shapes."""
-    pieces: dict[str, list[NDArray[np.float64]]] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    here = None if examples is None else examples.to(part.device)
+) -> Watched:
+    """The quantities of one posterior of draws."""
+    # Apart: a weight may have the name of a prediction.
+    function, weights = _Record(elements), _Record(elements)
     # A generator of its own: asking for draws must not move the global one.
     for draw in part.draws(len(part), torch.Generator(part.device)):
-        values = {name: draw[name] for name in names}
-        if here is not None:
+        weights.add({name: draw[name] for name in names})
+        if examples is None:
+            continue
+        dtype = next(tensor.dtype for tensor in draw.values() if tensor.is_floating_point())
+        here = examples.to(part.device, dtype)
+        with argument_errors_explained(part.net, here.inputs):
             outputs = part._stacked(draw, here.inputs, part.fixed)
-            if here.targets is not None and not pieces:
-                part.likelihood.check(outputs[0], here.targets)
-            values.update(function_values(outputs, part.likelihood, here.targets))
+        if here.targets is not None and not function.shapes:
+            part.likelihood.check(outputs[0], here.targets)
+        function.add(function_values(outputs, part.likelihood, here.targets))
+    return Watched(
+        function.by_chain(part.chains),
+        weights.by_chain(part.chains),
+        function.shapes,
+        weights.shapes,
+    )
+
+
+class _Record:
+    """Quantities by name, gathered a few draws at a time."""
+
+    def __init__(self, elements: int | None) -> None:
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self._elements = elements
+        self._pieces: dict[str, list[NDArray[np.float64]]] = {}
+
+    def add(self, values: Weights) -> None:
         for name, value in values.items():
-            shapes[name] = tuple(value.shape[1:])
-            if elements is not None:
-                value = take_elements(value, elements)
-            pieces.setdefault(name, []).append(value.cpu().double().numpy())
-    arrays = {name: np.concatenate(blocks) for name, blocks in pieces.items()}
-    # draw i is of chain i % chains
+            self.shapes[name] = tuple(value.shape[1:])
+            if self._elements is not None:
+                value = take_elements(value, self._elements)
+            self._pieces.setdefault(name, []).append(value.cpu().double().numpy())
+
+    def by_chain(self, chains: int) -> dict[str, NDArray[np.float64]]:
+        """Each quantity as ``(chains, draws, ...)``: draw i is of chain i % chains."""
+        arrays = {name: np.concatenate(pieces) for name, pieces in self._pieces.items()}
+        return {
+            name: array.reshape(-1, chains, *array.shape[1:]).swapaxes(0, 1)
+            for name, array in arrays.items()
+        }
+
+
+def _join(
+    groups: Sequence[Mapping[str, NDArray[np.float64]]], draws: int
+) -> dict[str, NDArray[np.float64]]:
+    """The chains of all groups, of each the first ``draws``."""
     return {
-        name: array.reshape(-1, part.chains, *array.shape[1:]).swapaxes(0, 1)
-        for name, array in arrays.items()
-    }, shapes
+        name: np.concatenate([group[name][:, :draws] for group in groups]) for name in groups[0]
+    }
 
 
 def choose_elements(shape: Sequence[int], count: int) -> list[int]:

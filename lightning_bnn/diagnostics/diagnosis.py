@@ -20,6 +20,7 @@ from lightning_bnn.diagnostics.statistics import (
     Floats,
     Statistics,
     compute_statistics,
+    reduce_known,
 )
 from lightning_bnn.diagnostics.table import format_diagnosis
 from lightning_bnn.errors import ConfigurationError
@@ -28,6 +29,8 @@ from lightning_bnn.selection import Choice
 
 __all__ = ["Diagnosis", "diagnose", "diagnose_watched"]
 
+# With fewer draws of each chain, R-hat of independent draws may be anything.
+_SHORT = 20
 # With fewer draws in all, R-hat of independent draws passes the limit by chance, though not by far.
 _FEW_DRAWS = 200
 _FAR = 1.5
@@ -82,12 +85,12 @@ class Diagnosis:
     @property
     def max_rhat(self) -> float:
         """The worst R-hat in function space; NaN if nothing moves."""
-        return _largest(self.rhat)
+        return reduce_known(np.max, self.rhat)
 
     @property
     def min_ess(self) -> float:
         """The smallest bulk or tail ESS in function space; NaN if nothing moves."""
-        return -_largest(-np.concatenate([self.ess_bulk, self.ess_tail]))
+        return reduce_known(np.min, np.concatenate([self.ess_bulk, self.ess_tail]))
 
     @property
     def converged(self) -> bool:
@@ -188,14 +191,14 @@ def diagnose_watched(
     indices = None if examples is None else examples.indices
     function = {
         name: compute_statistics(
-            array, label_elements(name, watched.shapes[name], elements, indices), by_chain
+            array, label_elements(name, watched.function_shapes[name], elements, indices), by_chain
         )
         for name, array in watched.function.items()
         if name != "log_likelihood"  # of each example: the predictions tell as much
     }
     weights = {
         name: compute_statistics(
-            array, label_elements(name, watched.shapes[name], elements), by_chain
+            array, label_elements(name, watched.weight_shapes[name], elements), by_chain
         )
         for name, array in watched.weights.items()
     }
@@ -218,6 +221,13 @@ def _advise(diagnosis: Diagnosis) -> str:
             "steps."
         )
     total = diagnosis.chains * diagnosis.draws
+    shortest = _SHORT * (2 if diagnosis.chains == 1 else 1)  # the halves of one chain are compared
+    if diagnosis.draws < shortest:
+        return (
+            f"R-hat reaches {diagnosis.max_rhat:.2f}, but {diagnosis.draws} draws per chain are "
+            "too few to judge by it, even if they are independent: collect at least "
+            f"{shortest} per chain, and {_FEW_DRAWS} in all."
+        )
     if not diagnosis.converged:
         found = f"R-hat reaches {diagnosis.max_rhat:.2f}, above {RHAT_LIMIT}"
         if total < _FEW_DRAWS and diagnosis.max_rhat < _FAR:
@@ -242,8 +252,3 @@ def _advise(diagnosis: Diagnosis) -> str:
             "independent draws: collect more draws, or thin more over a longer run."
         )
     return "The chains agree, and there are enough draws for means and 90% intervals."
-
-
-def _largest(values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(known.max()) if known.size else float("nan")

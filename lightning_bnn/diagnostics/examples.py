@@ -6,12 +6,14 @@ be indexed (data are often sorted by class), else the first ones that come.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
@@ -19,7 +21,14 @@ from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.strategies.resume import isolated_random_state
 from lightning_bnn.target import split_batch
 
-__all__ = ["Examples", "choose_examples", "choose_from_batch", "evenly_spaced"]
+__all__ = [
+    "Examples",
+    "argument_errors_explained",
+    "choose_examples",
+    "choose_from_batch",
+    "evenly_spaced",
+    "inputs_and_targets",
+]
 
 # samplers that only reorder the data set, so that it may be indexed instead
 _WHOLE = (SequentialSampler, RandomSampler, DistributedSampler)
@@ -39,12 +48,14 @@ class Examples:
     targets: Any
     indices: tuple[int, ...]
 
-    def to(self, device: torch.device) -> Examples:
-        """The same examples on a device."""
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Examples:
+        """The same examples on a device, floating inputs as ``dtype`` if it is given."""
         inputs, targets = tree_map(
             lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf,
             (self.inputs, self.targets),
         )
+        if dtype is not None:
+            inputs = tree_map(lambda leaf: leaf.to(dtype) if _is_float(leaf) else leaf, inputs)
         return Examples(inputs, targets, self.indices)
 
 
@@ -103,6 +114,35 @@ def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
     return split_batch(batch)
 
 
+@contextmanager
+def argument_errors_explained(net: nn.Module, inputs: Any) -> Iterator[None]:
+    """Say what is expected where inputs do not fit the arguments of a network.
+
+    Example:
+        >>> batch = {"input": torch.ones(1, 2), "label": torch.ones(1)}
+        >>> with argument_errors_explained(nn.Linear(2, 1), batch):
+        ...     nn.Linear(2, 1)(**batch)
+        Traceback (most recent call last):
+        lightning_bnn.errors.DataError: ... got an unexpected keyword argument 'label'...
+    """
+    try:
+        yield
+    except TypeError as error:
+        named = dict(inputs) if isinstance(inputs, Mapping) else {}
+        listed = inputs if isinstance(inputs, (tuple, list)) else [] if named else [inputs]
+        try:
+            inspect.signature(net.forward).bind(*listed, **named)
+        except TypeError as reason:
+            raise DataError(
+                "Expected batches that are a pair (inputs, targets), or inputs alone, where a "
+                "dictionary of inputs holds the arguments of the network and nothing else; got "
+                f"{list(named) if named else f'{len(listed)} inputs'}, which forward() of "
+                f"{type(net).__name__} does not take: {reason}. Give a pair, such as (x, y) or "
+                "({'x': x}, y)."
+            ) from error
+        raise
+
+
 def batch_length(inputs: Any) -> int:
     """The length of the first axis that all tensors among the inputs share."""
     lengths = {
@@ -126,6 +166,10 @@ def _is_batch(source: Any) -> bool:
     if isinstance(source, list) and len(source) in (1, 2):
         return not all(isinstance(part, (tuple, list)) for part in source)
     return isinstance(source, tuple)
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
 def _can_be_indexed(loader: Any) -> bool:

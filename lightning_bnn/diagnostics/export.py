@@ -1,15 +1,20 @@
 """Chains as an ArviZ data object, for its tables, plots, comparisons and files.
 
 Group ``posterior`` holds what was watched: ``prediction`` and ``mean_log_likelihood`` (see
-:mod:`lightning_bnn.diagnostics.chains`) and the chosen weights under their names. With targets,
-``log_likelihood`` holds each example's own (for ``arviz.loo``) and ``observed_data`` the targets.
+:mod:`lightning_bnn.diagnostics.chains`) and the chosen weights under their names; a weight whose
+name is taken gets the prefix ``weight.``, and a ``/``, which no file could hold, becomes a dot.
+With targets, ``log_likelihood`` holds each example's own (for ``arviz.loo``) and ``observed_data``
+the targets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_bnn.diagnostics.chains import Watched, watch
@@ -20,6 +25,9 @@ from lightning_bnn.posteriors import Posterior
 from lightning_bnn.selection import Choice
 
 __all__ = ["to_arviz"]
+
+# names of axes and of what is observed
+_RESERVED = ("chain", "draw", "example", "target")
 
 
 def to_arviz(
@@ -70,13 +78,40 @@ def _groups(
     function = dict(watched.function)
     groups: dict[str, dict[str, Any]] = {}
     by_example = function.pop("log_likelihood", None)
-    groups["posterior"] = {**function, **watched.weights}
+    names = _free_names(list(watched.weights), {*function, *_RESERVED})
+    weights = {names[name]: array for name, array in watched.weights.items()}
+    groups["posterior"] = {**function, **weights}
     coordinates: dict[str, Any] = {}
     dimensions = {name: ["example"] for name in function if name != "mean_log_likelihood"}
     if examples is not None:
         coordinates["example"] = list(examples.indices)
     if by_example is not None and examples is not None and isinstance(examples.targets, Tensor):
         groups["log_likelihood"] = {"target": by_example}
-        groups["observed_data"] = {"target": np.asarray(examples.targets.cpu())}
+        groups["observed_data"] = {"target": _array(examples.targets)}
         dimensions["target"] = ["example"]
     return groups, coordinates, dimensions
+
+
+def _array(targets: Tensor) -> NDArray[Any]:
+    targets = targets.detach().cpu()
+    # NumPy has no bfloat16
+    return np.asarray(targets.float() if targets.dtype == torch.bfloat16 else targets)
+
+
+def _free_names(names: Sequence[str], taken: set[str]) -> dict[str, str]:
+    """What to call each of the names, no two alike.
+
+    Example:
+        >>> _free_names(["bias", "prediction", "a/b"], taken={"prediction"})
+        {'bias': 'bias', 'prediction': 'weight.prediction', 'a/b': 'a.b'}
+    """
+    kept = {name for name in names if name not in taken and "/" not in name}
+    taken = taken | kept
+    free = {name: name for name in names}
+    for name in names:
+        if name not in kept:
+            free[name] = name.replace("/", ".")
+            while free[name] in taken:
+                free[name] = f"weight.{free[name]}"
+            taken.add(free[name])
+    return free

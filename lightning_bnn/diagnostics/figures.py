@@ -9,12 +9,9 @@ hollow one that spreads too little or too much. See Vehtari et al. (2021).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from scipy.stats import rankdata
 
 from lightning_bnn.diagnostics.chains import choose_elements
 from lightning_bnn.diagnostics.export import to_arviz
@@ -22,6 +19,10 @@ from lightning_bnn.diagnostics.statistics import Floats, compute_statistics
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.selection import Choice
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["rank_figure", "trace_figure"]
 
@@ -61,6 +62,8 @@ def trace_figure(source: Any, inputs: Any = None, weights: Choice = None, count:
         >>> len(trace_figure(posterior, torch.randn(8, 2), count=3).axes)  # trace and histogram
         6
     """
+    from matplotlib.figure import Figure
+
     series = _worst_series(source, inputs, weights, count)
     figure = Figure(figsize=(9, 0.9 + 1.7 * len(series)), layout="constrained")
     # the scalars may differ in scale, so that only the axis of draws is common
@@ -100,6 +103,8 @@ def rank_figure(source: Any, inputs: Any = None, weights: Choice = None, count: 
         >>> len(rank_figure(MixturePosterior(chains), torch.randn(8, 2), count=3).axes)
         3
     """
+    from matplotlib.figure import Figure
+
     series = _worst_series(source, inputs, weights, count)
     chains = len(series[0].values)
     if chains == 1:
@@ -178,6 +183,8 @@ def _draw_trace(trace: Axes, histogram: Axes, series: _Series) -> None:
 
 
 def _draw_ranks(axes: Axes, series: _Series) -> None:
+    from scipy.stats import rankdata
+
     chains, draws = series.values.shape
     bins = int(np.clip(draws // 10, 4, 20))
     ranks = rankdata(series.values).reshape(series.values.shape)

@@ -16,7 +16,7 @@ Three kinds of values have no such statistics, and get what is true of them:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "RHAT_LIMIT",
     "Statistics",
     "compute_statistics",
+    "reduce_known",
     "require_arviz",
     "smallest_number_of_draws",
 ]
@@ -68,6 +69,17 @@ def smallest_number_of_draws(chains: int) -> int:
     return 4 if chains > 1 else 8
 
 
+def reduce_known(function: Callable[[Floats], Any], values: Floats) -> float:
+    """A number of the values that are not NaN, such as their largest; NaN if there are none.
+
+    Example:
+        >>> reduce_known(np.max, np.array([1.0, np.nan, 2.0]))
+        2.0
+    """
+    known = values[~np.isnan(values)]
+    return float(function(known)) if known.size else float("nan")
+
+
 @dataclass(frozen=True)
 class Statistics:
     """What ArviZ says of E scalars watched along C chains.
@@ -93,12 +105,12 @@ class Statistics:
     @property
     def max_rhat(self) -> float:
         """The worst R-hat; NaN if every scalar is constant."""
-        return _reduce(np.max, self.rhat)
+        return reduce_known(np.max, self.rhat)
 
     @property
     def min_ess(self) -> float:
         """The smallest ESS of bulk and tail; NaN if every scalar is constant."""
-        return _reduce(np.min, np.concatenate([self.ess_bulk, self.ess_tail]))
+        return reduce_known(np.min, np.concatenate([self.ess_bulk, self.ess_tail]))
 
     def worst(self, count: int) -> list[int]:
         """The scalars of the largest R-hat, worst first; constant ones come last.
@@ -171,8 +183,3 @@ def _at_least_two(series: Floats) -> Floats:
         return series
     half = series.shape[1] // 2
     return np.stack([series[0, :half], series[0, -half:]])
-
-
-def _reduce(function: Any, values: Floats) -> float:
-    known = values[~np.isnan(values)]
-    return float(function(known)) if known.size else float("nan")

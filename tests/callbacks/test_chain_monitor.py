@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.loggers import Logger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
@@ -17,7 +19,7 @@ from lightning_bnn import SGMCMC, VariationalBNN
 from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.callbacks.chain_monitor import ENOUGH, ChainMonitor
 from lightning_bnn.diagnostics import diagnose
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.samplers import SGLD
 from tests.trainers import quiet_trainer
@@ -64,6 +66,21 @@ class Log(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         if "rhat_max" in trainer.callback_metrics:
             self.seen[trainer.global_step] = float(trainer.callback_metrics["rhat_max"])
+
+
+class Logged(Logger):
+    """Keeps what a logger was given."""
+
+    name = version = "kept"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[tuple[int, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.written.append((step or 0, dict(metrics)))
+
+    def log_hyperparams(self, *arguments: Any, **named: Any) -> None: ...
 
 
 def test_chains_that_agree_are_logged_without_a_warning() -> None:
@@ -196,6 +213,59 @@ def test_a_resumed_fit_goes_on_with_the_record(tmp_path: Path, step: int, before
     for name, rows in whole._values.items():
         assert torch.equal(torch.stack(rows), torch.stack(resumed._values[name])), name
     assert np.array_equal(whole.diagnosis().rhat, resumed.diagnosis().rhat)
+    assert whole._worst == resumed._worst is not None
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_a_test_of_an_earlier_checkpoint_leaves_the_record_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.ckpt"
+    monitor, bnn = ChainMonitor(every_n_steps=1), strategy()
+    trainer = fit(bnn, monitor, SaveAt(6, path), max_steps=12)
+    for count in (12, 20):
+        trainer.test(bnn, loader(shuffle=False), ckpt_path=path, verbose=False)
+        assert monitor.recorded == count
+        trainer.fit_loop.epoch_loop.max_steps = 20
+        trainer.fit(bnn, loader())
+        assert monitor.recorded == 20
+    fresh = ChainMonitor(every_n_steps=1)
+    fresh_trainer = quiet_trainer(callbacks=[fresh])
+    fresh_trainer.test(strategy(), loader(shuffle=False), ckpt_path=path, verbose=False)
+    assert fresh.recorded == 6  # it had no record to lose
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor", "ignore:The weights are torch.bfloat16")
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+def test_given_inputs_get_the_precision_of_the_trainer(precision: Any) -> None:
+    monitor = ChainMonitor(every_n_steps=1, inputs=(INPUTS, TARGETS), examples=8)
+    fit(strategy(lr=0.01), monitor, max_steps=12, precision=precision)
+    assert monitor.recorded == 12
+    assert np.isfinite(monitor.diagnosis().max_rhat)
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_a_callback_may_stop_the_training_by_it() -> None:
+    """Epochs are of 2 steps: most of them have no new value, the first none at all."""
+    stop = EarlyStopping("rhat_max", stopping_threshold=math.inf, patience=99, strict=False)
+    trainer = fit(strategy(), ChainMonitor(every_n_steps=1), stop, max_steps=40)
+    assert trainer.global_step == ENOUGH  # the first value is below infinity
+    stop = EarlyStopping("rhat_max", stopping_threshold=0.5, patience=99, strict=False)
+    fit(strategy(), ChainMonitor(every_n_steps=4), log := Log(), stop, max_steps=60)
+    assert sorted(log.seen) == list(range(4 * ENOUGH, 61))
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_a_logger_that_writes_seldom_misses_no_epoch() -> None:
+    log = Logged()
+    fit(strategy(), ChainMonitor(every_n_steps=2), logger=log, log_every_n_steps=5, max_steps=60)
+    written = [step + 1 for step, metrics in log.written if "rhat_max" in metrics]
+    assert written == list(range(2 * ENOUGH, 61, 5))
+
+
+@pytest.mark.filterwarnings("ignore:ChainMonitor")
+def test_a_batch_that_holds_the_target_by_name() -> None:
+    monitor = ChainMonitor(every_n_steps=1, inputs={"input": INPUTS, "label": TARGETS})
+    with pytest.raises(DataError, match=r"a pair \(inputs, targets\).*'label'"):
+        fit(strategy(), monitor, max_steps=12)
 
 
 @pytest.mark.filterwarnings("ignore:ChainMonitor")

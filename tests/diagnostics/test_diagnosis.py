@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bnn.diagnostics import Diagnosis, diagnose
 from lightning_bnn.diagnostics.examples import evenly_spaced
 from lightning_bnn.diagnostics.statistics import compute_statistics
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior
 from tests.diagnostics.chains import autoregressive, chained, independent_draws, interleave
@@ -54,8 +54,8 @@ def test_chains_that_agree() -> None:
         (noise(4, 100) + np.linspace(0, 9, 100)[:, None], "still drift.*longer burn-in"),
         (autoregressive(0.99, (4, 100, 3)), "still drift or move slowly"),
         (autoregressive(0.8, (4, 100, 3)) + 2 * np.eye(4)[:, :1, None], "still drift or move"),
-        (noise(2, 10) + 0.6 * np.arange(2)[:, None, None], "with 20 draws in all.*at least 200"),
-        (noise(2, 10) + 9 * np.arange(2)[:, None, None], "about its own place"),
+        (noise(2, 30) + 0.6 * np.arange(2)[:, None, None], "with 60 draws in all.*at least 200"),
+        (noise(2, 30) + 9 * np.arange(2)[:, None, None], "about its own place"),
         (np.where(np.arange(100)[:, None] == 50, np.nan, noise(4, 100)), "NaN or infinity"),
         (np.ones((4, 100, 3)), "Nothing moves"),
         (noise(1, 400) + np.linspace(0, 9, 400)[:, None], "One chain cannot disagree"),
@@ -77,6 +77,20 @@ def test_what_is_wrong_and_what_to_do(values: np.ndarray, advice: str) -> None:
     assert not diagnosis.converged
     assert re.search(advice, diagnosis.advice)
     assert "converged: no" in str(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("chains", "draws", "least"), [(2, 4, 20), (2, 10, 20), (2, 19, 20), (1, 8, 40), (1, 39, 40)]
+)
+@pytest.mark.parametrize("apart", [0.0, 9.0])
+def test_so_few_draws_tell_nothing(chains: int, draws: int, least: int, apart: float) -> None:
+    """Of 40 sets of 20 independent scalars R-hat passed 1.5 in all of 2 x 4, in 10 of 1 x 20."""
+    values = noise(chains, draws, 20) + apart * np.arange(chains)[:, None, None]
+    advice = of(values).advice
+    assert f"{draws} draws per chain are too few to judge by it" in advice
+    assert f"collect at least {least} per chain" in advice
+    for longer in (noise(chains, least, 20), noise(chains, 200, 20)):
+        assert "too few to judge" not in of(longer).advice
 
 
 def test_one_chain_may_be_good_but_has_nothing_to_compare() -> None:
@@ -199,6 +213,82 @@ def test_unequal_chains_are_noted() -> None:
     assert diagnosis.draws == 30
     assert "note: Chains of unequal length, from 30 to 40 draws" in str(diagnosis)
     assert list(diagnosis.function) == ["prediction"]
+
+
+class Named(nn.Module):
+    """Parameters that have the names of predictions, of axes, and a slash."""
+
+    names = ("prediction", "mean_log_likelihood", "example", "target", "a/b")
+
+    def __init__(self) -> None:
+        super().__init__()
+        for size, name in enumerate(self.names, start=1):
+            self.register_parameter(name, nn.Parameter(torch.ones(size)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.mean_log_likelihood[:, None] + self.prediction
+
+
+def test_weights_with_the_names_of_predictions() -> None:
+    net = Named()
+    posterior = chained(net, Gaussian(), independent_draws(net, 200), 4)
+    diagnosis = diagnose(posterior, (INPUTS, torch.zeros(30)), "*")
+    sizes = {name: len(one.labels) for name, one in diagnosis.function.items()}
+    assert sizes == {"mean_log_likelihood": 1, "prediction": 30}
+    sizes = {name: len(one.labels) for name, one in diagnosis.weights.items()}
+    assert sizes == {name: size for size, name in enumerate(net.names, start=1)}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float32])
+def test_inputs_get_the_precision_of_the_draws(dtype: torch.dtype) -> None:
+    net = network().to(dtype)
+    draws = [{k: v.to(dtype) for k, v in d.items()} for d in independent_draws(net, 40)]
+    posterior = chained(net, Categorical(), draws, 2)
+    found = diagnose(posterior, DataLoader(TensorDataset(INPUTS, CLASSES), batch_size=8))
+    expected = diagnose(posterior, (INPUTS.to(dtype), CLASSES))
+    np.testing.assert_array_equal(found.rhat, expected.rhat)
+
+
+def test_inputs_that_are_no_numbers_with_a_fraction_stay_as_they_are() -> None:
+    net = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(6, 1)).double()
+    draws = [{k: v.double() for k, v in d.items()} for d in independent_draws(net, 40)]
+    assert diagnose(chained(net, Gaussian(), draws, 2), torch.ones(4, 3).long()).draws == 20
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [{"input": INPUTS, "label": CLASSES}, ((INPUTS, INPUTS), CLASSES)],
+    ids=["by name", "by place"],
+)
+def test_inputs_that_the_network_does_not_take(inputs: Any) -> None:
+    posterior = chained(nn.Linear(2, 3), Categorical(), independent_draws(nn.Linear(2, 3), 16), 2)
+    with pytest.raises(DataError, match=r"a pair \(inputs, targets\), or inputs alone.*Linear"):
+        posterior.diagnose(inputs)
+    assert posterior.diagnose({"input": INPUTS}).draws == 8
+
+
+class Broken(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + None  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("inputs", [INPUTS, {"input": INPUTS}, ((INPUTS,), CLASSES)])
+def test_an_error_of_the_networks_own_is_not_explained_away(inputs: Any) -> None:
+    posterior = chained(Broken(2, 3), Categorical(), independent_draws(nn.Linear(2, 3), 16), 2)
+    with pytest.raises(TypeError, match="NoneType"):
+        diagnose(posterior, inputs)
+
+
+def test_the_method_takes_the_same_options() -> None:
+    net = network()
+    posterior = chained(net, Categorical(), independent_draws(net, 40), 2)
+    for options in ({}, {"examples": 5, "elements": 7}):
+        found, expected = (
+            posterior.diagnose(INPUTS, **options),
+            diagnose(posterior, INPUTS, **options),
+        )
+        assert found.labels == expected.labels
+    assert len(found.labels) == 7
 
 
 def test_weights_alone() -> None:

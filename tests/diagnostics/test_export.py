@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +10,12 @@ from torch import nn
 from lightning_bnn.diagnostics import to_arviz
 from lightning_bnn.diagnostics.chains import watch
 from lightning_bnn.diagnostics.examples import choose_examples
+from lightning_bnn.diagnostics.export import _free_names
 from lightning_bnn.diagnostics.statistics import require_arviz
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.likelihoods import Categorical, HeteroscedasticGaussian
+from lightning_bnn.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from tests.diagnostics.chains import chained, independent_draws
+from tests.diagnostics.test_diagnosis import Named
 
 INPUTS = torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
 CLASSES = torch.arange(30) % 3
@@ -44,6 +48,51 @@ def test_arviz_works_on_it() -> None:
     table = arviz.summary(data, var_names=["mean_log_likelihood", "bias"])
     assert list(table.index) == ["mean_log_likelihood", "bias[0]", "bias[1]", "bias[2]"]
     assert float(arviz.rhat(data)["mean_log_likelihood"]) < 1.2
+
+
+def test_weights_with_names_that_are_taken(tmp_path: Path) -> None:
+    arviz = require_arviz()
+    net = Named()
+    posterior = chained(net, Gaussian(), independent_draws(net, 20), 2)
+    data = to_arviz(posterior, (INPUTS, torch.zeros(30)), "*", examples=6)
+    names = {"prediction", "mean_log_likelihood", "weight.prediction", "weight.example",
+             "weight.mean_log_likelihood", "weight.target", "a.b"}  # fmt: skip
+    assert set(data["posterior"].data_vars) == names
+    assert data["posterior"]["prediction"].shape == (2, 10, 6)
+    watched = watch(posterior, None, "*").weights
+    for size, name in enumerate(net.names, start=1):
+        stored = name.replace("/", ".") if "/" in name else f"weight.{name}"
+        assert data["posterior"][stored].shape == (2, 10, size)
+        np.testing.assert_array_equal(data["posterior"][stored], watched[name])
+    data.to_netcdf(str(tmp_path / "chains.nc"))
+    again = arviz.from_netcdf(str(tmp_path / "chains.nc"))
+    assert set(again["posterior"].data_vars) == names
+
+
+def test_two_weights_never_get_one_name() -> None:
+    names = ["weight.prediction", "prediction", "a/b", "a.b", "weight.a.b"]
+    free = _free_names(names, {"prediction"})
+    assert len({*free.values(), "prediction"}) == 6
+    assert [free[name] for name in ("weight.prediction", "a.b", "weight.a.b")] == [
+        "weight.prediction", "a.b", "weight.a.b",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_targets_of_any_precision(dtype: torch.dtype) -> None:
+    net = nn.Linear(2, 1)
+    posterior = chained(net, Gaussian(), independent_draws(net, 20), 2)
+    targets = torch.linspace(0, 1, 30).to(dtype)
+    observed = posterior.to_arviz((INPUTS, targets), examples=30)["observed_data"]["target"]
+    np.testing.assert_array_equal(observed.values, targets.double())
+
+
+def test_the_method_takes_the_same_options() -> None:
+    net = nn.Linear(2, 1)
+    posterior = chained(net, Gaussian(), independent_draws(net, 20), 2)
+    for options, count in (({}, 30), ({"examples": 5}, 5)):
+        data = posterior.to_arviz(INPUTS, **options)
+        assert data["posterior"]["prediction"].shape == (2, 10, count)
 
 
 def test_inputs_alone_and_weights_alone() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from io import BytesIO
 from typing import Any
 
@@ -101,3 +103,16 @@ def test_bad_input() -> None:
         trace_figure(3)
     with pytest.raises(ConfigurationError, match="count= is at least 1; got 0"):
         trace_figure(shifted(), weights="bias", count=0)
+
+
+def test_drawing_libraries_are_imported_when_something_is_drawn() -> None:
+    """Lightning may have imported them; without them our modules must import all the same."""
+    code = """
+import sys, pytorch_lightning, torch
+for name in [*sys.modules, "matplotlib", "scipy", "arviz"]:
+    if name.split(".")[0] in ("matplotlib", "scipy", "arviz"):
+        sys.modules[name] = None
+import lightning_bnn.callbacks, lightning_bnn.diagnostics
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
