@@ -406,7 +406,7 @@ def test_draws_that_lie_on_the_disk_are_not_copied(
         "--trainer.callbacks.dirpath=draws",
     ]
     assert main(["fit", "--config", str(config), *arguments, *collect]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "The posterior is in draws"
+    assert capsys.readouterr().out.splitlines()[-1] == f"The posterior is in {tmp_path / 'draws'}"
     assert not list(tmp_path.rglob("posterior"))
     options = ["--posterior", "draws", "--trainer.logger", "false", "--trainer.accelerator", "cpu"]
     assert main(["test", "--config", str(config), *options]) == 0

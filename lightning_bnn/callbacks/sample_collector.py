@@ -10,22 +10,26 @@ that were taken after it, and takes them again.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Literal
 
 import pytorch_lightning as pl
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import nn
 
 from lightning_bnn.callbacks.draw_rule import (
     DrawRule,
     Weights,
+    check_count,
     check_finite,
-    cyclical_schedule,
+    check_schedule,
+    ended_cycle,
     network_of,
+    refuse_to_take_nothing,
+    sampled,
+    strategy_of,
     weights_of,
 )
 from lightning_bnn.callbacks.training_batches import training_batches
@@ -35,6 +39,7 @@ from lightning_bnn.posteriors import DrawsPosterior
 from lightning_bnn.posteriors.base import copy_network
 from lightning_bnn.posteriors.batch_norm import batch_norm_layers, recompute_batch_norm
 from lightning_bnn.posteriors.draws import create_stream, unstack
+from lightning_bnn.posteriors.files import absolute, open_directory
 from lightning_bnn.posteriors.stream import DrawStream
 from lightning_bnn.target import split_batch
 
@@ -46,7 +51,8 @@ class SampleCollector(pl.Callback):
 
     It works with :class:`~lightning_bnn.SGMCMC`, with other strategies that have
     ``current_draws``, and with any LightningModule, whose parameters and buffers are then one
-    chain. It needs no validation. In a ``fast_dev_run`` it does nothing.
+    chain. It needs no validation. In a ``fast_dev_run`` it does nothing. A trainer may have
+    several collectors whose options differ; a checkpoint knows them by these.
 
     Args:
         burn_in: The number of optimizer steps before the first draw can be taken.
@@ -86,27 +92,28 @@ class SampleCollector(pl.Callback):
         refresh_batch_norm: int = 0,
     ) -> None:
         self.rule = DrawRule(burn_in, every)
-        if max_draws is not None and max_draws < 1:
-            raise ConfigurationError(f"max_draws= is at least 1; got {max_draws}.")
-        if refresh_batch_norm < 0:
-            raise ConfigurationError(
-                f"refresh_batch_norm= is a number of batches, at least 0; got {refresh_batch_norm}."
-            )
+        if max_draws is not None:
+            check_count("max_draws", max_draws, 1)
+        check_count("refresh_batch_norm", refresh_batch_norm, 0)
         self.burn_in = burn_in
         self.every = every
         self.max_draws = max_draws
-        self.dirpath = None if dirpath is None else os.fspath(dirpath)
+        self.dirpath = None if dirpath is None else absolute(dirpath)
         self.refresh_batch_norm = refresh_batch_norm
         self.steps: list[int] = []
         self._chains = 1
         self._seen = 0  # the last step that was looked at
         self._pending = False  # whether its draw was still to come when the checkpoint was made
         self._goes_on = False
+        self._stage = ""
         self._restored: dict[str, Any] | None = None
+        self._put_by: dict[str, Any] | None = None  # while another checkpoint is tested
         self._module: pl.LightningModule | None = None
+        self._fitted: pl.LightningModule | None = None
         self._net_copy: nn.Module | None = None
         self._stream: DrawStream | None = None
         self._stream_id: str | None = None
+        self._release: Callable[[], None] | None = None  # of the directory, for other runs
         self._draws: list[Weights] = []
         self._learned: Weights = {}
 
@@ -134,8 +141,16 @@ class SampleCollector(pl.Callback):
                 "likelihood= to say how its outputs give targets."
             )
         if self.dirpath is not None:
-            stream = DrawStream.open(self.dirpath) if self._stream is None else self._stream
-            return DrawsPosterior.from_stream(stream, network_of(module), chosen)
+            stream = self._stream
+            if stream is None:
+                stream = DrawStream.open(self.dirpath, last_step=self.steps[-1])
+            if stream.id != self._stream_id:
+                raise ConfigurationError(
+                    f"The draws in {self.dirpath} are of another run than those that this "
+                    "collector has taken. Put the directory back, or load what is there with "
+                    "Posterior.load."
+                )
+            return DrawsPosterior.from_stream(stream, network_of(module), chosen, self.steps)
         chosen = deepcopy(chosen)
         if self._learned:
             chosen.load_state_dict(self._learned)
@@ -146,25 +161,44 @@ class SampleCollector(pl.Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Tell a strategy where its draws are collected: by the first collector."""
-        self._module, self._restored = pl_module, None
+        self._module, self._restored, self._stage = pl_module, None, stage
         collectors = [one for one in trainer.callbacks if isinstance(one, SampleCollector)]  # type: ignore[attr-defined]
-        if hasattr(pl_module, "collector"):
-            pl_module.collector = collectors[0]  # type: ignore[assignment]
+        for other in collectors:
+            if other is self:
+                continue
+            if other.state_key == self.state_key:
+                raise ConfigurationError(
+                    f"Two collectors of the trainer are {self.state_key}: they would take the same "
+                    "draws, and a checkpoint cannot tell them apart. Leave one out."
+                )
+            if self.dirpath and _same_place(self.dirpath, other.dirpath):
+                raise ConfigurationError(
+                    f"Two collectors of the trainer have the same dirpath={self.dirpath!r}. Give "
+                    "each a directory of its own."
+                )
+        strategy = strategy_of(pl_module)
+        if hasattr(strategy, "collector"):
+            strategy.collector = collectors[0]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find out whether the fit goes on with earlier draws, and whether they are there."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if self._restored is not None:
-            self._adopt(self._restored)
         # a trainer that fits again goes on counting; a new one starts from 0
-        self._goes_on = self._restored is not None or 0 < self._seen <= trainer.global_step
+        again = self._fitted is pl_module and 0 < self._seen <= trainer.global_step
+        self._goes_on, self._fitted = self._restored is not None or again, pl_module
         if not self._goes_on:
+            if self._draws:
+                rank_zero_warn(
+                    f"SampleCollector drops the {len(self)} draws of an earlier fit that it has in "
+                    "memory, as this fit starts anew. Take collector.posterior() before it, or "
+                    "pass dirpath= to keep draws."
+                )
             self._adopt({})
         if self.refresh_batch_norm:
             batch_norm_layers(network_of(pl_module))
         if self.dirpath is not None:
-            _on_first_rank(trainer, lambda: self._find_stream(trainer))
+            _on_first_rank(trainer, lambda: self._check_directory(trainer))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the directory; drop the draws that were taken after the checkpoint."""
@@ -172,20 +206,33 @@ class SampleCollector(pl.Callback):
             return
         if not self._goes_on:
             self._seen = trainer.global_step
-        self._refuse_to_take_nothing(trainer, pl_module)
+        check_schedule(self.rule, trainer, pl_module)
+        if not self.steps and not self._pending:
+            refuse_to_take_nothing(self.rule, trainer, pl_module, self._seen)
         if self.refresh_batch_norm:
             self._net_copy = copy_network(network_of(pl_module))
-        if self.dirpath is not None and trainer.is_global_zero:
-            self._stream = self._find_stream(trainer)
-            if self._stream is None:
-                weights, likelihood = weights_of(pl_module), getattr(pl_module, "likelihood", None)
-                known = likelihood if isinstance(likelihood, Likelihood) else None
-                self._stream = create_stream(self.dirpath, network_of(pl_module), known, weights)
-            self._stream_id = self._stream.id
-            self._stream.truncate(after_step=self._seen)
+        if self.dirpath is not None:
+            self._stream_id = _on_first_rank(trainer, lambda: self._open(trainer, pl_module))
         if self._pending:
             self._take(trainer, pl_module)
             self._pending, self._seen = False, trainer.global_step
+
+    def _open(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
+        """Open the stream for this run alone, as it was at the checkpoint; give its id."""
+        assert self.dirpath is not None
+        self._let_go()
+        self._release = open_directory(self.dirpath).claim()
+        stream = self._find_stream(trainer)
+        if stream is None:
+            weights, likelihood = weights_of(pl_module), getattr(pl_module, "likelihood", None)
+            known = likelihood if isinstance(likelihood, Likelihood) else None
+            stream = create_stream(self.dirpath, network_of(pl_module), known, weights)
+        stream.truncate(after_step=self._seen)
+        self._stream = stream
+        return stream.id
+
+    def _check_directory(self, trainer: pl.Trainer) -> None:
+        self._find_stream(trainer)
 
     def _find_stream(self, trainer: pl.Trainer) -> DrawStream | None:
         """The stream to go on with; None where a new one may begin."""
@@ -208,49 +255,20 @@ class SampleCollector(pl.Callback):
         )
         fix = "Put the directory back, or pass dirpath= where it is now."
         try:
-            stream = DrawStream.open(self.dirpath)
+            stream = DrawStream.open(self.dirpath, last_step=self._seen)
         except PosteriorFormatError as error:
             if self.steps:
                 raise ConfigurationError(f"{said}, and {error} {fix}") from error
             DrawStream.check_free(self.dirpath)
             return None
         if stream.id != self._stream_id:
-            if not self.steps and not len(stream):
+            if not self.steps and not stream.recorded_steps():
                 return None  # neither has a draw to lose
             raise ConfigurationError(f"{said}; those that are there are of another run. {fix}")
         missing = sorted(set(self.steps) - set(stream.steps()))
         if missing:
             raise ConfigurationError(f"{said}; it lacks those of step {missing[0]}. {fix}")
         return stream
-
-    def _refuse_to_take_nothing(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Raise if no draw would be taken, where the number of steps is known."""
-        schedule = cyclical_schedule(trainer)
-        if self.every == "cycle" and schedule is None:
-            raise ConfigurationError(
-                "every='cycle' needs a cyclical schedule, whose cycles are known; got "
-                f"{[type(c.scheduler).__name__ for c in trainer.lr_scheduler_configs]}. Pass "
-                "scheduler=partial(Cyclical, cycle_length=...), or every= as a number."
-            )
-        try:
-            total = trainer.estimated_stepping_batches
-        except MisconfigurationException:  # accumulation that changes from epoch to epoch
-            return
-        known = pl_module.automatic_optimization and math.isfinite(total) and total >= 0
-        if self.steps or self._pending or not known:
-            return
-        warm_up = getattr(pl_module, "warm_up", 0)  # the schedule begins after it
-
-        def ends_cycle(step: int) -> bool:
-            return bool(schedule.ends_cycle(step - warm_up - 1))
-
-        if not self.rule.takes_any(int(total), max(warm_up, self._seen), ends_cycle):
-            raise ConfigurationError(
-                f"SampleCollector(burn_in={self.burn_in}, every={self.every!r}) would take no "
-                f"draw: the fit has {total} steps"
-                + (f", {warm_up} of them a warm-up" if warm_up else "")
-                + ". Train longer, or lower burn_in= or every=."
-            )
 
     # ---------------------------------------------------------------- while training
 
@@ -269,11 +287,39 @@ class SampleCollector(pl.Callback):
             self._take(trainer, pl_module)
         self._seen = trainer.global_step
 
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Warn if there is nothing to make a posterior of."""
+        if not self.steps and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            rank_zero_warn(
+                f"SampleCollector(burn_in={self.burn_in}, every={self.every!r}) took no draw in "
+                f"the {trainer.global_step} steps of this fit. Train longer, or choose another "
+                "burn_in= or every=.",
+                category=UserWarning,
+            )
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Let go of the directory."""
+        self._let_go()
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let go of the directory."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Let other runs have the directory, and go back to the draws of before a test."""
+        if self._release is not None:
+            self._release()
+        if self._put_by is not None:
+            self._adopt(self._put_by)
+        self._release = self._put_by = None
+
     def _is_due(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
         full = self.max_draws is not None and len(self.steps) >= self.max_draws
-        if full or not getattr(pl_module, "sampling", True):
+        if full or not sampled(trainer, pl_module):
             return False
-        ended = self.every == "cycle" and _ended_cycle(trainer, pl_module)
+        ended = self.every == "cycle" and ended_cycle(trainer, pl_module)
         return self.rule.is_due(trainer.global_step, self._seen, ended)
 
     def _take(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -290,42 +336,50 @@ class SampleCollector(pl.Callback):
             self._draws.append(_copy_to_cpu({**weights, **trainer.strategy.broadcast(own)}))
             self._learned = _copy_to_cpu(learned)
         else:
-            if self._stream is not None:  # on the first rank only
-                self._stream.append(step, weights, learned, {"epoch": trainer.current_epoch})
-            trainer.strategy.barrier()  # another rank may read the draws next
+            fields = {"epoch": trainer.current_epoch}
+            # the others wait, and may read the draws next
+            _on_first_rank(trainer, lambda: self._append(step, weights, learned, fields))
         self._chains = len(next(iter(weights.values())))
         self.steps.append(step)
+
+    def _append(self, *snapshot: Any) -> None:
+        assert self._stream is not None
+        self._stream.append(*snapshot)
 
     def _refresh(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, weights: Weights, step: int
     ) -> Weights:
         assert self._net_copy is not None
-        split: Callable[[Any], tuple[Any, Any]] = getattr(pl_module, "split", split_batch)
+        split = getattr(strategy_of(pl_module), "split", split_batch)
         with (
             training_batches(trainer, self.refresh_batch_norm, seed=step) as batches,
             trainer.precision_plugin.forward_context(),
         ):
             inputs = (split(batch)[0] for batch in batches)
-            # in a loop: what "auto" chooses may differ from run to run, in the last bits
-            return recompute_batch_norm(self._net_copy, weights, inputs, mode="loop")
+            return recompute_batch_norm(self._net_copy, weights, inputs)
 
     # ---------------------------------------------------------------- checkpoints
 
     @property
     def state_key(self) -> str:
-        """Under which the checkpoint has the state: other options are another collector."""
-        name = None if self.dirpath is None else self.dirpath.rstrip("/").rpartition("/")[2]
+        """Under which the checkpoint has the state: other options are another collector.
+
+        The directory may be moved or renamed, and more draws be asked for.
+        """
         return self._generate_state_key(
             burn_in=self.burn_in,
             every=self.every,
             refresh_batch_norm=self.refresh_batch_norm,
-            directory=name,
+            stored=self.dirpath is not None,
         )
 
     def state_dict(self) -> dict[str, Any]:
         """The steps of all draws; where they are, or the draws themselves."""
         trainer = None if self._module is None else self._module._trainer
         pending = trainer is not None and self._is_due(trainer, self._module)  # type: ignore[arg-type]
+        return self._state(pending)
+
+    def _state(self, pending: bool) -> dict[str, Any]:
         return {
             "steps": list(self.steps),
             "seen": self._seen,
@@ -337,10 +391,11 @@ class SampleCollector(pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state for a fit that goes on; one without draws takes it at once."""
+        """Take the checkpoint's draws; those that are there come back after a test of it."""
         self._restored = state_dict
-        if not self.steps:  # else a test of an earlier checkpoint would lose later draws
-            self._adopt(state_dict)
+        if self.steps and self._stage != "fit":
+            self._put_by = self._state(self._pending)
+        self._adopt(state_dict)
 
     def _adopt(self, state: dict[str, Any]) -> None:
         self.steps = list(state.get("steps", []))
@@ -354,22 +409,23 @@ def _copy_to_cpu(weights: Weights) -> Weights:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
 
 
-def _ended_cycle(trainer: pl.Trainer, module: pl.LightningModule) -> bool:
-    """Whether the step that was just taken was the last of a cycle."""
-    if hasattr(module, "ended_cycle"):
-        return bool(module.ended_cycle)
-    schedule = cyclical_schedule(trainer)  # it stands at the next step already
-    return schedule is not None and bool(schedule.ends_cycle(schedule.last_epoch - 1))
+def _same_place(one: str, other: str | None) -> bool:
+    if other is None or "://" in one or "://" in other:
+        return other is not None and one.rstrip("/") == other.rstrip("/")
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _on_first_rank(trainer: pl.Trainer, check: Callable[[], Any]) -> None:
-    """Let one rank check, and all of them raise."""
-    problem = None
+def _on_first_rank(trainer: pl.Trainer, call: Callable[[], Any]) -> Any:
+    """Let one rank do something; all of them get its text or None, or raise."""
+    result, problem, raised = None, None, None
     if trainer.is_global_zero:
         try:
-            check()
-        except (ConfigurationError, PosteriorFormatError) as error:
-            problem = str(error)
-    problem = trainer.strategy.broadcast(problem)
+            result = call()
+        except Exception as error:  # of any kind: the other ranks are waiting
+            raised, problem = error, f"On the first rank: {type(error).__name__}: {error}"
+    result, problem = trainer.strategy.broadcast((result, problem))
+    if raised is not None:
+        raise raised
     if problem is not None:
         raise ConfigurationError(problem)
+    return result

@@ -154,7 +154,9 @@ class Posterior(ABC):
             del weights  # before the next are made
         return self.likelihood.predictive(torch.cat(outputs))
 
-    def diagnose(self, inputs: Any, weights: Choice = None) -> Diagnosis:
+    def diagnose(
+        self, inputs: Any, weights: Choice = None, examples: int = 64, elements: int = 200
+    ) -> Diagnosis:
         """Whether chains of draws agree: R-hat and ESS of predictions, then of chosen weights.
 
         See :func:`lightning_bnn.diagnostics.diagnose`.
@@ -162,19 +164,27 @@ class Posterior(ABC):
         Args:
             inputs: Where to watch predictions: a loader, a batch or a tensor.
             weights: Which weights to look at too, such as ``"*.bias"``; none by default.
+            examples: At most how many of the inputs are used, evenly chosen.
+            elements: At most how many numbers of each quantity and of each weight tensor are
+                watched, a fixed choice.
         """
         from lightning_bnn.diagnostics import diagnose
 
-        return diagnose(self, inputs, weights)
+        return diagnose(self, inputs, weights, examples, elements)
 
-    def to_arviz(self, inputs: Any = None, weights: Choice = None) -> Any:
+    def to_arviz(self, inputs: Any = None, weights: Choice = None, examples: int = 64) -> Any:
         """Predictions and chosen weights of all chains as ArviZ has them.
 
         See :func:`lightning_bnn.diagnostics.to_arviz`.
+
+        Args:
+            inputs: Where to predict: a loader, a batch or a tensor.
+            weights: Which weights to include, such as ``"*.bias"``; none by default.
+            examples: At most how many of the inputs are used, evenly chosen.
         """
         from lightning_bnn.diagnostics import to_arviz
 
-        return to_arviz(self, inputs, weights)
+        return to_arviz(self, inputs, weights, examples)
 
     def _chunks(self, count: int, seed: int) -> Iterator[Weights] | list[Weights]:
         if self._cache is not None and self._cache[0] == (count, seed):
@@ -209,11 +219,7 @@ class Posterior(ABC):
 
     def _entry(self) -> dict[str, Any]:
         """What the manifest says of this posterior, or of this component of a mixture."""
-        made = type(self.likelihood)
-        ours = getattr(likelihoods, made.__name__, None) is made
-        name = made.__name__ if ours else f"{made.__module__}.{made.__qualname__}"
-        config = self.likelihood.config()
-        return {"kind": self.kind, "likelihood": {"name": name, "config": config}}
+        return {"kind": self.kind, "likelihood": likelihood_entry(self.likelihood)}
 
     @staticmethod
     def load(
@@ -263,6 +269,19 @@ def restore(
             "posterior was made."
         ) from error
     return _class_of(entry["kind"])._from_stored(stored, entry, net, chosen, prefix)
+
+
+def likelihood_entry(likelihood: Likelihood) -> dict[str, Any]:
+    """What a manifest says of a likelihood: its class and its options.
+
+    Example:
+        >>> likelihood_entry(likelihoods.Categorical())["name"]
+        'Categorical'
+    """
+    made = type(likelihood)
+    ours = getattr(likelihoods, made.__name__, None) is made
+    name = made.__name__ if ours else f"{made.__module__}.{made.__qualname__}"
+    return {"name": name, "config": likelihood.config()}
 
 
 def load_if_stored(stored: store.Stored, blob: str) -> Weights:

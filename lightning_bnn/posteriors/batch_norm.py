@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,6 @@ def recompute_batch_norm(
     net: nn.Module,
     weights: Mapping[str, Tensor],
     batches: Iterable[Any],
-    mode: Literal["stacked", "loop"] = "loop",
 ) -> dict[str, Tensor]:
     """The same weights with running statistics that are the mean over batches of the inputs.
 
@@ -69,7 +68,6 @@ def recompute_batch_norm(
         net: The network; its own values serve for what is not in ``weights``.
         weights: Parameters and buffers with a leading axis of draws.
         batches: Batches of inputs, at least one; each draw sees all of them.
-        mode: How the draws run through the network.
 
     Returns:
         The given tensors, and for each BatchNorm layer new statistics with a leading axis.
@@ -88,9 +86,10 @@ def recompute_batch_norm(
             own = getattr(layer, statistic)
             name = f"{prefix}.{statistic}" if prefix else statistic
             fresh[name] = own.new_zeros(len(first), *own.shape, device=first.device)
-    run = StackedModule(net, mode)
+    # one draw after another: in a stack the layers' counters are vectors, and cannot be read
+    run = StackedModule(net, "loop")
     count = 0
-    with _only_these_train(net, list(layers.values()), mode):
+    with _only_these_train(net, list(layers.values())):
         for inputs in batches:
             run(fresh, inputs)
             count += 1
@@ -100,37 +99,21 @@ def recompute_batch_norm(
 
 
 @contextmanager
-def _only_these_train(net: nn.Module, layers: list[_BatchNorm], mode: str) -> Iterator[None]:
+def _only_these_train(net: nn.Module, layers: list[_BatchNorm]) -> Iterator[None]:
     """Put a network into evaluation mode but for layers that average over all their calls."""
     training = [(module, module.training) for module in net.modules()]
     momenta = [layer.momentum for layer in layers]
-    hooks = []
     try:
         net.eval()
         for layer in layers:
             layer.train()
             layer.momentum = None  # the average over all calls, by the layer's own counter
-            if mode == "stacked":  # where a counter is a stack of numbers, and cannot be read
-                hooks.append(layer.register_forward_pre_hook(_CountCalls()))
             if isinstance(layer, nn.SyncBatchNorm):
                 vars(layer)["forward"] = MethodType(_BatchNorm.forward, layer)
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
             vars(layer).pop("forward", None)
         for module, mode_before in training:
             module.training = mode_before
-
-
-class _CountCalls:
-    """Give a layer the momentum of an average over its calls: one over their number."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, layer: _BatchNorm, inputs: Any) -> None:
-        self.calls += 1
-        layer.momentum = 1 / self.calls

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lightning_bnn import likelihoods
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors.base import (
@@ -27,6 +26,7 @@ from lightning_bnn.posteriors.base import (
     Weights,
     describe,
     in_network_order,
+    likelihood_entry,
     load_if_stored,
     network_tensors,
 )
@@ -64,12 +64,8 @@ def create_stream(
     first = {name: tensor[0] for name, tensor in weights.items() if tensor.ndim}
     names = in_network_order(net, first, "weights")
     fixed = {name: tensor for name, tensor in network_tensors(net).items() if name not in names}
-    entry = {"name": "not given", "config": {}}
-    if likelihood is not None:
-        made = type(likelihood)
-        ours = getattr(likelihoods, made.__name__, None) is made
-        entry["name"] = made.__name__ if ours else f"{made.__module__}.{made.__qualname__}"
-        entry["config"] = likelihood.config()
+    unknown = {"name": "not given", "config": {}}
+    entry = unknown if likelihood is None else likelihood_entry(likelihood)
     return DrawStream.create(
         directory,
         fields={"kind": "draws", "likelihood": entry, "network": describe(net)},
@@ -151,16 +147,23 @@ class DrawsPosterior(Posterior):
             self._draws = [{k: v.detach().clone() for k, v in draw.items()} for draw in ordered]
 
     @classmethod
-    def from_stream(cls, stream: DrawStream, net: nn.Module, likelihood: Likelihood) -> Self:
-        """The posterior of all draws that a stream holds now; they stay on the disk.
+    def from_stream(
+        cls,
+        stream: DrawStream,
+        net: nn.Module,
+        likelihood: Likelihood,
+        steps: Sequence[int] | None = None,
+    ) -> Self:
+        """The posterior of draws that a stream holds now; they stay on the disk.
 
         Args:
             stream: Draws of ``net``.
             net: The network.
             likelihood: As the stream was made with; it gets what was learned up to the last draw.
+            steps: After which steps the draws were taken; by default all.
 
         Raises:
-            PosteriorFormatError: There is no draw in the stream yet.
+            PosteriorFormatError: There is no draw in the stream yet, or none of one of the steps.
         """
         if not len(stream):
             raise PosteriorFormatError(
@@ -168,9 +171,9 @@ class DrawsPosterior(Posterior):
                 "burn-in. Open it later."
             )
         likelihood = deepcopy(likelihood)
-        if learned := stream.likelihood():
+        if learned := stream.likelihood(None if steps is None else steps[-1]):
             likelihood.load_state_dict(learned)
-        return cls(net, likelihood, stream.draws(), stream.fixed(), stream.chains)
+        return cls(net, likelihood, stream.draws(steps), stream.fixed(), stream.chains)
 
     def __len__(self) -> int:
         return len(self._draws)
@@ -193,9 +196,10 @@ class DrawsPosterior(Posterior):
         """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
         rounds, rest = divmod(count, len(self))
         order = list(range(len(self))) * rounds
-        device = self.device if generator is None else generator.device
-        extra = torch.randperm(len(self), generator=generator, device=device)[:rest]
-        order += sorted(extra.tolist())
+        if rest:
+            device = self.device if generator is None else generator.device
+            extra = torch.randperm(len(self), generator=generator, device=device)[:rest]
+            order += sorted(extra.tolist())
         for start in range(0, count, chunk):
             yield self._stack(order[start : start + chunk])
 

@@ -7,13 +7,15 @@ fsspec URL) a put is as atomic as that system makes it, which in object stores i
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +28,31 @@ from lightning_bnn.errors import ConfigurationError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["TEMPORARY", "Files", "LocalFiles", "RemoteFiles", "open_directory"]
+__all__ = ["TEMPORARY", "Files", "LocalFiles", "RemoteFiles", "absolute", "open_directory"]
 
 TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 
 _NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+
+def absolute(directory: str | os.PathLike[str]) -> str:
+    """A URL as it is, a path from the root on: a later change of directory does not move it.
+
+    Example:
+        >>> absolute("s3://bucket/runs"), absolute("runs") == os.path.join(os.getcwd(), "runs")
+        ('s3://bucket/runs', True)
+    """
+    location = os.fspath(directory)
+    if not location:
+        raise ConfigurationError("A directory or a URL is needed; got an empty text.")
+    if "://" in location:
+        return location
+    if re.match(r"[A-Za-z0-9+.-]{2,}:/", location):
+        raise ConfigurationError(
+            f"{location!r} looks like a URL that went through Path, which drops a slash. "
+            f"Pass the URL as a string."
+        )
+    return os.path.abspath(location)
 
 
 def open_directory(directory: str | os.PathLike[str]) -> Files:
@@ -42,13 +64,8 @@ def open_directory(directory: str | os.PathLike[str]) -> Files:
         >>> files.names(), files.get("a"), files.get("b")
         (['a'], b'text', None)
     """
-    location = os.fspath(directory)
+    location = absolute(directory)
     if "://" not in location:
-        if re.match(r"[A-Za-z0-9+.-]{2,}:/", location):
-            raise ConfigurationError(
-                f"{location!r} looks like a URL that went through Path, which drops a slash. "
-                f"Pass the URL as a string."
-            )
         return LocalFiles(Path(location))
     try:
         file_system, path = fsspec.core.url_to_fs(location)
@@ -92,6 +109,14 @@ class Files(ABC):
     def one_writer(self) -> AbstractContextManager[None]:
         """Make what must be there before a put, and keep other writers out where that works."""
         return nullcontext()
+
+    def claim(self) -> Callable[[], None]:
+        """Keep other processes from claiming the same until the result is called, where that works.
+
+        Raises:
+            ConfigurationError: Another process has claimed it.
+        """
+        return lambda: None
 
 
 class LocalFiles(Files):
@@ -139,7 +164,9 @@ class LocalFiles(Files):
                     file.flush()
                     os.fsync(file.fileno())
                 os.replace(temporary, path)
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, OSError) and error.filename is None:
+                    error.filename = str(path)  # a full disk does not say where
                 with suppress(OSError):
                     os.unlink(temporary)
                 raise
@@ -169,6 +196,25 @@ class LocalFiles(Files):
             yield
         finally:
             os.close(descriptor)
+
+    @override
+    def claim(self) -> Callable[[], None]:
+        if sys.platform == "win32":
+            return super().claim()
+        self._make(self.root)
+        descriptor = os.open(self.root / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            # of this process alone, not of its forks: gone the moment that it is killed
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                os.close(descriptor)
+                raise ConfigurationError(
+                    f"{self} is in use: another run is writing draws to it. Give each run a "
+                    "directory of its own."
+                ) from error
+            # else a network file system without locks
+        return partial(os.close, descriptor)
 
     def _make(self, path: Path) -> None:
         if not path.is_dir():

@@ -262,7 +262,3 @@ class Stored:
             PosteriorFormatError: There is no such blob, or it is damaged.
         """
         return read_blob(self.files, self.entry(blob_name), device)
-
-    def load_all(self, device: torch.device | str = "cpu") -> dict[str, dict[str, Tensor]]:
-        """Read every blob; all of them are then in memory together."""
-        return {name: self.load(name, device) for name in self.blob_names}

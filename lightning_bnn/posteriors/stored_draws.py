@@ -61,6 +61,7 @@ class StoredDraws(Sequence[Weights]):
         }
         self.device = torch.device("cpu")
         self._last: tuple[int, Weights] | None = None
+        self._checked: set[int] = set()  # the blobs whose hash was found good
 
     def __len__(self) -> int:
         return len(self._entries) * max(1, self._chains)
@@ -75,14 +76,18 @@ class StoredDraws(Sequence[Weights]):
     @overload
     def __getitem__(self, index: slice) -> list[Weights]: ...
     def __getitem__(self, index: int | slice) -> Weights | list[Weights]:
-        """One draw, as a copy of its own; its blob's hash is checked."""
+        """One draw, as a copy of its own; its blob's hash is checked the first time."""
         if isinstance(index, slice):
             return [self[one] for one in range(len(self))[index]]
         number, chain = divmod(range(len(self))[index], max(1, self._chains))
-        if self._last is None or self._last[0] != number:
-            self._last = None  # two blobs are never held together
-            self._last = (number, read_blob(self._files, self._entries[number]))
-        blob = self._last[1]
+        last = self._last  # looked at once: another thread may replace it
+        if last is None or last[0] != number:
+            last = self._last = None  # two blobs are never held together
+            blob = read_blob(self._files, self._entries[number], known_good=number in self._checked)
+            self._checked.add(number)
+            self._last = (number, blob)
+        else:
+            blob = last[1]
         return {
             name: (blob[name][chain] if self._chains else blob[name]).to(self.device, copy=True)
             for name in self.shapes

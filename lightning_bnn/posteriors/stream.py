@@ -6,6 +6,7 @@ Layout of a stream::
     <directory>/blobs/fixed-<hash>.safetensors             what all draws have in common
     <directory>/blobs/draw-<step>-<id>.safetensors         all chains after a step, stacked
     <directory>/records/<step>.json                        says that this step's draw is there
+    <directory>/.lock                                      locked while a trainer writes here
 
 The head is the manifest of an ordinary posterior of draws (see
 :mod:`lightning_bnn.posteriors.store`), with the names and shapes that every *snapshot* (the draws
@@ -22,10 +23,11 @@ hashed meanwhile, and read when it is asked for.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -35,7 +37,13 @@ from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.posteriors import store
-from lightning_bnn.posteriors.blobs import describe_tensors, pieces_of, read_blob, sha256_of
+from lightning_bnn.posteriors.blobs import (
+    check_storable,
+    describe_tensors,
+    pieces_of,
+    read_blob,
+    sha256_of,
+)
 from lightning_bnn.posteriors.files import TEMPORARY, open_directory
 from lightning_bnn.posteriors.manifest import (
     BLOB_FILE,
@@ -78,7 +86,7 @@ class DrawStream:
         ([10], 2, {'w': tensor([10., 10., 10.])})
     """
 
-    def __init__(self, stored: store.Stored) -> None:
+    def __init__(self, stored: store.Stored, last_step: int | None = None) -> None:
         head = stored.fields.get("stream")
         if head is None:
             raise PosteriorFormatError(
@@ -90,16 +98,24 @@ class DrawStream:
         self.id: str = head["id"]
         self._tensors: dict[str, Any] = head["tensors"]
         self._head = self.files.get(MANIFEST)
+        # A run may be writing meanwhile: a record that is seen has its blob, if the blobs are
+        # looked at later; one that is gone again was removed by a run that resumed.
+        records = {}
+        for step in self.recorded_steps():
+            if last_step is None or step <= last_step:
+                with suppress(FileNotFoundError):
+                    records[step] = self._read(step)
         present = set(self.files.names("blobs"))
         self._entries: dict[int, Entry] = {}
-        for name in filter(RECORD.fullmatch, self.files.names("records")):
-            record = self._read(name)
-            if record["blob"]["file"] not in present:
+        for step, record in records.items():
+            file, name = record["blob"]["file"], f"records/{_record_name(step)}"
+            if file in present:
+                self._entries[step] = {**record["blob"], "tensors": self._tensors}
+            elif self.files.get(name) is not None:
                 raise PosteriorFormatError(
-                    f"{self.files}: records/{name} names blobs/{record['blob']['file']}, which is "
-                    "missing. Restore it from a copy, or remove the record."
+                    f"{self.files}: {name} names blobs/{file}, which is missing. Restore it from a "
+                    "copy, or remove the record."
                 )
-            self._entries[record["step"]] = {**record["blob"], "tensors": self._tensors}
 
     # ---------------------------------------------------------------- making, opening
 
@@ -154,6 +170,8 @@ class DrawStream:
             ConfigurationError: The directory holds draws or something else already.
         """
         cls.check_free(directory)
+        for name, tensor in _snapshot(weights, likelihood).items():
+            check_storable(name, tensor, "draw")
         shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
         lengths = {tuple(shape[:1]) for shape in shapes.values()}
         if len(lengths) != 1 or lengths & {(), (0,)}:
@@ -173,13 +191,17 @@ class DrawStream:
         return cls.open(directory)
 
     @classmethod
-    def open(cls, directory: str | os.PathLike[str]) -> Self:
+    def open(cls, directory: str | os.PathLike[str], last_step: int | None = None) -> Self:
         """Open a stream to read it or to go on with it.
+
+        Args:
+            directory: Where it lies.
+            last_step: What is of later steps is not looked at, be it damaged or not.
 
         Raises:
             PosteriorFormatError: There is none, or it is damaged.
         """
-        return cls(store.read(directory))
+        return cls(store.read(directory), last_step)
 
     # ---------------------------------------------------------------- reading
 
@@ -191,31 +213,49 @@ class DrawStream:
         """The steps after which snapshots were taken, in order."""
         return sorted(self._entries)
 
+    def recorded_steps(self) -> list[int]:
+        """The steps of all records on the disk now, good or not, in order."""
+        return [int(name[:12]) for name in self.files.names("records") if RECORD.fullmatch(name)]
+
     def hashes(self) -> dict[int, str]:
         """The sha256 of each snapshot's file, by step; equal where draws are equal in each bit."""
         return {step: self._entries[step]["sha256"] for step in self.steps()}
 
     def fields(self, step: int) -> dict[str, Any]:
         """The fields that were given with the snapshot of a step."""
-        fields: dict[str, Any] = self._read(_record_name(step))["fields"]
+        self._entry(step)  # says what is there instead
+        fields: dict[str, Any] = self._read(step)["fields"]
         return fields
 
-    def draws(self) -> StoredDraws:
-        """All draws so far, step after step and in it chain after chain, read when asked for."""
-        entries = [self._entries[step] for step in self.steps()]
-        return StoredDraws(self.files, entries, self.chains)
+    def draws(self, steps: Sequence[int] | None = None) -> StoredDraws:
+        """The draws, step after step and in it chain after chain, read when asked for.
+
+        Args:
+            steps: After which steps they were taken; by default all so far.
+        """
+        chosen = self.steps() if steps is None else steps
+        return StoredDraws(self.files, [self._entry(step) for step in chosen], self.chains)
 
     def fixed(self) -> Weights:
         """The tensors that all draws have in common."""
         return self.stored.load("fixed") if "fixed" in self.stored.blob_names else {}
 
-    def likelihood(self) -> Weights:
-        """What the likelihood had learned when the last snapshot was taken."""
+    def likelihood(self, step: int | None = None) -> Weights:
+        """What the likelihood had learned when a snapshot was taken, by default the last."""
         names = [name for name in self._tensors if name.startswith(LIKELIHOOD)]
         if not names or not self._entries:
             return {}
-        last = read_blob(self.files, self._entries[self.steps()[-1]])
-        return {name.removeprefix(LIKELIHOOD): last[name] for name in names}
+        entry = self._entry(max(self._entries) if step is None else step)
+        blob = read_blob(self.files, entry)
+        return {name.removeprefix(LIKELIHOOD): blob[name] for name in names}
+
+    def _entry(self, step: int) -> Entry:
+        if step not in self._entries:
+            raise PosteriorFormatError(
+                f"{self.files} has no draws of step {step}; it has {len(self)} snapshots. They may "
+                "have been dropped by a run that went on from an earlier checkpoint."
+            )
+        return self._entries[step]
 
     # ---------------------------------------------------------------- writing
 
@@ -279,9 +319,9 @@ class DrawStream:
         with self.files.one_writer():
             self._check_owned()
             # the latest first: at each moment the stream is one that once was
-            for step in [step for step in reversed(self.steps()) if step > after_step]:
+            for step in [step for step in reversed(self.recorded_steps()) if step > after_step]:
                 self.files.remove(f"records/{_record_name(step)}")
-                del self._entries[step]
+                self._entries.pop(step, None)
             self.files.sync("records")  # no record may outlive its blob
             named = {entry["file"] for entry in self._entries.values()}
             for folder in ("blobs", "records"):
@@ -306,21 +346,27 @@ class DrawStream:
                 "draws to it. Give each run a directory of its own."
             )
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, step: int) -> dict[str, Any]:
         """Read a record and check it."""
-        where = f"{self.files}: records/{name}"
-        data = self.files.get(f"records/{name}")
+        name = f"records/{_record_name(step)}"
+        data = self.files.get(name)
         if data is None:
-            raise PosteriorFormatError(f"{where} does not exist.")
+            raise FileNotFoundError(errno.ENOENT, "There is no such record", f"{self.files}/{name}")
 
         def check(record: Mapping[str, Any]) -> None:
             require(type(record["step"]) is int, "step is not a number", record["step"])
-            require(_record_name(record["step"]) == name, "of another step", record["step"])
+            require(record["step"] == step, "of another step", record["step"])
             require(record["stream"] == self.id, "of another stream", record["stream"])
             require(isinstance(record["fields"], dict), "fields is no object", record["fields"])
             check_blob({**record["blob"], "tensors": {}})
 
-        return unseal(data, where, FORMAT, check)
+        try:
+            return unseal(data, f"{self.files}: {name}", FORMAT, check)
+        except PosteriorFormatError as error:
+            raise PosteriorFormatError(
+                f"{error} If there is no copy, remove this record: the draws of other steps are "
+                "not touched by it."
+            ) from error
 
 
 def _record_name(step: int) -> str:

@@ -20,12 +20,12 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_bnn import SGMCMC, DrawsPosterior, Posterior, VariationalBNN
 from lightning_bnn.callbacks import SampleCollector
-from lightning_bnn.errors import ConfigurationError, NonFiniteError
+from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import files
 from lightning_bnn.posteriors.batch_norm import recompute_batch_norm
 from lightning_bnn.posteriors.stream import DrawStream
-from lightning_bnn.samplers import SGLD, Cyclical
+from lightning_bnn.samplers import HMC, SGLD, Cyclical
 from tests.trainers import quiet_trainer
 
 EXAMPLES, BATCH = 24, 4  # six steps an epoch
@@ -221,9 +221,27 @@ def test_cycles_after_a_burn_in() -> None:
 
 
 def test_cycles_of_a_plain_module() -> None:
-    collector = SampleCollector(every="cycle")
-    fit(Plain(cycle=5), collector)
-    assert collector.steps == [5, 10]
+    at_end, often = SampleCollector(every="cycle"), SampleCollector()
+    fit(Plain(cycle=5), at_end, often)
+    assert at_end.steps == [5, 10]
+    assert often.steps == [3, 4, 5, 8, 9, 10]  # round(2.5) = 2 steps of each cycle explore
+
+
+@pytest.mark.parametrize("every", ["cycle", 1])
+def test_cycles_are_counted_in_steps(every: Any) -> None:
+    class Otherwise(Plain):
+        def configure_optimizers(self) -> Any:
+            made = super().configure_optimizers()
+            made["lr_scheduler"].update(self.options)
+            return made
+
+    module = Otherwise(cycle=5)
+    module.options = {"interval": "epoch"}
+    with pytest.raises(ConfigurationError, match=r"counted in steps.*interval='epoch'.*'step'"):
+        fit(module, SampleCollector(every=every))
+    module.options = {"frequency": 2}
+    with pytest.raises(ConfigurationError, match=r"interval='step', frequency=2"):
+        fit(module, SampleCollector(every=every))
 
 
 # -------------------------------------------------------------------- what is collected
@@ -278,6 +296,45 @@ def test_what_is_fixed_and_what_the_likelihood_learned(tmp_path: Path) -> None:
         assert posterior.likelihood.log_scale.item() == scale
         assert torch.equal(posterior.fixed["0.weight"], net[0].weight)
         assert posterior.sample(2)["1.weight"].shape == (2, 4)
+
+
+def test_a_plain_module_may_have_attributes_of_any_name() -> None:
+    module = Plain()
+    module.collector, module.sampling, module.warm_up = "mine", False, "slow"
+    module.split, module.ended_cycle, module.chain_numbers = 0.8, "no", "all"
+    collector = SampleCollector(every=6, refresh_batch_norm=1)
+    fit(module, collector)
+    assert collector.steps == [6, 12]
+    assert module.collector == "mine"
+
+
+@pytest.mark.parametrize("kind", ["sampler", "plain"])
+def test_an_infinite_buffer_is_no_divergence(kind: str) -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network()
+            self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.body(inputs) * self.mask.exp()[0]
+
+    collector, module = SampleCollector(every=6), Plain()
+    module.body = Masked()
+    if kind == "sampler":
+        module = SGMCMC(Masked(), Gaussian(0.5), sampler=partial(SGLD, lr=0.01))
+    fit(module, collector)
+    assert collector.steps == [6, 12]
+    assert collector.posterior(Gaussian(0.5)).predict(torch.randn(2, 3)).mean.isfinite().all()
+
+
+def test_running_statistics_that_are_not_finite() -> None:
+    class Spoil(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            pl_module.body[1].running_var[2] = float("inf")
+
+    with pytest.raises(NonFiniteError, match=r"'body.1.running_var' of chain 0 is not finite"):
+        fit(Plain(), Spoil(), SampleCollector())
 
 
 def test_no_draws_yet() -> None:
@@ -342,7 +399,7 @@ def test_a_full_disk_stops_in_that_step(tmp_path: Path, monkeypatch: Any) -> Non
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(descriptor)
 
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left.*blobs.draw-000000000006"):
         fit(sampler(), recorder, Fill(), SampleCollector(every=2, dirpath=tmp_path / "d"))
     assert max(recorder.weights) == 6
     assert_draws(Posterior.load(tmp_path / "d", network()), recorder.weights, [2, 4])
@@ -498,10 +555,44 @@ def resume(tmp_path: Path, ckpt: Any, **options: Any) -> SampleCollector:
 def test_a_moved_directory_goes_on(tmp_path: Path) -> None:
     ckpt = checkpoint_and_draws(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "d").rename(tmp_path / "elsewhere" / "d")
-    collector = resume(tmp_path / "elsewhere", ckpt)
-    assert collector.steps == DrawStream.open(tmp_path / "elsewhere" / "d").steps()
+    (tmp_path / "d").rename(tmp_path / "elsewhere" / "renamed")
+    collector = resume(tmp_path, ckpt, dirpath=tmp_path / "elsewhere" / "renamed")
+    assert collector.steps == DrawStream.open(tmp_path / "elsewhere" / "renamed").steps()
     assert collector.steps == [2, 4, 6, 8, 10, 12]
+
+
+def test_a_change_of_directory_does_not_move_draws(tmp_path: Path, monkeypatch: Any) -> None:
+    class Move(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            monkeypatch.chdir(tmp_path)
+
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    collector = SampleCollector(every=6, dirpath="draws")
+    fit(sampler(), Move(), collector)
+    assert DrawStream.open(tmp_path / "a" / "draws").steps() == [6, 12]
+    assert len(collector.posterior()) == 4
+
+
+@pytest.mark.parametrize("damage", ["record", "blob"])
+def test_damage_after_the_checkpoint_is_in_nobodys_way(tmp_path: Path, damage: str) -> None:
+    ckpt = checkpoint_and_draws(tmp_path)
+    expected = hashes(tmp_path / "d")
+    if damage == "record":
+        (tmp_path / "d" / "records" / "000000000010.json").write_text("{")
+    else:
+        next((tmp_path / "d" / "blobs").glob("draw-000000000010-*")).unlink()
+    resume(tmp_path, ckpt)
+    assert hashes(tmp_path / "d") == expected
+
+
+def test_a_fit_that_was_done_at_the_checkpoint(tmp_path: Path) -> None:
+    """Lightning then skips the training, so that later draws are still on the disk."""
+    ckpt = checkpoint_and_draws(tmp_path)
+    collector = SampleCollector(every=2, dirpath=tmp_path / "d")
+    fit(sampler(), collector, ckpt=ckpt, max_steps=7)
+    assert collector.steps == [2, 4, 6]
+    assert len(collector.posterior()) == 6
 
 
 def test_draws_that_the_checkpoint_has_must_be_there(tmp_path: Path) -> None:
@@ -569,27 +660,65 @@ def test_the_same_collector_in_several_fits(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Resume with ckpt_path="):
         fit(sampler(), collector)  # a new trainer starts anew
     collector = SampleCollector(every=5)
-    for _ in range(2):
+    fit(sampler(), collector)
+    with pytest.warns(UserWarning, match="drops the 4 draws of an earlier fit"):
         fit(sampler(), collector)
-        assert collector.steps == [5, 10]
-        assert len(collector.posterior()) == 4
+    assert collector.steps == [5, 10]
+    assert len(collector.posterior()) == 4
 
 
-def test_testing_an_earlier_checkpoint_loses_nothing(tmp_path: Path) -> None:
-    saver = Save(tmp_path / "run.ckpt", 7)
-    collector, bnn = SampleCollector(every=2), sampler()
-    trainer = fit(bnn, collector, saver)
-    trainer.test(bnn, loader(shuffle=False), ckpt_path=tmp_path / "run.ckpt", verbose=False)
-    assert len(collector.posterior()) == 12
-    # in a new process the checkpoint's draws are tested
-    new, fresh = SampleCollector(every=2), sampler()
-    quiet_trainer(callbacks=[new]).test(
-        fresh, loader(shuffle=False), ckpt_path=tmp_path / "run.ckpt", verbose=False
-    )
+def test_a_trainer_that_fits_another_module_starts_anew(tmp_path: Path) -> None:
+    held, stored = SampleCollector(every=5), SampleCollector(every=5, dirpath=tmp_path / "d")
+    for collector in (held, stored):
+        trainer = quiet_trainer(max_epochs=1, callbacks=[collector])
+        trainer.fit(sampler(), loader())
+        trainer.fit_loop.max_epochs = 2
+        if collector is held:
+            with pytest.warns(UserWarning, match="drops the 2 draws"):
+                trainer.fit(sampler(seed=9), loader())
+            assert collector.steps == [10]
+        else:
+            with pytest.raises(ConfigurationError, match="already holds draws"):
+                trainer.fit(sampler(seed=9), loader())
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_testing_an_earlier_checkpoint(tmp_path: Path, place: str) -> None:
+    """The test sees the checkpoint's draws, not those after it, which are not lost."""
+
+    class Count(Callback):
+        def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+            self.seen = pl_module.posterior().sample(6)["0.weight"], len(pl_module.posterior())
+
+    def make() -> SampleCollector:
+        return SampleCollector(every=2, dirpath=tmp_path / "d" if place == "disk" else None)
+
+    saver, counts, recorder = Save(tmp_path / "run.ckpt", 7), Count(), Recorder()
+    collector, bnn = make(), sampler()
+    trainer = fit(bnn, recorder, collector, saver, counts)
+    testing = {"ckpt_path": tmp_path / "run.ckpt", "verbose": False}
+    trainer.test(bnn, loader(shuffle=False), **testing)
+    expected = torch.cat([recorder.weights[step]["0.weight"] for step in (2, 4, 6)])
+    assert counts.seen[1] == 6
+    assert torch.equal(counts.seen[0], expected)
+    assert_draws(collector.posterior(), recorder.weights, [2, 4, 6, 8, 10, 12])
+    # in a new process as well
+    new, fresh = make(), sampler()
+    quiet_trainer(callbacks=[new]).test(fresh, loader(shuffle=False), **testing)
     assert new.steps == [2, 4, 6]
-    assert len(fresh.posterior()) == 6
-    fit(sampler(), new)  # and a new fit starts anew
-    assert new.steps == [2, 4, 6, 8, 10, 12]
+    assert_draws(fresh.posterior(), recorder.weights, [2, 4, 6])
+    if place == "memory":
+        with pytest.warns(UserWarning, match="drops the 6 draws"):
+            fit(sampler(), new)  # and a new fit starts anew
+        assert new.steps == [2, 4, 6, 8, 10, 12]
+        return
+    DrawStream.open(tmp_path / "d").truncate(after_step=5)
+    with pytest.raises(PosteriorFormatError, match="has no draws of step 6"):
+        new.posterior()
+    (tmp_path / "d").rename(tmp_path / "away")
+    fit(sampler(), SampleCollector(every=4, dirpath=tmp_path / "d"))
+    with pytest.raises(ConfigurationError, match="are of another run"):
+        new.posterior()
 
 
 # -------------------------------------------------------------------- bad input
@@ -612,6 +741,16 @@ def test_testing_an_earlier_checkpoint_loses_nothing(tmp_path: Path) -> None:
             "1 of them a warm-up",
         ),
         ({"every": "cycle"}, {}, r"every='cycle' needs a cyclical schedule.*got \[\]"),
+        (
+            {"burn_in": 1, "every": 4},
+            {"scheduler": partial(Cyclical, cycle_length=4)},  # steps 5 and 9 are the first of two
+            r"12 steps; a step that explores gives none\. Train",
+        ),
+        (
+            {},
+            {"scheduler": partial(Cyclical, cycle_length=14), "warm_up": 5},
+            "5 of them a warm-up; a step that explores",
+        ),
     ],
 )
 def test_a_collector_that_would_take_no_draw(options: Any, module: Any, message: str) -> None:
@@ -621,13 +760,36 @@ def test_a_collector_that_would_take_no_draw(options: Any, module: Any, message:
     assert recorder.weights == {}
 
 
+def test_hmc_that_only_adapts_gives_no_draw() -> None:
+    def run(adapt: int, **options: Any) -> SampleCollector:
+        made = partial(HMC, lr=0.01, leapfrog_steps=2, adapt_steps=adapt)
+        net = nn.Linear(3, 1)
+        bnn = SGMCMC(net, Gaussian(0.5), sampler=made, seed=1, warm_up=1)
+        collector = SampleCollector(**options)
+        trainer = quiet_trainer(max_epochs=6, callbacks=[collector])
+        trainer.fit(bnn, loader(batch_size=EXAMPLES))
+        return collector
+
+    with pytest.raises(
+        ConfigurationError, match="6 steps, 1 of them a warm-up, 5 of them to adapt"
+    ):
+        run(5)
+    assert run(4).steps == [6]
+
+
+def test_a_plain_module_that_only_explores() -> None:
+    with pytest.raises(ConfigurationError, match="a step that explores gives none"):
+        fit(Plain(cycle=24), SampleCollector())
+
+
 def test_where_the_number_of_steps_is_not_known() -> None:
     class Endless(IterableDataset):
         def __iter__(self) -> Any:
             return iter([data()[i] for i in range(EXAMPLES)])
 
     trainer = quiet_trainer(max_epochs=1, callbacks=[SampleCollector(burn_in=99)])
-    trainer.fit(sampler(num_data=EXAMPLES), DataLoader(Endless(), batch_size=BATCH))
+    with pytest.warns(UserWarning, match=r"burn_in=99, every=1\) took no draw in the 6 steps"):
+        trainer.fit(sampler(num_data=EXAMPLES), DataLoader(Endless(), batch_size=BATCH))
     assert trainer.global_step == 6
     # with manual optimization Lightning's estimate counts batches, not steps
     collector = SampleCollector(burn_in=20)
@@ -646,11 +808,17 @@ def test_a_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"burn_in": -1}, "burn_in= is at least 0; got -1"),
-        ({"every": 0}, "every= is a number of steps.*got 0"),
+        ({"burn_in": -1}, "burn_in= is a whole number, at least 0; got -1"),
+        ({"burn_in": 1.5}, "burn_in= .*got 1.5"),
+        ({"every": 0}, "every= is a whole number, at least 1; got 0"),
+        ({"every": 2.5}, "every= .*got 2.5"),
+        ({"every": True}, "every= .*got True"),
         ({"every": "epoch"}, "or 'cycle'; got 'epoch'"),
-        ({"max_draws": 0}, "max_draws= is at least 1; got 0"),
+        ({"max_draws": 0}, "max_draws= is a whole number, at least 1; got 0"),
+        ({"max_draws": "3"}, "max_draws= .*got '3'"),
         ({"refresh_batch_norm": -2}, "at least 0; got -2"),
+        ({"refresh_batch_norm": True}, "refresh_batch_norm= .*got True"),
+        ({"dirpath": ""}, "got an empty text"),
     ],
 )
 def test_options_that_cannot_be(options: Any, message: str) -> None:
@@ -668,14 +836,99 @@ def test_collectors_are_told_apart() -> None:
             {"every": "cycle"},
             {"refresh_batch_norm": 1},
             {"dirpath": "runs/a"},
-            {"dirpath": "s3://bucket/b/"},
         )
     ]
     assert len(set(keys)) == len(keys)
-    assert (
+    assert (  # the directory may be moved, and more draws be asked for
         SampleCollector(dirpath="x/draws/").state_key
-        == SampleCollector(dirpath=Path("y/draws"), max_draws=3).state_key
+        == SampleCollector(dirpath="s3://bucket/b", max_draws=3).state_key
     )
+    trainer = quiet_trainer(max_epochs=1, callbacks=[SampleCollector(dirpath="x")])
+    trainer.callbacks.append(SampleCollector(dirpath="y"))
+    with pytest.raises(ConfigurationError, match="'stored': True}: they would take the same draws"):
+        trainer.fit(sampler(), loader())
+
+
+@pytest.mark.parametrize("other", ["d", "d/", "link", "x/../d"])
+def test_two_collectors_with_one_directory(tmp_path: Path, other: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "d")
+    first = SampleCollector(burn_in=4, dirpath=tmp_path / "d")
+    second = SampleCollector(burn_in=5, dirpath=f"{tmp_path}/{other}")
+    with pytest.raises(ConfigurationError, match=r"Two collectors .* same dirpath="):
+        fit(sampler(), first, second)
+    assert not (tmp_path / "d").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs locks")
+def test_a_directory_is_one_runs_during_the_burn_in_too(tmp_path: Path) -> None:
+    class Another(Callback):
+        """Another process tries to claim the directory, during the run and after it."""
+
+        says: list[str] = []  # noqa: RUF012
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 1:
+                self.ask()
+
+        def ask(self) -> None:
+            code = (
+                "import fcntl, sys\nfile = open(sys.argv[1], 'r+')\n"
+                "fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)\nprint('free')"
+            )
+            run = [sys.executable, "-c", code, str(tmp_path / "d" / ".lock")]
+            done = subprocess.run(run, capture_output=True, text=True)
+            self.says.append(done.stdout.strip() or done.stderr.split()[-1])
+
+    another = Another()
+    fit(sampler(), another, SampleCollector(every=12, dirpath=tmp_path / "d"))
+    another.ask()
+    with pytest.raises(InterruptedError):
+        fit(sampler(), Stop(2), SampleCollector(burn_in=5, dirpath=tmp_path / "e"))
+    assert another.says == ["unavailable", "free"]
+
+    holds = (
+        "import fcntl, sys\nfile = open(sys.argv[1], 'w')\nfcntl.lockf(file, fcntl.LOCK_EX)\n"
+        "print('held', flush=True)\nsys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holds, str(tmp_path / "e" / ".lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        recorder, head = Recorder(), (tmp_path / "e" / "manifest.json").read_bytes()
+        with pytest.raises(ConfigurationError, match="is in use: another run is writing draws"):
+            fit(sampler(), recorder, SampleCollector(burn_in=5, dirpath=tmp_path / "e"))
+        assert recorder.weights == {}
+        assert (tmp_path / "e" / "manifest.json").read_bytes() == head
+        holder.kill()  # as by kill -9
+    fit(sampler(), SampleCollector(burn_in=5, every=7, dirpath=tmp_path / "e"))
+    assert DrawStream.open(tmp_path / "e").steps() == [12]
+
+
+def test_any_error_of_the_first_rank_reaches_the_others(tmp_path: Path, monkeypatch: Any) -> None:
+    """Two ranks in one process: what the first broadcasts is what the second gets."""
+    from lightning_bnn.callbacks import sample_collector as module
+
+    class Strategy:
+        sent: Any = None
+
+        def broadcast(self, sent: Any) -> Any:
+            Strategy.sent = sent if Strategy.sent is None else Strategy.sent
+            return Strategy.sent
+
+    class Rank:
+        def __init__(self, rank: int) -> None:
+            self.is_global_zero, self.strategy = rank == 0, Strategy()
+
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        module._on_first_rank(Rank(0), fail)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"first rank: OSError: .*No space left"):
+        module._on_first_rank(Rank(1), fail)  # type: ignore[arg-type]
 
 
 # -------------------------------------------------------------------- two processes

@@ -138,7 +138,7 @@ def found(root):
 
     try:
         stored = store.read(root)
-        blobs = stored.load_all()
+        blobs = {name: stored.load(name) for name in stored.blob_names}
     except PosteriorFormatError as error:
         missing = "there is no manifest.json" in str(error) or "does not exist" in str(error)
         return "nothing" if missing else f"broken: {error}"

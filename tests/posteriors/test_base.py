@@ -24,6 +24,10 @@ def make(net, likelihood=None, names=None, scale=0.3):
     return GaussianPosterior(net, likelihood or Gaussian(0.3), mean, sd)
 
 
+def load_all(stored):
+    return {name: stored.load(name) for name in stored.blob_names}
+
+
 def network():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
 
@@ -316,7 +320,7 @@ def test_only_likelihoods_are_made_by_name(tmp_path, name):
     make(nn.Linear(2, 1)).save(tmp_path)
     stored = store.read(tmp_path)
     fields = {**stored.fields, "likelihood": {"name": name, "config": {"a": 1}}}
-    store.write(tmp_path, kind=stored.kind, blobs=stored.load_all(), fields=fields)
+    store.write(tmp_path, kind=stored.kind, blobs=load_all(stored), fields=fields)
     with pytest.raises(PosteriorFormatError, match=f"likelihood '{name}'"):
         Posterior.load(tmp_path, nn.Linear(2, 1))
 
@@ -329,7 +333,7 @@ def test_unknown_kinds(tmp_path):
     MixturePosterior([make(nn.Linear(2, 1))]).save(tmp_path)
     stored = store.read(tmp_path)
     stored.fields["components"][0]["kind"] = "swag"
-    store.write(tmp_path, kind="mixture", blobs=stored.load_all(), fields=stored.fields)
+    store.write(tmp_path, kind="mixture", blobs=load_all(stored), fields=stored.fields)
     with pytest.raises(PosteriorFormatError, match="kind 'swag'"):
         Posterior.load(tmp_path, nn.Linear(2, 1))
 

@@ -10,8 +10,6 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors.base import network_tensors
 from lightning_bnn.posteriors.batch_norm import batch_norm_layers, recompute_batch_norm
 
-MODES = ["stacked", "loop"]
-
 
 class Net(nn.Module):
     """Convolutions, two kinds of BatchNorm and dropout."""
@@ -42,11 +40,10 @@ def stacked_weights(net, draws=3):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_the_mean_over_batches_for_each_draw(mode):
+def test_the_mean_over_batches_for_each_draw():
     net, data = Net(), batches()
     weights = stacked_weights(net)
-    fresh = recompute_batch_norm(net, weights, iter(data), mode)
+    fresh = recompute_batch_norm(net, weights, iter(data))
     assert fresh.keys() == weights.keys()
     for draw in range(3):
         # by hand, layer after layer, with the batch's own statistics as in training
@@ -74,8 +71,7 @@ def test_the_mean_over_batches_for_each_draw(mode):
         assert fresh[name] is weights[name]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_nothing_else_changes(mode):
+def test_nothing_else_changes():
     net, data = Net(), batches()
     net.norm.eval()
     net(data[0])
@@ -84,7 +80,7 @@ def test_nothing_else_changes(mode):
     weights = stacked_weights(net)
     copies = {name: tensor.clone() for name, tensor in weights.items()}
     state = torch.get_rng_state()
-    recompute_batch_norm(net, weights, data, mode)
+    recompute_batch_norm(net, weights, data)
     assert torch.equal(torch.get_rng_state(), state)  # dropout is off
     assert [module.training for module in net.modules()] == flags
     assert (net.norm.momentum, net.last.momentum) == (0.3, 0.1)
@@ -95,8 +91,7 @@ def test_nothing_else_changes(mode):
         assert torch.equal(tensor, copies[name])
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_layer_that_is_called_twice_averages_over_all_calls(mode):
+def test_a_layer_that_is_called_twice_averages_over_all_calls():
     class Twice(nn.Module):
         def __init__(self):
             super().__init__()
@@ -107,25 +102,24 @@ def test_a_layer_that_is_called_twice_averages_over_all_calls(mode):
 
     net = Twice()
     data = [(torch.randn(4, 2) + i, torch.randn(4, 2) - i) for i in range(3)]
-    fresh = recompute_batch_norm(net, {"norm.running_mean": torch.zeros(2, 2)}, data, mode)
+    fresh = recompute_batch_norm(net, {"norm.running_mean": torch.zeros(2, 2)}, data)
     expected = torch.stack([part.mean(0) for pair in data for part in pair]).mean(0)
     torch.testing.assert_close(fresh["norm.running_mean"], expected.expand(2, 2))
     assert fresh["norm.num_batches_tracked"].tolist() == [6, 6]
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_sync_batch_norm_counts_this_process_alone(mode, tmp_path):
+def test_sync_batch_norm_counts_this_process_alone(tmp_path):
     plain = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     weights = stacked_weights(plain)
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(plain))
     data = [torch.randn(4, 3) for _ in range(3)]
-    expected = recompute_batch_norm(plain, weights, data, mode)
+    expected = recompute_batch_norm(plain, weights, data)
     # in a group of processes the layer itself would wait for the others
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1
     )
     try:
-        found = recompute_batch_norm(synced, weights, data, mode)
+        found = recompute_batch_norm(synced, weights, data)
     finally:
         torch.distributed.destroy_process_group()
     for name, tensor in found.items():

@@ -177,3 +177,14 @@ def test_the_order_within_a_draw_does_not_matter():
 def test_what_cannot_be(draws, message):
     with pytest.raises(ConfigurationError, match=message):
         DrawsPosterior(nn.Linear(1, 1), Gaussian(0.1), draws)
+
+
+def test_all_draws_are_no_matter_of_chance():
+    net = nn.Linear(1, 1)
+    draws = [{"weight": torch.full((1, 1), float(i))} for i in range(3)]
+    posterior = DrawsPosterior(net, Gaussian(0.1), draws)
+    state = torch.get_rng_state()
+    assert posterior.sample(6)["weight"].flatten().tolist() == [0, 1, 2, 0, 1, 2]
+    assert torch.equal(torch.get_rng_state(), state)
+    posterior.sample(2)
+    assert not torch.equal(torch.get_rng_state(), state)

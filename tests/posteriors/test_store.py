@@ -34,11 +34,15 @@ def save(directory, value=0.0, **changes):
     store.write(directory, **{"kind": "draws", "blobs": draws(value), "fields": FIELDS, **changes})
 
 
+def load_all(stored):
+    return {name: stored.load(name) for name in stored.blob_names}
+
+
 def assert_holds(directory, blobs, fields=FIELDS):
     """Compare exactly, order and dtype included."""
     stored = store.read(directory)
     assert stored.fields == fields
-    loaded = stored.load_all()
+    loaded = load_all(stored)
     assert list(loaded) == stored.blob_names == list(blobs)
     for name, tensors in blobs.items():
         assert list(loaded[name]) == list(tensors)
@@ -181,7 +185,7 @@ def test_loaded_tensors_are_on_the_device_and_writable(tmp_path):
     stored.load("draw-0")["weight"].add_(1)  # not a view of the file
     assert_holds(tmp_path, draws())
     assert stored.load("draw-0", device="meta")["weight"].is_meta
-    assert stored.load_all(torch.device("meta"))["draw-1"]["bias"].is_meta
+    assert stored.load("draw-1", torch.device("meta"))["bias"].is_meta
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -539,9 +543,9 @@ def test_any_flipped_bit_is_found(tmp_path):
             damaged[position] ^= 1 << position % 8
             (tmp_path / name).write_bytes(damaged)
             with pytest.raises(PosteriorFormatError):
-                store.read(tmp_path).load_all()
+                load_all(store.read(tmp_path))
         (tmp_path / name).write_bytes(data)
-    store.read(tmp_path).load_all()
+    load_all(store.read(tmp_path))
 
 
 JSON = st.recursive(
@@ -599,7 +603,7 @@ def test_any_posterior_comes_back_and_any_damage_is_found(tmp_path, blobs, field
                 damaged[offset // 8] ^= 1 << offset % 8
             (tmp_path / name).write_bytes(damaged)
             with pytest.raises(PosteriorFormatError):
-                store.read(tmp_path).load_all()
+                load_all(store.read(tmp_path))
             (tmp_path / name).write_bytes(data)
             return
         offset -= 8 * len(data)
@@ -739,7 +743,7 @@ def test_damaged_blobs(tmp_path):
         stored.load("draw-0")
     path.mkdir()
     with pytest.raises(PosteriorFormatError, match="is missing"):
-        stored.load_all()
+        load_all(stored)
     with pytest.raises(
         PosteriorFormatError, match=r"no blob 'mean'; it has \['draw-0', 'draw-1'\]"
     ):
@@ -807,3 +811,14 @@ def test_package_has_no_unpickling():
                 continue
             forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "torch.load"}
             assert not forbidden & {*names, *(name.split(".")[0] for name in names)}, path
+
+
+def test_a_local_path_is_absolute_from_the_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = files.open_directory("p")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    made.put("a", b"text")
+    assert (tmp_path / "p" / "a").read_bytes() == b"text"
+    with pytest.raises(ConfigurationError, match="got an empty text"):
+        files.open_directory("")

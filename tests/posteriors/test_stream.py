@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -131,6 +133,90 @@ def test_the_streamed_posterior_predicts_as_one_in_memory(tmp_path):
     for count in (None, 2, 6, 11):
         expected = held.predict(inputs, draws=count, seed=3).outputs
         assert torch.equal(streamed.predict(inputs, draws=count, seed=3).outputs, expected)
+
+
+def test_a_hash_is_checked_once(tmp_path, monkeypatch):
+    stream_of(tmp_path, [1, 2, 3])
+    draws = DrawStream.open(tmp_path).draws()
+    digest, hashed = hashlib.sha256, []
+
+    def noting(data=b""):
+        hashed.append(len(data))
+        return digest(data)
+
+    monkeypatch.setattr(blobs.hashlib, "sha256", noting)
+    expected = values(draws)
+    assert len(hashed) == 3
+    assert values(draws) == values(draws.to("cpu")) == expected
+    assert len(hashed) == 3
+    assert values(DrawStream.open(tmp_path).draws()) == expected
+    assert len(hashed) > 3
+
+
+def test_several_threads_read_the_right_draws(tmp_path):
+    both = threading.Barrier(2, timeout=30)
+
+    class Together(stored_draws.StoredDraws):
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value)
+            if name == "_last" and value is not None:
+                both.wait()  # the other thread has put its own there
+
+    stream = stream_of(tmp_path, [1, 2])
+    draws = Together(stream.files, stream.draws()._entries, chains=2)
+    with ThreadPoolExecutor(2) as pool:
+        assert values(pool.map(draws.__getitem__, [0, 2])) == [1.0, 2.0]
+
+
+def test_draws_of_chosen_steps(tmp_path):
+    likelihood = Gaussian(0.5, learn=True)
+    stream = stream_of(tmp_path, likelihood=likelihood)
+    for step in (1, 2, 3):
+        likelihood.log_scale.data.fill_(-float(step))
+        stream.append(step, weights(step), likelihood.state_dict())
+    posterior = DrawsPosterior.from_stream(stream, network(), likelihood, steps=[1, 2])
+    assert values(posterior._draws) == [1, 1.1, 2, 2.1]
+    assert posterior.likelihood.log_scale.item() == -2.0
+    for missing in ([4], [1, 4], [4, 1]):
+        with pytest.raises(PosteriorFormatError, match="no draws of step 4; it has 3 snapshots"):
+            DrawsPosterior.from_stream(stream, network(), likelihood, steps=missing)
+    with pytest.raises(PosteriorFormatError, match="no draws of step 4"):
+        stream.fields(4)
+
+
+@pytest.mark.parametrize("moment", ["records", "blobs"])
+def test_opening_while_a_run_writes(tmp_path, monkeypatch, moment):
+    """A draw that comes, and one that goes, between any two looks at the directory."""
+    writer = stream_of(tmp_path, [1, 2])
+    names, calls = files.LocalFiles.names, []
+
+    def meanwhile(self, folder=""):
+        found = names(self, folder)
+        if folder == moment and not calls:
+            calls.append(folder)
+            writer.append(3, weights(3))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.LocalFiles, "names", meanwhile)
+        assert DrawStream.open(tmp_path).steps() == [1, 2]
+    assert writer.steps() == [1, 2, 3]
+
+    for folder in ("records", "blobs"):  # the record is gone when it is read, or just after it
+
+        def resumed(self, asked="", folder=folder):
+            if asked != folder or not calls:
+                return names(self, asked)
+            calls.clear()
+            found = names(self, asked) if asked == "records" else None
+            writer.truncate(after_step=1)
+            return names(self, asked) if found is None else found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files.LocalFiles, "names", resumed)
+            assert DrawStream.open(tmp_path).steps() == [1]
+        writer.append(2, weights(2))
+        calls.append(folder)
 
 
 def test_devices(tmp_path):
@@ -355,6 +441,9 @@ def test_weights_that_cannot_begin_a_stream(tmp_path):
         create_stream(tmp_path, network(), Gaussian(0.1), bad)
     with pytest.raises(ConfigurationError, match="names 'wieght'"):
         create_stream(tmp_path, network(), Gaussian(0.1), {"wieght": torch.zeros(2, 4, 3)})
+    wide = {"0.weight": torch.zeros(2, 4, 3, dtype=torch.complex64)}
+    with pytest.raises(ConfigurationError, match=r"'0.weight' .*complex64; the dtypes that can"):
+        create_stream(tmp_path, network(), Gaussian(0.1), wide)
     assert not files_of(tmp_path)
 
 
@@ -387,6 +476,7 @@ def test_full_disk(tmp_path, monkeypatch, fail_at):
         with pytest.raises(OSError, match="No space left") as caught:
             stream.append(3, weights(3))
     assert caught.value.errno == errno.ENOSPC
+    assert str(tmp_path) in str(caught.value)
     assert files_of(tmp_path) == before
     assert values(Posterior.load(tmp_path, network())._draws) == [1, 1.1, 2, 2.1]
     stream.append(3, weights(3))
@@ -466,6 +556,21 @@ def test_a_missing_blob_is_found_at_once(tmp_path):
     blob.unlink()
     with pytest.raises(PosteriorFormatError, match=f"000000000001.json names blobs/{blob.name}"):
         Posterior.load(tmp_path, network())
+
+
+def test_a_damaged_record(tmp_path):
+    stream_of(tmp_path, [1, 2, 3])
+    record = tmp_path / "records" / "000000000002.json"
+    record.write_text("{")
+    with pytest.raises(PosteriorFormatError, match=r"2.json is not JSON.*remove this record"):
+        DrawStream.open(tmp_path)
+    stream = DrawStream.open(tmp_path, last_step=1)
+    assert (stream.steps(), stream.recorded_steps()) == ([1], [1, 2, 3])
+    record.unlink()
+    assert DrawStream.open(tmp_path).steps() == [1, 3]
+    record.write_text("{")
+    stream.truncate(after_step=1)
+    assert stream.recorded_steps() == DrawStream.open(tmp_path).steps() == [1]
 
 
 def test_a_record_of_a_stranger(tmp_path):
