@@ -222,9 +222,9 @@ def choose(only: Sequence[str] | None) -> tuple[list[Library], dict[str, str]]:
 
 def noise_source() -> str:
     """Where our samplers' noise comes from; its cost is most of theirs."""
-    from lightning_bnn.noise import compiled
+    from lightning_bnn.native import library
 
-    return "compiled" if compiled.load() is not None else "torch"
+    return "compiled" if library.load() is not None else "torch"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -52,7 +52,13 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: list[str]) -> None:
 
 
 def test_every_source_file_is_in_the_wheel(wheel: list[str]) -> None:
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "lightning_bnn").rglob("*.py")}
+    package = ROOT / "lightning_bnn"
+    sources = {
+        str(path.relative_to(ROOT))
+        for pattern in ("*.py", "*.c", "*.h")
+        for path in package.rglob(pattern)
+    }
+    assert any(name.endswith(".h") for name in sources)
     assert sources <= set(wheel)
 
 

@@ -50,6 +50,10 @@ class NoiseGenerator(nn.Module):
         """One large integer, to seed noise that each rank or example has for itself."""
         return self.stream.integer()
 
+    def key(self) -> tuple[int, int] | None:
+        """Two large integers for a compiled function that makes noise, or None without one."""
+        return self.stream.key()
+
     def get_extra_state(self) -> dict[str, object]:
         """The state of the stream."""
         return self.stream.state_dict()

@@ -1,7 +1,7 @@
 """A stream of standard normal numbers that owns its state.
 
 On a CPU, float32 numbers come from a compiled generator where there is a C compiler
-(:mod:`lightning_bnn.noise.compiled`), all others from a ``torch.Generator``. Both are seeded by
+(:mod:`lightning_bnn.native.library`), all others from a ``torch.Generator``. Both are seeded by
 one seed and saved together.
 """
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.noise import compiled
+from lightning_bnn.native import library
 
 __all__ = ["NormalStream"]
 
@@ -31,13 +31,13 @@ def lane_words(seed: int) -> Tensor:
     """
     words: list[int] = []
     state = seed & _MASK
-    while len(words) < compiled.WORDS:
+    while len(words) < library.WORDS:
         state = (state + 0x9E3779B97F4A7C15) & _MASK
         mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
         mixed ^= mixed >> 31
         words += [mixed & 0xFFFFFFFF, mixed >> 32]
-    return torch.tensor(words, dtype=torch.int64).to(torch.int32)
+    return torch.tensor(words, dtype=torch.int64, device="cpu").to(torch.int32)
 
 
 class NormalStream:
@@ -71,15 +71,13 @@ class NormalStream:
     def fill_(self, tensor: Tensor) -> Tensor:
         """Fill ``tensor`` with standard normal numbers, in place."""
         if tensor.device.type == "cpu" and tensor.dtype == torch.float32:
-            fill = self._compiled_fill()
-            if fill is not None:
-                whole = tensor if tensor.is_contiguous() else torch.empty(tensor.shape)
-                fill(whole, self._lanes)
-                if whole is not tensor:
-                    return tensor.copy_(whole)
-                # autograd must hear of a change that went past it
-                torch.autograd.graph.increment_version(tensor)
-                return tensor
+            native = self._library()
+            if native is not None:
+                whole = tensor
+                if not tensor.is_contiguous():
+                    whole = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+                native.fill_normal(whole, self._lanes)
+                return tensor if whole is tensor else tensor.copy_(whole)
         return tensor.normal_(generator=self._on(tensor.device))
 
     def integer(self) -> int:
@@ -88,13 +86,24 @@ class NormalStream:
         value = torch.empty((), dtype=torch.int64, device=generator.device)
         return int(value.random_(generator=generator).item())
 
-    def _compiled_fill(self) -> compiled.Fill | None:
+    def key(self) -> tuple[int, int] | None:
+        """Two large integers, from which a compiled function makes noise by itself.
+
+        None where nothing is compiled; then :meth:`fill_` serves.
+        """
+        if self._library() is None:
+            return None
+        numbers = torch.empty(2, dtype=torch.int64, device="cpu")
+        first, second = numbers.random_(generator=self._on(numbers.device)).tolist()
+        return first, second
+
+    def _library(self) -> library.Library | None:
         if self._compiled is None:
-            self._compiled = compiled.load() is not None
+            self._compiled = library.load() is not None
         if not self._compiled:
             return None
-        fill = compiled.load()
-        if fill is None:
+        native = library.load()
+        if native is None:
             if os.environ.get("LIGHTNING_BNN_COMPILE") != "0":
                 raise ConfigurationError(
                     "This stream of noise was begun by the compiled generator, which cannot be "
@@ -107,7 +116,7 @@ class NormalStream:
                 stacklevel=3,
             )
             self._compiled = False
-        return fill
+        return native
 
     def _on(self, device: torch.device) -> torch.Generator:
         # The state of one kind of device means nothing to another, so a move starts a new
@@ -122,7 +131,7 @@ class NormalStream:
         It settles the kind of generator, so that all who load it use the same one.
         """
         if self._compiled is None:
-            self._compiled = compiled.load() is not None
+            self._compiled = library.load() is not None
         return {
             "seed": self.seed,
             "device": self._generator.device.type,

@@ -174,13 +174,16 @@ class VariationalBNN(Strategy):
     def _run_draw(self, index: int, inputs: Any) -> tuple[Tensor, Tensor]:
         """Outputs of the network at one draw of the weights, and the KL."""
         space = self.family.workspace(index)
-        if not (self._keep_noise and space.filled):
-            self.noise.fill_normal_(space.noise)
-            space.filled = True
+        fresh = not (self._keep_noise and space.filled)
         views = self.family.layout.views
         if self._per_example is None:
+            if fresh:
+                self.family.draw_noise(space, self.noise, self.prior)
             weights, kl = self.family.draw(space, self.prior)
             return call_network(self.net, weights, inputs), kl
+        if fresh:
+            self.noise.fill_normal_(space.noise)
+            space.filled = True
         mean, sd = self.family.mean, self.family.sd()
         draw = torch.addcmul(mean, sd, space.noise)
         kl = self.family.kl(sd, draw, self.prior)

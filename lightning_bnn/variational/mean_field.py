@@ -12,13 +12,13 @@ through the network as ordinary views of the flat :math:`w`; no layer is convert
 
 where :math:`E = \mathbb{E}_q[-\log p(w)]` and :math:`\lambda` weighs
 :math:`\mathrm{KL}(q\|p) = E - \sum\log\sigma - \tfrac P2\log 2\pi e`, the sum over all weights
-(Blundell et al., 2015, with the analytic KL where the prior has one).
+(Blundell et al., 2015, with the analytic KL where the prior has one). The usual case is compiled:
+:mod:`lightning_bnn.variational.fused`.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -28,9 +28,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.flat import KeptMemory
+from lightning_bnn.noise import NoiseGenerator
 from lightning_bnn.priors import BoundPrior
 from lightning_bnn.selection import FlatLayout
+from lightning_bnn.variational.fused import can_fuse, fused_draw
+from lightning_bnn.variational.workspace import Workspace
 
 __all__ = ["MeanField", "ScaleForm"]
 
@@ -90,55 +92,49 @@ class MeanField(nn.Module):
         flat = self.layout.flatten(tensors)
         self.mean = nn.Parameter(flat.clone())
         self.rho = nn.Parameter(torch.full_like(flat, inverse_scale(initial_scale, scale_form)))
-        self._workspaces: list[_Workspace] = []
+        self._workspaces: list[Workspace] = []
 
     def sd(self) -> Tensor:
         """The flat vector of standard deviations, differentiable in ρ."""
         return torch.exp(self.rho) if self.scale_form == "exp" else F.softplus(self.rho)
 
-    def workspace(self, index: int = 0) -> _Workspace:
+    def workspace(self, index: int = 0) -> Workspace:
         """Buffers for one draw, made once and kept: fresh memory each step would cost more."""
         mean = self.mean.detach()
-        # made inside of inference mode, the buffers could never serve a training step
-        with torch.inference_mode(False):
-            while len(self._workspaces) <= index:
-                self._workspaces.append(_Workspace(mean))
-            current = self._workspaces[index]
-            if current.noise.device != mean.device or current.noise.dtype != mean.dtype:
-                current = self._workspaces[index] = _Workspace(mean)
-        return current
+        while len(self._workspaces) <= index:
+            self._workspaces.append(Workspace(mean))
+        weights = self._workspaces[index].weights
+        if weights.device != mean.device or weights.dtype != mean.dtype:
+            self._workspaces[index] = Workspace(mean)
+        return self._workspaces[index]
 
-    def draw(self, workspace: _Workspace, prior: BoundPrior) -> tuple[dict[str, Tensor], Tensor]:
+    def draw_noise(self, workspace: Workspace, noise: NoiseGenerator, prior: BoundPrior) -> None:
+        """New noise for a draw: a key to it where the compiled draw serves, else the numbers."""
+        workspace.key = None
+        if self.scale_form == "exp" and can_fuse(self.mean, self.rho, prior):
+            workspace.key = noise.key()
+        if workspace.key is None:
+            noise.fill_normal_(workspace.noise)
+        workspace.filled = True
+
+    def draw(self, workspace: Workspace, prior: BoundPrior) -> tuple[dict[str, Tensor], Tensor]:
         """The draw for the noise in ``workspace``, by name, and KL(q‖p) in nats.
 
         Both are differentiable once in the mean and in ρ, as long as nothing else has used the
         workspace.
         """
-        *weights, kl = _Draw.apply(
-            self.mean, self.rho, self.scale_form, workspace, prior, self.layout
-        )
+        if workspace.key is not None:
+            *weights, kl = fused_draw(self.mean, self.rho, workspace, prior, self.layout)
+        else:
+            *weights, kl = _Draw.apply(
+                self.mean, self.rho, self.scale_form, workspace, prior, self.layout
+            )
         return dict(zip(self.layout.names, weights, strict=True)), kl
 
     def kl(self, sd: Tensor, draw: Tensor, prior: BoundPrior) -> Tensor:
         """KL(q‖p) in nats by ordinary autograd; ``draw`` serves priors without a closed form."""
         entropy = torch.log(sd).sum() + self.layout.size * _HALF_LOG_TWO_PI_E
         return prior.expected_energy(self.mean, sd, draw) - entropy
-
-
-class _Workspace:
-    """The flat vectors of one draw: ε, σ and w, and room for the gradients of μ and ρ."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.noise = torch.empty_like(like)
-        self.sd = torch.empty_like(like)
-        self.weights = torch.empty_like(like)
-        self.filled = False  # whether the noise was drawn yet
-        self.warned = False
-        self.memory = KeptMemory()
-
-    def state(self) -> tuple[int, int]:
-        """Changes whenever the noise is drawn again or the buffers serve another draw."""
-        return self.noise._version, self.weights._version
 
 
 class _Draw(torch.autograd.Function):
@@ -150,7 +146,7 @@ class _Draw(torch.autograd.Function):
         mean: Tensor,
         rho: Tensor,
         form: ScaleForm,
-        space: _Workspace,
+        space: Workspace,
         prior: BoundPrior,
         layout: FlatLayout,
     ) -> tuple[Tensor, ...]:
@@ -166,32 +162,17 @@ class _Draw(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.form, ctx.space, ctx.prior, ctx.layout = form, space, prior, layout
         ctx.state = space.state()
-        # The slices lie in kept memory and share its version counter: were the workspace used
-        # again before backward, autograd would not take it for the old draw.
-        slices = layout.views(space.weights.detach()).values()
-        return *slices, kl - mean.numel() * _HALF_LOG_TWO_PI_E
+        return *space.slices(layout), kl - mean.numel() * _HALF_LOG_TWO_PI_E
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *by_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         mean, rho = ctx.saved_tensors
-        space: _Workspace = ctx.space
-        if space.state() != ctx.state:
-            raise RuntimeError(
-                "The noise of this draw was written over before backward. Give every draw that "
-                "is alive at the same time a workspace of its own: family.workspace(index)."
-            )
+        space: Workspace = ctx.space
+        space.check(ctx.state)
         by_mean, by_sd = space.memory.room(mean, count=2)
         *by_slices, by_kl = by_outputs
-        unused = [n for n, g in zip(ctx.layout.names, by_slices, strict=True) if g is None]
-        if unused and len(unused) < len(by_slices) and not space.warned:
-            space.warned = True
-            warnings.warn(
-                f"The weights {unused[:3]} ({len(unused)} in all) took no part in the loss. Either "
-                "the network does not use them, or they lie inside torch.utils.checkpoint, which "
-                "computes again with other weights: then turn it off, the gradients are wrong.",
-                stacklevel=2,
-            )
+        space.warn_of_unused(ctx.layout.names, by_slices)
         for part, gradient in zip(ctx.layout.views(by_mean).values(), by_slices, strict=True):
             part.zero_() if gradient is None else part.copy_(gradient)
         torch.mul(by_mean, space.noise, out=by_sd)

@@ -53,6 +53,7 @@ def test_state_dict_goes_on_where_it_was():
     assert other.seed == 3
     assert torch.equal(numbers(noise), numbers(other))
     assert noise.integer() == other.integer()
+    assert noise.key() == other.key()
 
 
 def test_the_state_is_a_snapshot():

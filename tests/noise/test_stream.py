@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import io
 import math
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.noise import NormalStream, compiled
-from lightning_bnn.noise.stream import lane_words
+from lightning_bnn.native import library
+from lightning_bnn.noise import NormalStream
 
-needs_compiler = pytest.mark.skipif(compiled.load() is None, reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
 
 
 @pytest.fixture
 def without_compiler(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(compiled, "load", lambda: None)
+    monkeypatch.setattr(library, "load", lambda: None)
 
 
 def fill(stream: NormalStream, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -85,21 +82,6 @@ def test_the_sphere_of_pairs_and_of_neighbours():
         assert float(((counts - expected) ** 2 / expected).sum()) < 130, name
 
 
-@needs_compiler
-def test_every_build_gives_the_same_bits(tmp_path: Path):
-    source = Path(compiled.__file__).with_name("normal.c")
-    expected = fill(NormalStream(5), 10_007)
-    for index, flags in enumerate((["-O0"], ["-O2"], ["-O3", "-march=native"])):
-        library = tmp_path / f"{index}.so"
-        command = ["cc", *compiled._FLAGS, *flags, str(source), "-o", str(library), "-lm"]
-        subprocess.run(command, check=True, capture_output=True)
-        function = ctypes.CDLL(str(library)).lightning_bnn_fill_normal
-        function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
-        numbers, state = torch.empty(10_007), lane_words(5)
-        function(numbers.data_ptr(), numbers.numel(), state.data_ptr())
-        assert torch.equal(numbers, expected), flags
-
-
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 100])
 def test_fills_any_number_and_nothing_else(count: int):
     room = torch.full((count + 64,), 7.0)
@@ -123,8 +105,9 @@ def test_autograd_hears_of_the_change():
     assert tensor._version > version
 
 
-def states_of_both_dtypes(stream: NormalStream) -> tuple[torch.Tensor, torch.Tensor, int]:
-    return fill(stream, 50), fill(stream, 7, dtype=torch.float64), stream.integer()
+def states_of_both_dtypes(stream: NormalStream) -> tuple[torch.Tensor, torch.Tensor, object]:
+    numbers, doubles = fill(stream, 50), fill(stream, 7, dtype=torch.float64)
+    return numbers, doubles, (stream.integer(), stream.key())
 
 
 def test_the_state_goes_on_for_every_kind_of_number():
@@ -138,10 +121,10 @@ def test_the_state_goes_on_for_every_kind_of_number():
     clone = copy.deepcopy(stream)
     expected = states_of_both_dtypes(stream)
     for again in (other, clone):
-        numbers, doubles, integer = states_of_both_dtypes(again)
+        numbers, doubles, integers = states_of_both_dtypes(again)
         assert torch.equal(numbers, expected[0])
         assert torch.equal(doubles, expected[1])
-        assert integer == expected[2]
+        assert integers == expected[2]
 
 
 def test_streams_of_neighbouring_seeds_are_not_alike():
@@ -151,8 +134,19 @@ def test_streams_of_neighbouring_seeds_are_not_alike():
     assert correlations.abs().max() < 6 / 64
 
 
+@needs_compiler
+def test_keys_are_new_each_time_and_decided_by_the_seed():
+    stream = NormalStream(3)
+    keys = [stream.key() for _ in range(20)]
+    numbers = [number for key in keys for number in key]
+    assert len(set(numbers)) == 40
+    assert all(0 <= number < 2**63 for number in numbers)
+    assert NormalStream(3).key() == keys[0] != NormalStream(4).key()
+
+
 @pytest.mark.usefixtures("without_compiler")
 def test_without_a_compiler_torch_serves():
+    assert NormalStream(9).key() is None
     expected = torch.empty(100).normal_(generator=torch.Generator().manual_seed(9))
     assert torch.equal(fill(NormalStream(9), 100), expected)
 
@@ -161,22 +155,25 @@ def test_without_a_compiler_torch_serves():
 def test_a_compiled_stream_needs_its_compiler_to_go_on(monkeypatch: pytest.MonkeyPatch):
     stream = NormalStream(3)
     fill(stream, 5)
-    monkeypatch.setattr(compiled, "load", lambda: None)
-    with pytest.raises(ConfigurationError, match="Install a C compiler, or set LIGHTNING_BNN"):
-        fill(stream, 5)
+    monkeypatch.setattr(library, "load", lambda: None)
+    for use in (lambda: fill(stream, 5), stream.key):
+        with pytest.raises(ConfigurationError, match="Install a C compiler, or set LIGHTNING_BNN"):
+            use()
     monkeypatch.setenv("LIGHTNING_BNN_COMPILE", "0")
     with pytest.warns(UserWarning, match="goes on from PyTorch's generator"):
         fill(stream, 5)
     fill(stream, 5)
+    assert stream.key() is None
 
 
 def test_a_stream_begun_without_the_compiler_stays_so(monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patched:
-        patched.setattr(compiled, "load", lambda: None)
+        patched.setattr(library, "load", lambda: None)
         stream = NormalStream(3)
         fill(stream, 5)
         state = stream.state_dict()
         expected = fill(stream, 50)
     other = NormalStream(8)
     other.load_state_dict(state)
+    assert other.key() is None
     assert torch.equal(fill(other, 50), expected)

@@ -38,18 +38,21 @@ def data() -> TensorDataset:
 # -------------------------------------------------------------------- Lightning's features
 
 
-def test_accumulated_batches_equal_one_large_batch(data: TensorDataset) -> None:
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_accumulated_batches_equal_one_large_batch(
+    data: TensorDataset, dtype: torch.dtype, tolerance: float
+) -> None:
     """One draw serves all batches of a step, so 2 × n is 1 × 2n exactly, but for rounding."""
     ends = []
     for batch_size, accumulate in ((8, 2), (16, 1)):
-        bnn = make_bnn(optimizer=lambda parameters: SGD(parameters, lr=0.1)).double()
-        double = TensorDataset(data.tensors[0].double(), data.tensors[1])
+        bnn = make_bnn(optimizer=lambda parameters: SGD(parameters, lr=0.1)).to(dtype)
+        converted = TensorDataset(data.tensors[0].to(dtype), data.tensors[1])
         trainer = quiet_trainer(max_epochs=3, accumulate_grad_batches=accumulate)
-        trainer.fit(bnn, DataLoader(double, batch_size=batch_size))
+        trainer.fit(bnn, DataLoader(converted, batch_size=batch_size))
         ends.append(bnn)
     for name in ("mean", "rho"):
         first, second = (getattr(bnn.family, name) for bnn in ends)
-        torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
+        torch.testing.assert_close(first, second, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("how", ["norm", "value"])

@@ -182,7 +182,8 @@ def test_resume_inside_of_an_accumulation_window_draws_noise_first(tmp_path: Pat
     options = {"accumulate_grad_batches": 2, "val_check_interval": 3, "enable_checkpointing": True}
     quiet_trainer(max_epochs=1, callbacks=[saver], **options).fit(make_bnn(), shuffled(), val)
     bnn = make_bnn()
-    bnn.family.workspace().noise.fill_(torch.nan)  # as fresh memory may be
+    space = bnn.family.workspace()
+    space.noise.fill_(torch.nan)  # as fresh memory may be
     again = ModelCheckpoint(
         tmp_path / "again",
         "{step}",
@@ -193,6 +194,7 @@ def test_resume_inside_of_an_accumulation_window_draws_noise_first(tmp_path: Pat
     trainer = quiet_trainer(max_epochs=1, callbacks=[again], **options)
     trainer.fit(bnn, shuffled(), val, ckpt_path=tmp_path / "step=1.ckpt")
     assert bnn.family.mean.isfinite().all()
+    assert space.key is not None or space.noise.isfinite().all()
 
 
 def test_layers_that_lost_per_example_noise_stay_without_it(tmp_path: Path) -> None:

@@ -11,11 +11,15 @@ from torch.distributions import Normal as Gauss
 from torch.distributions import kl_divergence
 
 from lightning_bnn import VariationalBNN
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.native import library
 from lightning_bnn.priors import Laplace, Normal, ScaleMixture
 from lightning_bnn.selection import last_layer, without_normalisation
 from tests.nets import loader, make_data, mlp
 from tests.trainers import quiet_trainer
+
+needs_compiler = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
 
 BATCH = (torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2]))
 
@@ -64,11 +68,49 @@ def test_several_draws_average_losses_and_gradients() -> None:
     torch.testing.assert_close(bnn.family.rho.grad, single.family.rho.grad)
 
 
-def test_noise_is_new_in_each_step_and_decided_by_the_seed() -> None:
-    losses = [[bnn.loss(BATCH).item() for _ in range(2)] for bnn in (make_bnn(), make_bnn())]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_noise_is_new_in_each_step_and_decided_by_the_seed(dtype: torch.dtype) -> None:
+    batch = (BATCH[0].to(dtype), BATCH[1])
+    pair = [make_bnn(mlp(3)).to(dtype) for _ in range(2)]
+    losses = [[bnn.loss(batch).item() for _ in range(2)] for bnn in pair]
     assert losses[0] == losses[1]
     assert losses[0][0] != losses[0][1]
-    assert make_bnn(seed=5).loss(BATCH).item() != losses[0][0]
+    assert make_bnn(mlp(3), seed=5).to(dtype).loss(batch).item() != losses[0][0]
+
+
+@needs_compiler
+def test_draws_of_a_compiled_step_have_a_key_each_and_a_copy_goes_on_with_the_same() -> None:
+    batch = (BATCH[0].float(), BATCH[1])
+    bnn = make_bnn(mlp(3), draws=3)
+    bnn.loss(batch).backward()
+    keys = [bnn.family.workspace(index).key for index in range(3)]
+    assert len({*keys, None}) == 4
+    flat = [bnn.family.workspace(index).weights.clone() for index in range(3)]
+    assert not torch.equal(flat[0], flat[1])
+    other = make_bnn(mlp(3), draws=3, seed=9)
+    other.load_state_dict(bnn.state_dict())
+    assert other.loss(batch).item() == bnn.loss(batch).item()
+    bnn._keep_noise = True  # as in an accumulated batch
+    bnn.loss(batch)
+    assert bnn.family.workspace(2).key == other.family.workspace(2).key != keys[2]
+
+
+@needs_compiler
+def test_a_compiled_fit_does_not_go_on_without_its_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = (BATCH[0].float(), BATCH[1])
+    bnn = make_bnn(mlp(3))
+    bnn.loss(batch)
+    other = make_bnn(mlp(3))
+    other.load_state_dict(bnn.state_dict())
+    monkeypatch.setattr(library, "load", lambda: None)
+    with pytest.raises(ConfigurationError, match="Install a C compiler"):
+        other.loss(batch)
+    monkeypatch.setenv("LIGHTNING_BNN_COMPILE", "0")
+    with pytest.warns(UserWarning, match="goes on from PyTorch's generator"):
+        other.loss(batch).backward()
+    assert other.family.workspace().key is None
 
 
 def test_kl_warmup_is_a_function_of_the_trainers_steps() -> None:
@@ -208,7 +250,8 @@ def test_a_current_draw_is_decided_by_seed_and_step_and_takes_no_noise() -> None
     bnn = VariationalBNN(nn.BatchNorm1d(3), Gaussian(1.0), initial_scale=0.5, seed=4, num_data=9)
     state = bnn.noise.get_extra_state()
     first, second = bnn.current_draws(), bnn.current_draws()
-    assert torch.equal(bnn.noise.get_extra_state()["lanes"], state["lanes"])
+    for generator in ("lanes", "state"):
+        assert torch.equal(bnn.noise.get_extra_state()[generator], state[generator])
     assert set(first) == {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert first["weight"].shape == (1, 3)

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import VariationalBNN
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.native.library import load
 from lightning_bnn.priors import Normal
 from tests.trainers import quiet_trainer
 from tests.truth.linear_regression import LinearRegression
@@ -29,8 +30,14 @@ from tests.truth.linear_regression import LinearRegression
 COPIES, STEPS = 512, 2000
 
 
-def fit(problem: LinearRegression, estimator: str, seed: int = 1) -> VariationalBNN:
-    targets = problem.targets.expand(-1, COPIES).contiguous()
+def fit(
+    problem: LinearRegression,
+    estimator: str,
+    seed: int = 1,
+    dtype: torch.dtype = torch.float64,
+) -> VariationalBNN:
+    inputs, targets = problem.inputs.to(dtype), problem.targets.to(dtype)
+    targets = targets.expand(-1, COPIES).contiguous()
     count = len(targets)
     largest = float(np.linalg.eigvalsh(problem.precision)[-1])
 
@@ -42,7 +49,7 @@ def fit(problem: LinearRegression, estimator: str, seed: int = 1) -> Variational
         )
 
     bnn = VariationalBNN(
-        problem.net(COPIES),
+        problem.net(COPIES).to(dtype),
         likelihood=Gaussian(problem.noise_sd),
         prior=Normal(0.0, problem.prior_sd),
         estimator=estimator,
@@ -53,14 +60,14 @@ def fit(problem: LinearRegression, estimator: str, seed: int = 1) -> Variational
         seed=seed,
     )
     trainer = quiet_trainer(max_steps=STEPS, limit_val_batches=0)
-    trainer.fit(bnn, DataLoader(TensorDataset(problem.inputs, targets), batch_size=count))
+    trainer.fit(bnn, DataLoader(TensorDataset(inputs, targets), batch_size=count))
     return bnn
 
 
 def moments(bnn: VariationalBNN) -> tuple[np.ndarray, np.ndarray]:
     """Mean and variance of each weight, averaged over the copies."""
     posterior = bnn.posterior()
-    mean, sd = posterior.mean["weight"].numpy(), posterior.sd["weight"].numpy()
+    mean, sd = (part["weight"].double().numpy() for part in (posterior.mean, posterior.sd))
     return mean.mean(0), (sd**2).mean(0)
 
 
@@ -83,11 +90,21 @@ def within_tolerance(problem: LinearRegression, bnn: VariationalBNN) -> bool:
     return by_mean <= 0.02 and by_variance <= 0.02 and by_gap <= 0.01
 
 
-@pytest.mark.parametrize("estimator", ["weight", "flipout", "local"])
-def test_mean_field_is_the_closed_form(estimator: str) -> None:
+@pytest.mark.parametrize(
+    ("estimator", "dtype"),
+    [
+        ("weight", torch.float64),
+        ("weight", torch.float32),  # compiled, where there is a compiler
+        ("flipout", torch.float64),
+        ("local", torch.float64),
+    ],
+)
+def test_mean_field_is_the_closed_form(estimator: str, dtype: torch.dtype) -> None:
     problem = LinearRegression.make()
-    bnn = fit(problem, estimator)
+    bnn = fit(problem, estimator, dtype=dtype)
     assert bnn.target.num_data == len(problem.inputs)
+    compiled = dtype == torch.float32 and load() is not None
+    assert (bnn.family.workspace().key is not None) == compiled
     assert within_tolerance(problem, bnn), errors(problem, bnn)
 
 

@@ -9,6 +9,9 @@
  * Only additions, multiplications, divisions by powers of two and a square root are used, and the
  * compiler may not contract them: every machine gives the same bits.
  */
+#ifndef LIGHTNING_BNN_NORMAL_H
+#define LIGHTNING_BNN_NORMAL_H
+
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -16,6 +19,11 @@
 
 #define LANES 16
 #define BLOCK (2 * LANES)
+
+/* One of the four words of all lanes in each array. */
+struct lanes {
+    uint32_t a[LANES], b[LANES], c[LANES], d[LANES];
+};
 
 static inline uint32_t rotate(uint32_t x, int k) { return (x << k) | (x >> (32 - k)); }
 
@@ -69,8 +77,10 @@ static inline uint32_t next(uint32_t *a, uint32_t *b, uint32_t *c, uint32_t *d)
     return word;
 }
 
-static inline void fill_block(float *out, uint32_t *a, uint32_t *b, uint32_t *c, uint32_t *d)
+/* The next BLOCK numbers. */
+static inline void fill_block(float *out, struct lanes *state)
 {
+    uint32_t *a = state->a, *b = state->b, *c = state->c, *d = state->d;
     for (int lane = 0; lane < LANES; lane++) {
         uint32_t first = next(a + lane, b + lane, c + lane, d + lane);
         uint32_t second = next(a + lane, b + lane, c + lane, d + lane);
@@ -89,24 +99,4 @@ static inline void fill_block(float *out, uint32_t *a, uint32_t *b, uint32_t *c,
     }
 }
 
-/* Fill out[0 .. count) and move the state, 4 words of each lane, on. */
-void lightning_bnn_fill_normal(float *out, size_t count, uint32_t *state)
-{
-    uint32_t a[LANES], b[LANES], c[LANES], d[LANES];
-    memcpy(a, state, sizeof a);
-    memcpy(b, state + LANES, sizeof b);
-    memcpy(c, state + 2 * LANES, sizeof c);
-    memcpy(d, state + 3 * LANES, sizeof d);
-    size_t whole = count - count % BLOCK;
-    for (size_t start = 0; start < whole; start += BLOCK)
-        fill_block(out + start, a, b, c, d);
-    if (whole < count) {
-        float rest[BLOCK];
-        fill_block(rest, a, b, c, d);
-        memcpy(out + whole, rest, (count - whole) * sizeof(float));
-    }
-    memcpy(state, a, sizeof a);
-    memcpy(state + LANES, b, sizeof b);
-    memcpy(state + 2 * LANES, c, sizeof c);
-    memcpy(state + 3 * LANES, d, sizeof d);
-}
+#endif

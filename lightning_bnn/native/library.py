@@ -1,0 +1,243 @@
+"""Build and load the C files of this folder, where there is a C compiler.
+
+On a CPU the Gaussian noise, and after it the memory moved by many small operations on all weights,
+is most of what a step of inference costs beyond an ordinary training step. PyTorch's generator
+makes one number at a time; ``normal.c`` makes sixteen, in about an eighth of the time, and
+``mean_field.c`` does in two passes what takes a dozen otherwise. The library is compiled once for
+each machine, in a second, and kept in the user's cache folder. Without a compiler, or with
+``LIGHTNING_BNN_COMPILE=0`` in the environment, PyTorch serves.
+
+Its loops run on PyTorch's own threads: the files are compiled for OpenMP but linked without it,
+so that its functions are found in the OpenMP that PyTorch has loaded. Where that fails, the
+library is built without threads; the numbers are the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["WORDS", "Library", "Slices", "load"]
+
+WORDS = 64  # of the generator's state: four in each of sixteen lanes
+
+_SOURCES = ["normal.c", "mean_field.c"]
+_FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC"]
+_VARIANTS = [["-march=native", "-fopenmp"], ["-march=native"], ["-fopenmp"], []]
+# The hash of what is made from known numbers: every correct build gives it, on any machine.
+_EXPECTED = "aa190734cdb73cb2"
+_WORTH_A_THREAD = 32768  # numbers: for fewer, waking it costs more than it does
+_log = logging.getLogger(__name__)
+
+
+class Slices:
+    """Consecutive slices of a flat vector, each with a Gaussian prior of its own.
+
+    Args:
+        sizes: How many numbers each holds.
+        locs: The means of the priors.
+        scales: Their standard deviations.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], locs: Sequence[float], scales: Sequence[float]
+    ) -> None:
+        count = len(sizes)
+        self._starts = (ctypes.c_int64 * (count + 1))(0, *itertools.accumulate(sizes))
+        self._locs = (ctypes.c_float * count)(*locs)
+        self._precisions = (ctypes.c_float * count)(*(1 / scale**2 for scale in scales))
+        addresses = [ctypes.addressof(self._starts), ctypes.addressof(self._locs)]
+        self.struct = _Slices(count, *addresses, ctypes.addressof(self._precisions))
+
+
+class _Slices(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("count", "starts", "locs", "precisions")]
+
+
+class Library:
+    """The compiled functions. All tensors are contiguous, on the CPU, and float32 unless said.
+
+    Args:
+        path: The shared library.
+    """
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        pointer, slices = ctypes.c_void_p, ctypes.POINTER(_Slices)
+        self._fill = library.lightning_bnn_fill_normal
+        self._fill.argtypes = [pointer, ctypes.c_size_t, pointer]
+        self._fill.restype = None
+        self._draw = library.lightning_bnn_draw
+        self._draw.argtypes = [*[pointer] * 3, slices, *[pointer] * 2, ctypes.c_int]
+        self._draw.restype = ctypes.c_double
+        self._gradients = library.lightning_bnn_gradients
+        self._gradients.argtypes = [
+            *[pointer] * 3, ctypes.c_float, *[pointer] * 3, slices, ctypes.c_int
+        ]  # fmt: skip
+        self._gradients.restype = None
+        self._chunk = ctypes.c_int64.in_dll(library, "lightning_bnn_chunk").value
+
+    def fill_normal(self, tensor: Tensor, state: Tensor) -> None:
+        """Fill ``tensor`` with standard normal numbers and move the state (int32) on."""
+        self._fill(tensor.data_ptr(), tensor.numel(), state.data_ptr())
+        # autograd must hear of a change that went past it
+        torch.autograd.graph.increment_version(tensor)
+
+    def draw(
+        self, weights: Tensor, mean: Tensor, rho: Tensor, slices: Slices, key: tuple[int, int]
+    ) -> float:
+        """Write mean + exp(rho)·z into ``weights``, with z from the key.
+
+        Returns:
+            Σ ((mean − loc)² + exp(2 rho)) / (2 scale²) − rho: the KL up to constants.
+        """
+        size = mean.numel()
+        words = (ctypes.c_uint64 * 2)(*key)
+        sums = (ctypes.c_double * -(-size // self._chunk))()
+        total = self._draw(
+            weights.data_ptr(), mean.data_ptr(), rho.data_ptr(), slices.struct,
+            ctypes.addressof(words), ctypes.addressof(sums), _threads(size),
+        )  # fmt: skip
+        torch.autograd.graph.increment_version(weights)
+        return float(total)
+
+    def gradients(
+        self,
+        by_mean: Tensor,
+        by_rho: Tensor,
+        by_slices: Sequence[Tensor | None],
+        by_kl: float,
+        mean: Tensor,
+        rho: Tensor,
+        weights: Tensor,
+        slices: Slices,
+    ) -> None:
+        """Write the gradients of ``mean`` and ``rho`` from those of a draw and of its KL.
+
+        A slice without a gradient has that of zero.
+        """
+        addresses = [0 if by_slice is None else by_slice.data_ptr() for by_slice in by_slices]
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        self._gradients(
+            by_mean.data_ptr(), by_rho.data_ptr(), ctypes.addressof(pointers), by_kl,
+            mean.data_ptr(), rho.data_ptr(), weights.data_ptr(), slices.struct,
+            _threads(mean.numel()),
+        )  # fmt: skip
+        torch.autograd.graph.increment_version([by_mean, by_rho])
+
+
+def _threads(size: int) -> int:
+    return min(torch.get_num_threads(), 1 + size // _WORTH_A_THREAD)
+
+
+@cache
+def load() -> Library | None:
+    """The library, compiled unless an earlier process did, or None where that is not possible.
+
+    Example:
+        >>> library = load()
+        >>> if library is not None:
+        ...     numbers = torch.empty(100_000)
+        ...     library.fill_normal(numbers, torch.arange(1, WORDS + 1, dtype=torch.int32))
+        ...     assert abs(numbers.std() - 1) < 0.02
+    """
+    if os.environ.get("LIGHTNING_BNN_COMPILE", "1") == "0":
+        return None
+    for variant in _VARIANTS:
+        try:
+            library = Library(_build(variant))
+        except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
+            _log.info("Compiling with %s failed: %s", variant, error)
+            continue
+        if _fingerprint(library) == _EXPECTED:
+            return library
+        _log.warning("What was compiled with %s gives wrong numbers and is not used.", variant)
+    _log.info("Noise comes from PyTorch's generator.")
+    return None
+
+
+def _fingerprint(library: Library) -> str:
+    """The hash of what every function makes of known numbers, in two chunks and three slices."""
+    state = (torch.arange(1, WORDS + 1, device="cpu") * 0x9E3779B9).to(torch.int32)
+    size = 8300
+    numbers = torch.empty(67 + 3 * size, dtype=torch.float32, device="cpu")
+    library.fill_normal(numbers, state)
+    mean, rho, by_weights = numbers[67:].split(size)
+    rho = 0.25 * rho - 2
+    slices = Slices([50, 8050, 200], [0.0, 0.5, -1.0], [1.0, 0.25, 2.0])
+    weights, by_mean, by_rho = (torch.empty_like(mean) for _ in range(3))
+    kl = library.draw(weights, mean, rho, slices, (1, 2**64 - 2))
+    by_slices = [None, *by_weights[50:].split([8050, 200])]
+    library.gradients(by_mean, by_rho, by_slices, 0.125, mean, rho, weights, slices)
+    found = [tensor.numpy().tobytes() for tensor in (numbers, weights, by_mean, by_rho)]
+    return hashlib.sha256(b"".join(found) + kl.hex().encode()).hexdigest()[:16]
+
+
+def _build(variant: Sequence[str]) -> Path:
+    """The shared library of a variant of the flags, compiled unless an earlier process did."""
+    folder = files(__package__)
+    sources = {name: folder.joinpath(name).read_bytes() for name in ("normal.h", *_SOURCES)}
+    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+    if compiler is None:
+        raise OSError("no C compiler was found")
+    flags = [*_FLAGS, *variant]
+    about = [*sources.values(), _processor().encode(), " ".join(flags).encode()]
+    target = _folder() / f"native-{hashlib.sha256(b''.join(about)).hexdigest()[:16]}.so"
+    if not target.exists():
+        with tempfile.TemporaryDirectory(dir=target.parent) as work:
+            for name, source in sources.items():
+                (Path(work) / name).write_bytes(source)
+            objects = [str(Path(name).with_suffix(".o")) for name in _SOURCES]
+            for command in (
+                [compiler, *flags, "-c", *_SOURCES],
+                [compiler, "-shared", *objects, "-o", "native.so", "-lm"],
+            ):
+                done = subprocess.run(command, cwd=work, capture_output=True, timeout=60)
+                if done.returncode != 0:
+                    message = done.stderr[-500:].decode(errors="replace")
+                    raise OSError(f"{compiler} failed: {message}")
+            # another process may do the same at the same moment: whole files only
+            os.replace(Path(work) / "native.so", target)
+    return target
+
+
+def _processor() -> str:
+    """What tells machines apart that may share a home folder: native code of one may not run."""
+    features = ""
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        lines = information.read_text(errors="replace").splitlines()
+        features = next((line for line in lines if line.lower().startswith(("flags", "feat"))), "")
+    return f"{platform.machine()} {platform.processor()} {features}"
+
+
+def _folder() -> Path:
+    """The user's cache folder, or a temporary one where that cannot be written.
+
+    Code is loaded from it, so it must belong to this user alone.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "lightning_bnn"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK) and (
+            not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
+        ):
+            return folder
+    except (OSError, RuntimeError):
+        pass
+    return Path(tempfile.mkdtemp(prefix="lightning_bnn-"))

@@ -1,0 +1,114 @@
+"""Building the library: the cache, the variants, and every way in which it may fail."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_bnn.native import library
+
+needs_compiler = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    library.load.cache_clear()
+    yield
+    library.load.cache_clear()
+
+
+@needs_compiler
+def test_it_is_built_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert library.load() is not None
+    (file,) = (tmp_path / "cache" / "lightning_bnn").iterdir()
+    library.load.cache_clear()
+    monkeypatch.setattr(library.subprocess, "run", lambda *_, **__: pytest.fail("built again"))
+    assert library.load() is not None
+    assert file.exists()
+
+
+@pytest.mark.parametrize("value", ["no-such-compiler", "false"])
+def test_a_compiler_that_fails(value: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CC", value)
+    monkeypatch.setenv("PATH", "/usr/bin" if value == "false" else "/nonexistent")
+    assert library.load() is None
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LIGHTNING_BNN_COMPILE", "0")
+    assert library.load() is None
+
+
+@needs_compiler
+@pytest.mark.parametrize("damaged", [1, len(library._VARIANTS)])
+def test_a_damaged_library_is_not_used(damaged: int):
+    """The next variant serves, while there is one."""
+    for variant in library._VARIANTS[:damaged]:
+        library._build(variant).write_bytes(b"not a library")
+    assert (library.load() is None) == (damaged == len(library._VARIANTS))
+
+
+@needs_compiler
+def test_without_openmp_the_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(library, "_VARIANTS", [["-fopenmp", "--no-such-flag"], []])
+    assert library.load() is not None  # which compares them with those of every other build
+
+
+@needs_compiler
+def test_a_symbol_that_is_not_there_is_found_out_when_loading(tmp_path: Path):
+    """So a build for an OpenMP that PyTorch did not bring is left for one without."""
+    source = tmp_path / "a.c"
+    source.write_text("void no_such_function(void); void f(void) { no_such_function(); }")
+    command = ["cc", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "a.so")]
+    subprocess.run(command, check=True)
+    with pytest.raises(OSError, match="no_such_function"):
+        library.Library(tmp_path / "a.so")
+
+
+@needs_compiler
+def test_defaults_of_the_user_do_not_matter():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"), torch.inference_mode():
+            assert library.load() is not None
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@needs_compiler
+def test_wrong_numbers_are_not_used(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(library, "_EXPECTED", "0" * 16)
+    assert library.load() is None
+
+
+@needs_compiler
+def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    found = library.load()
+    assert found is not None
+    numbers = torch.empty(10)
+    found.fill_normal(numbers, torch.arange(1, library.WORDS + 1, dtype=torch.int32))
+    assert numbers.isfinite().all()
+
+
+@needs_compiler
+@pytest.mark.parametrize("flags", [["-O0"], ["-O2", "-fopenmp"], ["-march=native"], []])
+def test_every_build_gives_the_same_bits(flags: list[str]):
+    built = library.Library(library._build(flags))
+    assert library._fingerprint(built) == library._EXPECTED
+
+
+@needs_compiler
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs POSIX owners")
+def test_the_folder_is_the_users_own(tmp_path: Path):
+    library.load()
+    mode = (tmp_path / "cache" / "lightning_bnn").stat().st_mode
+    assert not mode & (stat.S_IWGRP | stat.S_IWOTH)
