@@ -51,6 +51,10 @@ class Slices:
         sizes: How many numbers each holds.
         locs: The means of the priors.
         scales: Their standard deviations.
+
+    Example:
+        >>> Slices([6, 2], locs=[0.0, 0.0], scales=[0.1, 1.0]).struct.count
+        2
     """
 
     def __init__(

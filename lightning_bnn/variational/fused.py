@@ -57,6 +57,18 @@ def fused_draw(
     """The slices of a draw in a workspace that has a key, and KL(q‖p) in nats.
 
     All are differentiable once in ``mean`` and ``rho``, where :func:`can_fuse` says so.
+
+    Example:
+        >>> from torch import nn
+        >>> net = nn.Linear(2, 1)
+        >>> own = dict(net.named_parameters())
+        >>> mean, rho = torch.zeros(3), torch.zeros(3)
+        >>> space = Workspace(mean)
+        >>> space.key = (1, 2)
+        >>> if load() is not None:
+        ...     weight, bias, kl = fused_draw(
+        ...         mean, rho, space, BoundPrior(Normal(), net, own), FlatLayout(own))
+        ...     assert weight.shape == (1, 2) and kl == 0
     """
     outputs: tuple[Tensor, ...] = _FusedDraw.apply(mean, rho, space, prior, layout)
     return outputs
