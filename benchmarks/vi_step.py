@@ -152,7 +152,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--rounds", type=int, help="counted rounds (default 15, with --quick 5)")
     parser.add_argument(
-        "--steps", type=int, help="timed steps in a turn (default 20 and 3, with --quick 10 and 1)"
+        "--steps", type=int, help="timed steps in a turn (default 60 and 3, with --quick 10 and 1)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     options = parser.parse_args(arguments)
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in setting.items()))
     problems = {}
     for problem in PROBLEMS:
-        steps = options.steps or (problem.steps // 2 if options.quick else problem.steps)
+        steps = options.steps or (max(1, problem.steps // 6) if options.quick else problem.steps)
         entries = measure(problem, chosen, steps, rounds, warm_up)
         problems[problem.name] = {"steps": steps, **report(problem, entries, absent)}
         sys.stdout.flush()
