@@ -1,10 +1,11 @@
 """M sets of weights, one network.
 
 The weights carry a leading axis of length M. They run either *stacked*, as one program
-(``torch.func.vmap`` over ``functional_call``), or as a *loop* over the same tensors: where an
-operator has no batching rule (LSTM), or where stacking is slower (convolutions on a CPU). Both
-give the same numbers to rounding. Ordinary backward works through both, and buffers with a
-leading axis (BatchNorm's running statistics) are updated in place, each member its own.
+(``torch.func.vmap`` over ``functional_call``; for a plain perceptron
+:mod:`~lightning_bnn.stacked_layers`), or as a *loop* over the same tensors: where an operator has
+no batching rule (LSTM), or where stacking is slower (convolutions on a CPU). Both give the same
+numbers to rounding. Ordinary backward works through both, and buffers with a leading axis
+(BatchNorm's running statistics) are updated in place, each member its own.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_debug, rank_zero_info
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.exchange import call_with
+from lightning_bnn.stacked_layers import plain_layers, run_layers
 
 __all__ = ["StackedModule", "call_network"]
 
@@ -39,11 +44,11 @@ def call_network(net: nn.Module, tensors: Mapping[str, Tensor], inputs: Any) -> 
         tensor([[3.]])
     """
     if isinstance(inputs, Mapping):
-        outputs = functional_call(net, dict(tensors), (), dict(inputs))
+        outputs = call_with(net, tensors, (), inputs)
     elif isinstance(inputs, Tensor):
-        outputs = functional_call(net, dict(tensors), (inputs,))
+        outputs = call_with(net, tensors, (inputs,))
     elif isinstance(inputs, Sequence):
-        outputs = functional_call(net, dict(tensors), tuple(inputs))
+        outputs = call_with(net, tensors, inputs)
     else:
         raise ConfigurationError(
             "A batch's inputs are a tensor, a list of them, or a mapping of keyword arguments; "
@@ -63,8 +68,8 @@ class StackedModule:
 
     Args:
         net: The network; its own values serve for every name that is not passed.
-        mode: ``"stacked"``, ``"loop"``, or ``"auto"``: measure both on the first call and keep
-            the faster one.
+        mode: ``"stacked"``, ``"loop"``, or ``"auto"``: measure both on the first call, keep the
+            faster one and say so in the log.
 
     Example:
         >>> net = nn.Linear(2, 1, bias=False)
@@ -84,6 +89,7 @@ class StackedModule:
         stacked: Mapping[str, Tensor],
         inputs: Any,
         shared: Mapping[str, Tensor] | None = None,
+        own_inputs: bool = False,
     ) -> Tensor:
         """The outputs of all members, (M, batch, ...).
 
@@ -91,6 +97,8 @@ class StackedModule:
             stacked: Parameters and buffers with a leading axis of length M.
             inputs: One batch, which every member sees.
             shared: Parameters and buffers that all members have in common.
+            own_inputs: Whether each member has inputs of its own: every tensor of ``inputs`` then
+                has a leading axis of length M, too.
         """
         shapes = {name: tuple(tensor.shape) for name, tensor in stacked.items()}
         lengths = {shape[:1] for shape in shapes.values()}
@@ -101,22 +109,31 @@ class StackedModule:
             )
         shared = shared or {}
         if self.mode == "auto" and lengths != {(1,)}:
-            self.mode = self._faster(stacked, inputs, shared)
+            self.mode = self._faster(stacked, inputs, shared, own_inputs)
         if self.mode == "stacked":
-            return self._stacked(stacked, inputs, shared)
-        return self._loop(stacked, inputs, shared)
+            return self._stacked(stacked, inputs, shared, own_inputs)
+        return self._loop(stacked, inputs, shared, own_inputs)
 
     def _stacked(
-        self, stacked: Mapping[str, Tensor], inputs: Any, shared: Mapping[str, Tensor]
+        self,
+        stacked: Mapping[str, Tensor],
+        inputs: Any,
+        shared: Mapping[str, Tensor],
+        own_inputs: bool,
     ) -> Tensor:
-        def member(weights: dict[str, Tensor]) -> Tensor:
+        layers = plain_layers(self.net, stacked) if isinstance(inputs, Tensor) else None
+        if layers is not None:
+            return run_layers(layers, stacked, inputs, own_inputs)
+
+        def member(weights: dict[str, Tensor], inputs: Any) -> Tensor:
             return call_network(self.net, {**shared, **weights}, inputs)
 
+        along = (0, 0 if own_inputs else None)
         with warnings.catch_warnings(), _attention_that_stacks(stacked):
             # a missing batching rule falls back to a slow loop inside vmap: take ours instead
             warnings.filterwarnings("error", message=".*batching rule.*")
             try:
-                return vmap(member, randomness="different")(dict(stacked))
+                return vmap(member, along, randomness="different")(dict(stacked), inputs)
             except (RuntimeError, UserWarning) as error:
                 text = str(error)
                 if "batching rule" not in text.lower() and "vmap" not in text:
@@ -127,24 +144,32 @@ class StackedModule:
                 ) from error
 
     def _loop(
-        self, stacked: Mapping[str, Tensor], inputs: Any, shared: Mapping[str, Tensor]
+        self,
+        stacked: Mapping[str, Tensor],
+        inputs: Any,
+        shared: Mapping[str, Tensor],
+        own_inputs: bool,
     ) -> Tensor:
-        count = next(iter(stacked.values())).shape[0]
-        return torch.stack(
-            [
-                call_network(
-                    self.net, {**shared, **{k: v[index] for k, v in stacked.items()}}, inputs
-                )
-                for index in range(count)
-            ]
-        )
+        # unbind, not tensor[index]: the backward of an index fills the whole stack with zeros
+        rows = zip(*(tensor.unbind() for tensor in stacked.values()), strict=True)
+        outputs = []
+        for index, row in enumerate(rows):
+            weights = dict(zip(stacked, row, strict=True))
+            own = tree_map(lambda t, index=index: t[index], inputs) if own_inputs else inputs
+            outputs.append(call_network(self.net, {**shared, **weights}, own))
+        return torch.stack(outputs)
 
     def _faster(
-        self, stacked: Mapping[str, Tensor], inputs: Any, shared: Mapping[str, Tensor]
+        self,
+        stacked: Mapping[str, Tensor],
+        inputs: Any,
+        shared: Mapping[str, Tensor],
+        own_inputs: bool,
     ) -> Literal["stacked", "loop"]:
         """Time both ways, with copies of all buffers, so that the trial leaves no trace.
 
-        Where gradients are wanted, the backward pass is timed too.
+        Where gradients are wanted, the backward pass is timed too. What a training will do is
+        said for all to see; for predictions, of which there are many, only to who looks closer.
         """
         buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
         wanted = torch.is_grad_enabled() and any(t.requires_grad for t in stacked.values())
@@ -159,19 +184,31 @@ class StackedModule:
         leaves = [tensor for tensor in trial.values() if tensor.requires_grad]
 
         def run(way: Callable[..., Tensor]) -> None:
-            outputs = way(trial, inputs, common)
+            outputs = way(trial, inputs, common, own_inputs)
             if leaves and outputs.requires_grad:
                 torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
+
+        def say(how: str) -> None:
+            count = next(iter(stacked.values())).shape[0]
+            log = rank_zero_info if wanted else rank_zero_debug
+            log(f"{count} sets of weights of {type(self.net).__name__} run {how}.")
 
         with torch.set_grad_enabled(wanted), _untouched_rng():
             try:
                 by_stacking = _seconds(lambda: run(self._stacked))
-            except Exception:
+            except Exception as error:
                 # no batching rule, control flow that depends on values, too little memory. If
                 # the network itself is at fault, the loop raises the network's own error.
+                reason = str(error.__cause__ or error) or type(error).__name__
+                say(f"as a loop, because stacked they fail: {reason.split('. ')[0]:.120}")
                 return "loop"
             by_looping = _seconds(lambda: run(self._loop))
-        return "stacked" if by_stacking < by_looping else "loop"
+        stacked_ms, loop_ms = 1e3 * by_stacking, 1e3 * by_looping
+        if by_stacking < by_looping:
+            say(f"stacked: {stacked_ms:.2f} ms a pass, {loop_ms:.2f} ms as a loop")
+            return "stacked"
+        say(f"as a loop: {loop_ms:.2f} ms a pass, {stacked_ms:.2f} ms stacked")
+        return "loop"
 
 
 @contextmanager
