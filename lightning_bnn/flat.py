@@ -7,6 +7,7 @@ costs more to get than to fill, and the prior's part is added in the same place.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from lightning_bnn.priors import BoundPrior
 from lightning_bnn.selection import FlatLayout
 
-__all__ = ["KeptMemory", "split_weights"]
+__all__ = ["KeptMemory", "energies_in_chunks", "split_weights"]
 
 
 class KeptMemory:
@@ -94,3 +95,69 @@ class _Split(torch.autograd.Function):
             ctx.prior.add_energy_gradient(gradient, by_energy, flat)
         # A new tensor on the kept memory: autograd takes it over instead of copying it.
         return gradient.detach(), None, None, None
+
+
+def energies_in_chunks(
+    run: Callable[..., Tensor], chunk: int, memory: KeptMemory, *stacked: Tensor
+) -> Tensor:
+    """The energies of all members, (M,), of which at most ``chunk`` run at a time.
+
+    Each chunk runs forward and backward before the next begins, so that the activations of no
+    more than ``chunk`` members are held at once; what stays is the gradient. It can be asked for
+    once.
+
+    Args:
+        run: Gives the energies (m,) of some members from their ``rows``, a slice, and their rows
+            of ``stacked``.
+        chunk: The most members that run at a time.
+        memory: Memory for the gradient of the first of ``stacked``.
+        stacked: Tensors with a leading axis of members.
+
+    Example:
+        >>> weights = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
+        >>> squares = lambda rows, weights: weights.square().sum(1)
+        >>> energies = energies_in_chunks(squares, 2, KeptMemory(), weights)
+        >>> energies.sum().backward()
+        >>> weights.grad.flatten()
+        tensor([2., 4., 6.])
+    """
+    energies: Tensor = _InChunks.apply(run, chunk, memory, *stacked)
+    return energies
+
+
+class _InChunks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, run: Callable[..., Tensor], chunk: int, memory: KeptMemory, *stacked: Tensor
+    ) -> Tensor:
+        wanted = any(ctx.needs_input_grad)
+        first, *others = stacked
+        rooms = [memory.room(first)[0], *map(torch.empty_like, others)] if wanted else []
+        # new tensors on the kept memory: it counts as taken until the backward pass
+        gradients = [room.detach() for room in rooms]
+        energies = []
+        for start in range(0, len(first), chunk):
+            rows = slice(start, min(start + chunk, len(first)))
+            own = [tensor.detach()[rows].requires_grad_(wanted) for tensor in stacked]
+            with torch.set_grad_enabled(wanted):
+                found = run(rows, *own)
+                total = found.sum()
+            if wanted:
+                by_own = torch.autograd.grad(total, own, materialize_grads=True)
+                for gradient, part in zip(gradients, by_own, strict=True):
+                    gradient[rows] = part
+            energies.append(found.detach())
+        ctx.gradients = gradients
+        return torch.cat(energies)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_energies: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        # the usual factor is 1: looking saves a pass over all weights (and elsewhere than on a
+        # CPU would make the host wait)
+        if by_energies.device.type == "cpu" and bool((by_energies == 1).all()):
+            return None, None, None, *gradients
+        for gradient in gradients:
+            gradient.mul_(by_energies.view(-1, *[1] * (gradient.dim() - 1)))
+        return None, None, None, *gradients

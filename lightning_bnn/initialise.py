@@ -25,10 +25,15 @@ __all__ = ["Start", "reset_network", "start_members"]
 Start = Literal["around", "reset"] | Posterior | Sequence[nn.Module] | Callable[[], nn.Module]
 
 
-def reset_network(net: nn.Module, seed: int) -> nn.Module:
+def reset_network(net: nn.Module, seed: int, option: str = "start") -> nn.Module:
     """A copy of a network with new initial values, as its modules' ``reset_parameters`` give them.
 
     Frozen parameters keep their values.
+
+    Args:
+        net: The network.
+        seed: Decides the new values.
+        option: The option that takes a factory instead, for the error of a module that cannot.
 
     Example:
         >>> net = nn.Linear(2, 1)
@@ -48,7 +53,7 @@ def reset_network(net: nn.Module, seed: int) -> nn.Module:
                 raise ConfigurationError(
                     f"The module {name or 'net'!r} ({type(module).__name__}) has parameters of its "
                     "own but no reset_parameters(), so it cannot be initialised anew. Pass a "
-                    "function that builds the network: start=lambda: MyNet(...)."
+                    f"function that builds the network: {option}=lambda: MyNet(...)."
                 )
     with torch.no_grad():
         for name, value in frozen.items():
@@ -57,7 +62,13 @@ def reset_network(net: nn.Module, seed: int) -> nn.Module:
 
 
 def start_members(
-    net: nn.Module, start: Start, members: Sequence[int], seed: int, spread: float
+    net: nn.Module,
+    start: Start,
+    members: Sequence[int],
+    seed: int,
+    spread: float,
+    noun: str = "chain",
+    option: str = "start",
 ) -> dict[str, Tensor]:
     """Every parameter and saved buffer of a network, stacked over members.
 
@@ -69,6 +80,8 @@ def start_members(
         members: The members' numbers, which with ``seed`` decide their random values.
         seed: The root seed.
         spread: The size of the perturbation, in units of each tensor's root mean square.
+        noun: What a member is called in errors.
+        option: The option that a network comes from, in errors.
 
     Example:
         >>> start_members(nn.Linear(2, 1), "around", range(3), seed=0, spread=0.1)["bias"].shape
@@ -83,12 +96,15 @@ def start_members(
         ]
         return _stack(chosen)
     if start == "reset":
-        networks = [reset_network(net, member_seed(seed, member, "start")) for member in members]
+        networks = [
+            reset_network(net, member_seed(seed, member, "start"), option) for member in members
+        ]
     elif isinstance(start, Sequence) and not isinstance(start, str):
         networks = list(start)
         if len(networks) != len(members):
             raise ConfigurationError(
-                f"start= has {len(networks)} networks for {len(members)} chains; give one for each."
+                f"start= has {len(networks)} networks for {len(members)} {noun}s; give one for "
+                "each."
             )
     elif callable(start) and not isinstance(start, nn.Module):
         networks = []
@@ -103,13 +119,13 @@ def start_members(
     for member, network in zip(members, networks, strict=True):
         if not isinstance(network, nn.Module):
             raise ConfigurationError(
-                f"start= gave {type(network).__name__} for chain {member}; expected a network."
+                f"{option}= gave {type(network).__name__} for {noun} {member}; expected a network."
             )
         difference = first_difference(describe(net), describe(network))
         if difference:
             raise ConfigurationError(
-                f"The network that start= gives for chain {member} is another one: {difference} "
-                "in it. All chains need one architecture."
+                f"The network that {option}= gives for {noun} {member} is another one: "
+                f"{difference} in it. All {noun}s need one architecture."
             )
     return _stack([network_tensors(network) for network in networks])
 

@@ -1,17 +1,17 @@
-"""Small parts of the SG-MCMC strategy: which chains, what a sampler may be, clipping by chain."""
+"""Small parts of the SG-MCMC strategy: which chains, and what a sampler may be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.samplers import Sampler
-from lightning_bnn.selection import FlatLayout
+from lightning_bnn.strategies.members import clip_by_row as clip_by_chain
+from lightning_bnn.strategies.members import flatten_rows as flatten_chains
+from lightning_bnn.strategies.members import member_numbers
 
 __all__ = ["SamplerFactory", "chain_numbers", "check_sampler", "clip_by_chain", "flatten_chains"]
 
@@ -25,16 +25,7 @@ def chain_numbers(chains: int | Sequence[int]) -> list[int]:
         >>> chain_numbers(3), chain_numbers([5])
         ([0, 1, 2], [5])
     """
-    if isinstance(chains, Integral) and not isinstance(chains, bool):
-        chains = range(int(chains))
-    several: Any = chains if isinstance(chains, Sequence) and not isinstance(chains, str) else []
-    numbers = [int(number) for number in several if isinstance(number, Integral)]
-    if not numbers or len(set(numbers)) < len(several) or min(numbers) < 0:
-        raise ConfigurationError(
-            "chains= is how many chains run, at least 1, or a list of their numbers, each once; "
-            f"got {chains!r}."
-        )
-    return numbers
+    return member_numbers(chains, "chains")
 
 
 def check_sampler(sampler: Any) -> None:
@@ -67,36 +58,3 @@ def make_sampler(factory: Any, weights: nn.Parameter, **added: Any) -> Sampler:
             f"got {type(sampler).__name__}. For an ordinary optimizer see warm_up_optimizer=."
         )
     return sampler
-
-
-def flatten_chains(stacked: Mapping[str, Tensor], layout: FlatLayout) -> Tensor:
-    """Stacked tensors as one (K, P) tensor; all must have one floating dtype."""
-    kinds = {name: stacked[name].dtype for name in layout.names}
-    odd = next((n for n, kind in kinds.items() if kind != kinds[layout.names[0]]), None)
-    if odd is not None:
-        raise ConfigurationError(
-            "The chains' weights lie in one tensor and need one floating-point dtype; "
-            f"{layout.names[0]!r} is {kinds[layout.names[0]]}, {odd!r} is {kinds[odd]}. Convert "
-            "the network with net.float(), or freeze the odd ones with requires_grad_(False)."
-        )
-    return torch.cat([stacked[name].flatten(1) for name in layout.names], dim=1)
-
-
-def clip_by_chain(gradients: Sequence[Tensor], limit: float, algorithm: str | None) -> None:
-    """Clip in place, by value or by the norm of each chain's gradient over all tensors.
-
-    Example:
-        >>> gradient = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-        >>> clip_by_chain([gradient], 1.0, "norm")
-        >>> gradient
-        tensor([[0.6000, 0.8000],
-                [0.3000, 0.4000]])
-    """
-    if algorithm == "value":
-        for gradient in gradients:
-            gradient.clamp_(-limit, limit)
-        return
-    norms = torch.stack([gradient.norm(dim=1) for gradient in gradients]).norm(dim=0)
-    scale = (limit / (norms + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(scale[:, None])

@@ -17,7 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["ResumableLoader", "isolated_random_state", "random_state", "restore_random_state"]
+__all__ = [
+    "ResumableLoader",
+    "isolated_random_state",
+    "mix_seeds",
+    "random_state",
+    "restore_random_state",
+]
 
 
 def random_state() -> dict[str, Any]:
@@ -89,6 +95,8 @@ class ResumableLoader:
         progress: Gives the number of batches of this epoch that were used so far, where that
             may differ from the number that was handed out (Lightning fetches one ahead when a
             loader has no length).
+        opener: Makes the iterator of an epoch from its number and the rank, in place of
+            ``iter(loader)``; its order must be a function of these and of the global generators.
 
     Example:
         >>> from torch.utils.data import DataLoader
@@ -111,8 +119,10 @@ class ResumableLoader:
         epoch: Callable[[], int] | None = None,
         limit: float = float("inf"),
         progress: Callable[[], int] | None = None,
+        opener: Callable[[int, int], Iterator[Any]] | None = None,
     ) -> None:
         self.loader = loader
+        self.opener = opener
         self._seed, self._rank, self._limit = seed, rank, limit
         self._current_epoch = epoch
         self._epoch = -1
@@ -133,11 +143,12 @@ class ResumableLoader:
             self._epoch = self._current_epoch() if self._current_epoch else self._epoch + 1
             self._seen = 0
         self._resuming = False
-        seed = _mix(self._seed, self._epoch, self._rank)
+        seed = mix_seeds(self._seed, self._epoch, self._rank)
         with isolated_random_state(seed):
             for generator in self._generators():
                 generator.manual_seed(seed)
-            batches = iter(self.loader)
+            opener = self.opener
+            batches = iter(self.loader) if opener is None else opener(self._epoch, self._rank)
             # Fetching what was seen is the price of being exact: samplers, workers and their
             # augmentation all stand where they stood. The first fetch of an epoch belongs in
             # here too, because a sampler draws its order then.
@@ -185,6 +196,11 @@ _END = object()
 _NOT_YET = object()
 
 
-def _mix(*numbers: int) -> int:
-    """One 32-bit seed from several numbers."""
+def mix_seeds(*numbers: int) -> int:
+    """One 32-bit seed from several numbers.
+
+    Example:
+        >>> mix_seeds(1, 2) == mix_seeds(1, 2), mix_seeds(1, 2) == mix_seeds(2, 1)
+        (True, False)
+    """
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])

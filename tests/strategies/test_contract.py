@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import SGMCMC, Posterior, VariationalBNN
+from lightning_bnn import SGMCMC, DeepEnsemble, Posterior, VariationalBNN
 from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.likelihoods import Categorical, HeteroscedasticGaussian
 from lightning_bnn.predictive import Predictive
@@ -97,6 +97,37 @@ def test_sampled_fit_test_predict_save_load(name: str, tmp_path: Path) -> None:
     for place in ("draws", "saved"):
         again = Posterior.load(tmp_path / place, NETS[name][0](outputs)).predict(inputs)
         torch.testing.assert_close(again.mean, expected.mean, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_ensemble_fit_test_predict_save_load(name: str, tmp_path: Path) -> None:
+    """Two members of each network, which start anew, with a task."""
+    task = "classification" if name in ("mlp", "lstm") else "regression"
+    likelihood, outputs = TASKS[task]
+    net = NETS[name][0](outputs)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    data = make_data(name, task)
+    ensemble = DeepEnsemble(net, likelihood(), Normal(0.0, 1.0), members=2, seed=0)
+    start = {key: value.clone() for key, value in ensemble.current_draws().items()}
+
+    trainer = quiet_trainer(max_epochs=2)
+    trainer.fit(ensemble, loader(data, shuffle=True), loader(data))
+    (results,) = trainer.test(ensemble, loader(data), verbose=False)
+    joined = Predictive.concatenate(trainer.predict(ensemble, loader(data)))
+
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    moved = {key: (value != start[key]).any() for key, value in ensemble.current_draws().items()}
+    assert all(moved.values()), moved
+    assert METRICS[task] <= set(results)
+    assert (len(joined), joined.draws) == (len(data), 2)
+    posterior = ensemble.posterior()
+    inputs = data.tensors[0][:7]
+    expected = posterior.predict(inputs)
+    assert expected.mean.isfinite().all()
+    assert (expected.epistemic > 0).any()
+    posterior.save(tmp_path / "posterior")
+    again = Posterior.load(tmp_path / "posterior", NETS[name][0](outputs)).predict(inputs)
+    torch.testing.assert_close(again.mean, expected.mean, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("estimator", ["flipout", "local"])

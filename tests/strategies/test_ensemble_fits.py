@@ -1,0 +1,147 @@
+"""Fits of deep ensembles: exact resume, other runs' checkpoints, precision, the command line."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import nn
+from torch.optim import SGD, Adam
+
+from lightning_bnn import Posterior
+from lightning_bnn.cli import main
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.nets import MLP
+from tests.nets import loader, make_data, mlp
+from tests.strategies.ensembles import fit, make
+from tests.trainers import quiet_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
+
+
+def dropout_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"chunk": 2}, {"mode": "loop"}], ids=str)
+def test_a_resumed_fit_is_bit_equal(
+    options: dict[str, Any], accumulate: int, tmp_path: Path
+) -> None:
+    """From the middle of an epoch and from its end; BatchNorm, dropout, a schedule, a seed."""
+    ends = []
+    scheduler = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    for name in (None, "step=2", "step=3", "step=4"):
+        ensemble = make(dropout_net, scheduler=scheduler, seed=7 if name is None else 8, **options)
+        place = tmp_path / (name or "first")
+        saver = ModelCheckpoint(place, "{step}", every_n_train_steps=1, save_top_k=-1)
+        trainer = quiet_trainer(
+            max_epochs=3 * accumulate, callbacks=[saver], enable_checkpointing=True,
+            accumulate_grad_batches=accumulate,
+        )  # fmt: skip
+        torch.manual_seed(0 if name is None else 5)
+        data = make_data("mlp", "classification")
+        path = None if name is None else tmp_path / "first" / f"{name}.ckpt"
+        trainer.fit(ensemble, loader(data, shuffle=True, batch_size=12), ckpt_path=path)
+        assert ensemble.seed == 7
+        ends.append({key: value.clone() for key, value in ensemble.state_dict().items()})
+    for end in ends[1:]:
+        assert all(
+            torch.equal(end[key], value) for key, value in ends[0].items() if "net." not in key
+        )
+
+
+def test_a_second_fit_goes_on_with_the_weights() -> None:
+    ensemble = make()
+    fit(ensemble, 3)
+    before = ensemble.weights.detach().clone()
+    fit(ensemble, 1)
+    assert 0 < (ensemble.weights - before).abs().max() < 0.02  # one step of Adam at 1e-3
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"members": [0, 1, 4]}, r"members=\[0, 1, 2\]"),
+        ({"members": 2}, r"members=\[0, 1, 2\]"),
+        ({"optimizer": partial(Adam, lr=0.1)}, r"optimizer=\['SGD'\]"),
+        ({"snapshots": 2}, "snapshots=None"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    options: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    same: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1)}
+    fit(make(**same), 3).save_checkpoint(tmp_path / "saved.ckpt")
+    trainer = quiet_trainer(max_steps=6, max_epochs=-1)
+    with pytest.raises(ConfigurationError, match=f"checkpoint was made with {name}"):
+        trainer.fit(
+            make(**{**same, **options}), loader(make_data("mlp", "classification")),
+            ckpt_path=tmp_path / "saved.ckpt",
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("chunk", [None, 2])
+def test_precisions_run(precision: Any, chunk: int | None) -> None:
+    ensemble = make(partial(mlp, 3), chunk=chunk)
+    before = ensemble.weights.detach().clone()
+    trainer = fit(ensemble, 3, precision=precision, gradient_clip_val=1.0)
+    trainer.test(ensemble, loader(make_data("mlp", "classification")), verbose=False)
+    assert ensemble.weights.isfinite().all()
+    assert not torch.equal(before, ensemble.weights.float())
+
+
+def test_the_loss_is_logged_as_the_mean_over_members() -> None:
+    ensemble = make(partial(mlp, 3))
+    ensemble.target.num_data = 48
+    expected = ensemble.energies(make_data("mlp", "classification")[:16]).mean()
+    trainer = fit(ensemble, 1, log_every_n_steps=1)
+    torch.testing.assert_close(trainer.callback_metrics["train_loss"], expected.detach())
+
+
+@pytest.mark.parametrize("each", [False, True], ids=["one optimizer", "one for each"])
+def test_the_command_line_trains_an_ensemble(each: bool, tmp_path: Path) -> None:
+    rates = [0.01, 0.02] if each else [0.01]
+    made = [{"class_path": "torch.optim.Adam", "init_args": {"lr": rate}} for rate in rates]
+    net = {
+        "class_path": "lightning_bnn.nets.MLP",
+        "init_args": {"inputs": 64, "hidden": [8], "outputs": 10},
+    }
+    strategy = {
+        "net": net,
+        "likelihood": "lightning_bnn.likelihoods.Categorical",
+        "prior": {"class_path": "lightning_bnn.priors.Normal"},
+        "members": 2,
+        "optimizer": made if each else made[0],
+        "scheduler": {
+            "class_path": "torch.optim.lr_scheduler.ExponentialLR",
+            "init_args": {"gamma": 0.5},
+        },
+    }
+    logger = {
+        "class_path": "pytorch_lightning.loggers.CSVLogger",
+        "init_args": {"save_dir": str(tmp_path), "name": "runs"},
+    }
+    trainer = {"max_epochs": 1, "limit_train_batches": 3, "limit_val_batches": 1,
+               "accelerator": "cpu", "logger": logger, "enable_progress_bar": False,
+               "enable_model_summary": False, "log_every_n_steps": 1}  # fmt: skip
+    content = {
+        "seed_everything": 1,
+        "model": {"class_path": "lightning_bnn.DeepEnsemble", "init_args": strategy},
+        "data": {"class_path": "lightning_bnn.data.Digits", "init_args": {"batch_size": 32}},
+        "trainer": trainer,
+    }
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(content))
+    assert main(["fit", "--config", str(config)]) == 0
+    run = tmp_path / "runs" / "version_0"
+    posterior = Posterior.load(run / "posterior", MLP(inputs=64, hidden=[8], outputs=10))
+    assert len(posterior) == 2
+    words = ["test", "--config", str(run / "config.yaml"), "--posterior", str(run / "posterior")]
+    assert main(words) == 0
