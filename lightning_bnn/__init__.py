@@ -3,18 +3,21 @@
 from lightning_bnn.posteriors import (
     DrawsPosterior,
     GaussianPosterior,
+    LowRankPosterior,
     MixturePosterior,
     Posterior,
 )
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.stacked import StackedModule
-from lightning_bnn.strategies import SGMCMC, Strategy, VariationalBNN
+from lightning_bnn.strategies import SGMCMC, DeepEnsemble, Strategy, VariationalBNN
 from lightning_bnn.target import Target
 
 __all__ = [
     "SGMCMC",
+    "DeepEnsemble",
     "DrawsPosterior",
     "GaussianPosterior",
+    "LowRankPosterior",
     "MixturePosterior",
     "Posterior",
     "Predictive",

@@ -11,8 +11,10 @@ import lightning_bnn
 
 PUBLIC = {
     "lightning_bnn": [
+        "DeepEnsemble",
         "DrawsPosterior",
         "GaussianPosterior",
+        "LowRankPosterior",
         "MixturePosterior",
         "Posterior",
         "Predictive",
@@ -40,7 +42,13 @@ PUBLIC = {
         "StudentT",
         "check_prior",
     ],
-    "lightning_bnn.callbacks": ["ChainMonitor", "PredictionWriter", "SampleCollector"],
+    "lightning_bnn.callbacks": [
+        "ChainMonitor",
+        "PredictionWriter",
+        "SWAGMoments",
+        "SampleCollector",
+    ],
+    "lightning_bnn.ensembles": ["MemberBatch", "RandomPriorFunction"],
     "lightning_bnn.diagnostics": [
         "Diagnosis",
         "Statistics",

@@ -3,5 +3,6 @@
 from lightning_bnn.callbacks.chain_monitor import ChainMonitor
 from lightning_bnn.callbacks.prediction_writer import PredictionWriter
 from lightning_bnn.callbacks.sample_collector import SampleCollector
+from lightning_bnn.callbacks.swag_moments import SWAGMoments
 
-__all__ = ["ChainMonitor", "PredictionWriter", "SampleCollector"]
+__all__ = ["ChainMonitor", "PredictionWriter", "SWAGMoments", "SampleCollector"]

@@ -216,7 +216,8 @@ def check_finite(weights: Weights, step: int, module: pl.LightningModule) -> Non
 
     Of the buffers only running statistics count: a mask may well be infinite.
     """
-    numbers = getattr(strategy_of(module), "chain_numbers", None)
+    strategy = strategy_of(module)
+    numbers = getattr(strategy, "chain_numbers", getattr(strategy, "member_numbers", None))
     learned = {name for name, _ in network_of(module).named_parameters()}
     for name, tensor in weights.items():
         if name not in learned and name.rpartition(".")[2] not in _STATISTICS:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from itertools import islice
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.strategies.resume import ResumableLoader, isolated_random_state
@@ -24,10 +25,11 @@ def training_batches(trainer: pl.Trainer, count: int, seed: int) -> Iterator[Ite
     The pass is one of its own, in this process, in an order that the seed decides. The loader that
     is in use, its samplers' generators and the global random state are left as they are. (A
     loader that is no ``DataLoader`` is iterated once more; data that change by being read cannot
-    be left alone.)
+    be left alone.) Where a sampler shares the data out to several processes, all of them see the
+    share of the first.
 
     Args:
-        trainer: A trainer that fits.
+        trainer: A trainer that fits, or has fitted.
         count: The number of batches; fewer come where the data have fewer.
         seed: Decides the order, and what augmentation draws.
     """
@@ -39,7 +41,7 @@ def training_batches(trainer: pl.Trainer, count: int, seed: int) -> Iterator[Ite
         for one in (loader.values() if isinstance(loader, dict) else loader)
     ):
         raise ConfigurationError(
-            f"refresh_batch_norm needs one training data loader; the trainer has {len(loader)}."
+            f"BatchNorm's statistics need one training data loader; the trainer has {len(loader)}."
         )
     generators = _generators(loader)
     states = [generator.get_state() for generator in generators]
@@ -61,10 +63,22 @@ def _anew(loader: Any) -> Any:
     if isinstance(loader.dataset, IterableDataset):
         options.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
     elif loader.batch_sampler is None:
-        options.update(batch_size=None, sampler=loader.sampler)
+        options.update(batch_size=None, sampler=_share_of_first_rank(loader.sampler))
     else:
-        options.update(batch_sampler=loader.batch_sampler)
+        batches: Any = loader.batch_sampler
+        if isinstance(getattr(batches, "sampler", None), DistributedSampler):
+            batches = copy(batches)
+            batches.sampler = _share_of_first_rank(batches.sampler)
+        options.update(batch_sampler=batches)
     return DataLoader(loader.dataset, **options)
+
+
+def _share_of_first_rank(sampler: Any) -> Any:
+    if not isinstance(sampler, DistributedSampler):
+        return sampler
+    first = copy(sampler)
+    first.rank = 0
+    return first
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

@@ -3,7 +3,15 @@
 from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.draws import DrawsPosterior
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
+from lightning_bnn.posteriors.low_rank import LowRankPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
 from lightning_bnn.posteriors.stream import DrawStream
 
-__all__ = ["DrawStream", "DrawsPosterior", "GaussianPosterior", "MixturePosterior", "Posterior"]
+__all__ = [
+    "DrawStream",
+    "DrawsPosterior",
+    "GaussianPosterior",
+    "LowRankPosterior",
+    "MixturePosterior",
+    "Posterior",
+]

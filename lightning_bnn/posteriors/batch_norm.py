@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.stacked import StackedModule
 
-__all__ = ["batch_norm_layers", "recompute_batch_norm"]
+__all__ = ["batch_norm_layers", "has_batch_norm", "recompute_batch_norm"]
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -40,17 +40,31 @@ def batch_norm_layers(net: nn.Module) -> dict[str, _BatchNorm]:
         >>> list(batch_norm_layers(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))))
         ['1']
     """
-    layers = {
-        name: module
-        for name, module in net.named_modules()
-        if isinstance(module, _BatchNorm) and isinstance(module.running_mean, Tensor)
-    }
+    layers = _layers(net)
     if not layers:
         raise ConfigurationError(
             f"{type(net).__name__} has no BatchNorm layer with running statistics, so there is "
             "nothing to recompute. Leave refresh_batch_norm out."
         )
     return layers
+
+
+def has_batch_norm(net: nn.Module) -> bool:
+    """Whether a network has a BatchNorm layer that keeps running statistics.
+
+    Example:
+        >>> has_batch_norm(nn.BatchNorm1d(3)), has_batch_norm(nn.LayerNorm(3))
+        (True, False)
+    """
+    return bool(_layers(net))
+
+
+def _layers(net: nn.Module) -> dict[str, _BatchNorm]:
+    return {
+        name: module
+        for name, module in net.named_modules()
+        if isinstance(module, _BatchNorm) and isinstance(module.running_mean, Tensor)
+    }
 
 
 @torch.no_grad()

@@ -327,7 +327,7 @@ def test_only_likelihoods_are_made_by_name(tmp_path, name):
 
 def test_unknown_kinds(tmp_path):
     store.write(tmp_path, kind="laplace", blobs={}, fields={})
-    known = r"\['draws', 'gaussian', 'mixture'\]"
+    known = r"\['draws', 'gaussian', 'low_rank', 'mixture'\]"
     with pytest.raises(PosteriorFormatError, match=f"kind 'laplace'; this version knows {known}"):
         Posterior.load(tmp_path, network())
     MixturePosterior([make(nn.Linear(2, 1))]).save(tmp_path)

@@ -1,0 +1,203 @@
+r"""A Gaussian posterior whose covariance is half diagonal, half of low rank: that of SWAG.
+
+With a mean :math:`\bar w`, a variance v for each weight, R deviations as the columns of D and a
+scale s, a draw is
+
+.. math::
+    w = \bar w + \sqrt s\,\Big(\sqrt{\tfrac12 v}\odot z_1 + \frac{D z_2}{\sqrt{2(R-1)}}\Big),
+    \qquad z_1\sim N(0, I_P),\; z_2\sim N(0, I_R),
+
+so its covariance is :math:`s\,(\tfrac12\,\mathrm{diag}(v) + \tfrac12\,DD^\top/(R-1))`. There is one
+:math:`z_2` for all tensors together: weights of different layers move together as they did in the
+deviations. Without deviations (R = 0) the covariance is s·diag(v), the whole of it.
+
+Maddox, Garipov, Izmailov, Vetrov and Wilson (2019), *A Simple Baseline for Bayesian Uncertainty in
+Deep Learning*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.posteriors.base import (
+    _CHUNK,
+    Blobs,
+    Posterior,
+    Weights,
+    in_network_order,
+    load_if_stored,
+)
+from lightning_bnn.posteriors.store import Stored
+from lightning_bnn.selection import FlatLayout
+
+__all__ = ["LowRankPosterior"]
+
+
+class LowRankPosterior(Posterior):
+    """A Gaussian over the weights with a covariance that is half diagonal, half of low rank.
+
+    A draw needs no more memory than its own weights, whatever the rank.
+
+    Args:
+        net: The network; the posterior keeps a copy.
+        likelihood: How outputs of the network give targets.
+        mean: The means of the Bayesian weights, by name.
+        variance: Their variances.
+        deviations: R deviations from the mean, each tensor with a leading axis of R: at least two,
+            or none.
+        fixed: Other parameters and buffers; the network's own values serve for those left out.
+        scale: What the covariance is multiplied by.
+
+    Example:
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> net = nn.Linear(1, 1)
+        >>> zero = {"weight": torch.zeros(1, 1), "bias": torch.zeros(1)}
+        >>> columns = {"weight": torch.tensor([1.0, 2.0]).view(2, 1, 1),
+        ...            "bias": torch.tensor([1.0, 2.0]).view(2, 1)}
+        >>> posterior = LowRankPosterior(net, Gaussian(0.1), zero, zero, columns)
+        >>> draws = posterior.sample(5)
+        >>> bool((draws["weight"].flatten() == draws["bias"].flatten()).all())
+        True
+    """
+
+    kind = "low_rank"
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        mean: Mapping[str, Tensor],
+        variance: Mapping[str, Tensor],
+        deviations: Mapping[str, Tensor] | None = None,
+        fixed: Mapping[str, Tensor] | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        mean = in_network_order(net, mean, "mean")
+        variance = in_network_order(net, variance, "variance")
+        deviations = deviations or {}
+        if not mean or list(mean) != list(variance):
+            raise ConfigurationError(
+                "mean and variance need the same names, at least one; got "
+                f"{list(mean)[:3]} and {list(variance)[:3]}."
+            )
+        tensors = (*mean.values(), *variance.values(), *deviations.values())
+        dtypes = {tensor.dtype for tensor in tensors}
+        if len(dtypes) > 1 or not dtypes.pop().is_floating_point:
+            raise ConfigurationError(
+                "mean, variance and deviations need one floating-point dtype in all tensors."
+            )
+        if not all(bool((tensor >= 0).all()) for tensor in variance.values()):
+            raise ConfigurationError("variance holds numbers that are negative or NaN.")
+        if not 0 < scale < math.inf:
+            raise ConfigurationError(f"scale= is a number greater than 0; got {scale!r}.")
+        super().__init__(net, likelihood, mean, fixed)
+        self.scale = float(scale)
+        self._layout = FlatLayout(mean)
+        self._mean = self._layout.flatten(mean)
+        self._variance = self._layout.flatten(variance)
+        self._columns = self._mean.new_empty(0, self._layout.size)
+        if deviations:
+            _check_deviations(deviations, mean)
+            flat = [deviations[name].detach().flatten(1) for name in mean]
+            self._columns = torch.cat(flat, dim=1)  # (R, P)
+
+    @property
+    def mean(self) -> Weights:
+        """The means of the Bayesian weights, by name."""
+        return self._layout.views(self._mean)
+
+    @property
+    def variance(self) -> Weights:
+        """The variances of the diagonal part, by name, before the half and the scale."""
+        return self._layout.views(self._variance)
+
+    @property
+    def deviations(self) -> Weights:
+        """The deviations, by name, with a leading axis of R."""
+        return self._layout.views(self._columns)
+
+    @property
+    def rank(self) -> int:
+        """R, the number of deviations."""
+        return len(self._columns)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the posterior lies."""
+        return self._mean.device
+
+    def draws(
+        self, count: int, generator: torch.Generator | None = None, chunk: int = _CHUNK
+    ) -> Iterator[Weights]:
+        """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
+        half = 0.5 if self.rank else 1.0
+        sd = (self._variance * (half * self.scale)).sqrt_()
+        for start in range(0, count, chunk):
+            yield self._together(min(chunk, count - start), sd, generator)
+
+    def _together(self, count: int, sd: Tensor, generator: torch.Generator | None) -> Weights:
+        flat = self._mean.new_empty(count, self._layout.size)
+        for row in flat:  # one draw after another: the chunk does not change the numbers
+            row.normal_(generator=generator).mul_(sd).add_(self._mean)
+            if self.rank:
+                # one vector for all tensors: it is what ties the layers together
+                z = row.new_empty(self.rank).normal_(generator=generator)
+                row.addmv_(self._columns.T, z, alpha=math.sqrt(self.scale / (2 * self.rank - 2)))
+        return self._layout.views(flat)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move everything to a device, in place."""
+        self._mean, self._variance = self._mean.to(device), self._variance.to(device)
+        self._columns = self._columns.to(device)
+        return super().to(device)
+
+    def _entry(self) -> dict[str, Any]:
+        return {**super()._entry(), "scale": self.scale}
+
+    def _own_blobs(self) -> Blobs:
+        own: Blobs = {"mean": self.mean, "variance": self.variance}
+        return {**own, "deviations": self.deviations} if self.rank else own
+
+    @classmethod
+    def _from_stored(
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
+        likelihood: Likelihood, prefix: str,
+    ) -> LowRankPosterior:  # fmt: skip
+        return cls(
+            net,
+            likelihood,
+            stored.load(f"{prefix}mean"),
+            stored.load(f"{prefix}variance"),
+            load_if_stored(stored, f"{prefix}deviations"),
+            load_if_stored(stored, f"{prefix}fixed"),
+            entry["scale"],
+        )
+
+
+def _check_deviations(deviations: Mapping[str, Tensor], mean: Weights) -> None:
+    """Raise unless every tensor of the mean has the same number of deviations, at least two."""
+    if set(deviations) != set(mean):
+        raise ConfigurationError(
+            "mean and deviations need the same names; got "
+            f"{list(mean)[:3]} and {list(deviations)[:3]}."
+        )
+    rank = len(next(iter(deviations.values())))
+    for name, tensor in deviations.items():
+        if tensor.shape != (rank, *mean[name].shape):
+            raise ConfigurationError(
+                f"deviations has {name!r} in the shape {list(tensor.shape)}; expected {rank} "
+                f"deviations of the shape {list(mean[name].shape)}."
+            )
+    if rank < 2:
+        raise ConfigurationError(
+            f"A covariance needs at least 2 deviations; got {rank}. Leave deviations= out for the "
+            "diagonal alone."
+        )

@@ -1,0 +1,949 @@
+"""Snapshots at the right places, exact moments, exact resume, and posteriors that hold them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, GradientAccumulationScheduler, ModelCheckpoint
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from lightning_bnn import SGMCMC, DrawsPosterior, MixturePosterior, Posterior
+from lightning_bnn.callbacks import SWAGMoments
+from lightning_bnn.callbacks.swag_running import RunningMoments
+from lightning_bnn.ensembles import MemberBatch
+from lightning_bnn.errors import ConfigurationError, NonFiniteError
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.posteriors import LowRankPosterior
+from lightning_bnn.samplers import SGLD
+from lightning_bnn.strategies.ensemble import DeepEnsemble
+from tests.trainers import quiet_trainer
+
+EXAMPLES, BATCH = 24, 4  # six steps an epoch
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(
+        torch.randn(EXAMPLES, 3, generator=generator), torch.randn(EXAMPLES, 1, generator=generator)
+    )
+
+
+def loader(**options: Any) -> DataLoader:
+    return DataLoader(data(), **{"batch_size": BATCH, "shuffle": True, **options})
+
+
+class Endless(IterableDataset):
+    """The same examples, of which nobody knows the number."""
+
+    def __iter__(self) -> Any:
+        return iter(data())
+
+
+def network(batch_norm: bool = False) -> nn.Module:
+    torch.manual_seed(2)
+    middle = [nn.BatchNorm1d(4)] if batch_norm else []
+    return nn.Sequential(nn.Linear(3, 4), *middle, nn.ReLU(), nn.Linear(4, 1))
+
+
+def chains(batch_norm: bool = False, **options: Any) -> SGMCMC:
+    defaults = {"chains": 3, "sampler": partial(SGLD, lr=0.01), "seed": 3, "mode": "loop"}
+    return SGMCMC(network(batch_norm), Gaussian(0.5), **{**defaults, **options})
+
+
+class Plain(pl.LightningModule):
+    """A LightningModule that knows nothing of this package."""
+
+    def __init__(self, batch_norm: bool = False, manual: bool = False, skip: int = -1) -> None:
+        super().__init__()
+        self.body = network(batch_norm)
+        self.automatic_optimization = not manual
+        self.skip = skip
+        self.scheduler: Any = None
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == self.skip else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = (self.body(batch[0]) - batch[1]).square().mean()
+        if self.automatic_optimization:
+            return loss
+        self.manual_backward(loss)
+        for _ in range(2):
+            self.optimizers().step()
+        return None
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", (self.body(batch[0]) - batch[1]).square().mean())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        if self.scheduler is None:
+            return optimizer
+        schedule = self.scheduler(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def plain_swag(**options: Any) -> SWAGMoments:
+    return SWAGMoments(**{"net": "body", "likelihood": Gaussian(0.5), **options})
+
+
+class Recorder(Callback):
+    """The weights after every step, by (epoch, step), and the learning rates."""
+
+    def __init__(self) -> None:
+        self.weights: dict[tuple[int, int], np.ndarray] = {}
+        self.rates: dict[int, float] = {}
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.rates[trainer.global_step] = float(optimizer.param_groups[0]["lr"])
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.weights[trainer.current_epoch + 1, trainer.global_step] = flat_weights(pl_module)
+
+
+def flat_weights(module: Any) -> np.ndarray:
+    """(members, P), in the order of the network's parameters."""
+    if isinstance(module, Plain):
+        tensors = [p.detach()[None] for p in module.body.parameters()]
+    else:
+        current = module.current_draws()
+        tensors = [current[name] for name, _ in module.net.named_parameters()]
+    return torch.cat([tensor.flatten(1) for tensor in tensors], 1).double().numpy()
+
+
+class Save(Callback):
+    """A checkpoint after a step."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path, self.step = path, step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+
+
+def fit(module: Any, swag: SWAGMoments, *others: Any, ckpt: Any = None, **options: Any) -> Recorder:
+    recorder = Recorder()
+    torch.manual_seed(5)
+    trainer = quiet_trainer(callbacks=[*others, swag, recorder], **{"max_epochs": 8, **options})
+    trainer.fit(module, loader(), ckpt_path=ckpt)
+    return recorder
+
+
+def assert_same(one: RunningMoments, other: RunningMoments) -> None:
+    assert one.count == other.count
+    assert torch.equal(one.mean, other.mean)
+    assert torch.equal(one.squares, other.squares)
+    assert len(one.deviations) == len(other.deviations)
+    pairs = zip(one.deviations, other.deviations, strict=True)
+    assert all(torch.equal(left, right) for left, right in pairs)
+
+
+# -------------------------------------------------------------------- moments
+
+
+@pytest.mark.parametrize("kind", ["strategy", "plain"])
+@pytest.mark.parametrize("unit", ["epochs", "steps"])
+def test_moments_are_those_of_numpy(kind: str, unit: str) -> None:
+    """Mean, second moment and deviations of the stored iterates, to 1e-12 in float64."""
+    options = {f"every_n_{unit}": 2 if unit == "epochs" else 3, "rank": 4, "start": 0.25}
+    module = chains() if kind == "strategy" else Plain()
+    swag = SWAGMoments(**options) if kind == "strategy" else plain_swag(**options)
+    recorder = fit(module, swag, precision="64-true", max_epochs=12)
+    if unit == "epochs":
+        chosen = [w for (e, s), w in recorder.weights.items() if s == 6 * e and e in (5, 7, 9, 11)]
+    else:
+        chosen = [w for (_, s), w in recorder.weights.items() if s > 18 and s % 3 == 0]
+        assert len(chosen) == 18
+    moments = swag.moments
+    assert swag.snapshots == len(chosen)
+    assert moments.mean.dtype == torch.float64
+    assert len(moments.mean) == (3 if kind == "strategy" else 1)
+    iterates = np.stack(chosen)
+    close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
+    close(moments.mean.numpy(), iterates.mean(0))
+    close(moments.variance.numpy(), iterates.var(0))
+    running = np.cumsum(iterates, 0) / np.arange(1, len(iterates) + 1)[:, None, None]
+    close(torch.stack(moments.deviations).numpy(), (iterates - running)[-4:])
+    # what a draw is made of is what was computed
+    posterior = swag.posterior()
+    part = posterior.components[1] if kind == "strategy" else posterior
+    member = 1 if kind == "strategy" else 0
+    assert torch.equal(part.mean["0.weight"].flatten(), moments.mean[member, :12])
+    assert torch.equal(part.variance["2.bias"], moments.variance[member, -1:])
+    expected = torch.stack([one[member, 12:16] for one in moments.deviations])
+    assert torch.equal(part.deviations["0.bias"], expected)
+
+
+def test_moments_keep_their_digits_beside_a_large_mean() -> None:
+    """In float32 with a mean of 1,000 and a spread of 0.01; squares less the mean's lose it all."""
+    generator = torch.Generator().manual_seed(0)
+    iterates = 1000 + 0.01 * torch.randn(500, 1, 20, generator=generator)
+    moments = RunningMoments.of(iterates[0], 3)
+    for one in iterates[1:]:
+        moments = moments.add(one, 3)
+    exact = iterates.double().var(0, correction=0)
+    naive = iterates.square().mean(0) - iterates.mean(0).square()
+    assert (moments.variance / exact - 1).abs().max() < 0.02
+    assert (naive / exact - 1).abs().max() > 1
+
+
+def test_moments_of_low_precision_weights_are_float32() -> None:
+    swag = plain_swag(start=0.5)
+    module = Plain(batch_norm=True)
+    fit(module, swag, precision="bf16-true")
+    assert module.body[0].weight.dtype == torch.bfloat16
+    assert swag.moments.mean.dtype == torch.float32
+    for posterior in (swag.gaussian(), swag.posterior(), swag.average()):
+        assert posterior.predict(torch.randn(5, 3)).mean.dtype == torch.float32
+
+
+# -------------------------------------------------------------------- when
+
+
+@pytest.mark.parametrize(
+    ("options", "trainer_options", "positions"),
+    [
+        ({"start": 0.75}, {"max_epochs": 8}, [(7, 42), (8, 48)]),
+        ({"start": 5}, {"max_epochs": 8}, [(6, 36), (7, 42), (8, 48)]),
+        ({"start": 0, "every_n_epochs": 3}, {"max_epochs": 8}, [(3, 18), (6, 36)]),
+        ({"start": 0.3, "every_n_epochs": 2}, {"max_epochs": 10}, [(5, 30), (7, 42), (9, 54)]),
+        ({"start": 0.5}, {"max_epochs": -1, "max_steps": 27}, [(3, 18), (4, 24)]),
+        ({"start": 0.5}, {"max_epochs": 40, "max_steps": 27}, [(3, 18), (4, 24)]),
+        ({"start": 0.5, "every_n_steps": 5}, {"max_epochs": 4}, [(3, 17), (4, 22)]),
+        ({"start": 10, "every_n_steps": 7}, {"max_epochs": 4}, [(3, 17), (4, 24)]),
+        (
+            {"start": 0.5, "every_n_steps": 4},
+            {"max_epochs": -1, "max_steps": 20},
+            [(3, 14), (3, 18)],
+        ),
+        (
+            {"start": 2},
+            {"max_epochs": 4, "accumulate_grad_batches": 4},  # two steps an epoch
+            [(3, 6), (4, 8)],
+        ),
+        (
+            {"start": 0.5, "every_n_steps": 2},
+            {"max_epochs": 4, "accumulate_grad_batches": 4},
+            [(3, 6), (4, 8)],
+        ),
+        ({"start": 0.5}, {"max_epochs": 4, "limit_train_batches": 2}, [(3, 6), (4, 8)]),
+        (
+            {"start": 0.5},
+            {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1},
+            [(3, 18), (4, 24)],
+        ),
+    ],
+)
+def test_when_snapshots_are_taken(options: Any, trainer_options: Any, positions: Any) -> None:
+    swag = plain_swag(**options)
+    recorder = fit(Plain(), swag, **trainer_options)
+    iterates = np.stack([recorder.weights[position] for position in positions])
+    assert swag.snapshots == len(positions)
+    np.testing.assert_allclose(swag.moments.mean.numpy(), iterates.mean(0), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("where", ["manual", "skipped", "endless"])
+def test_when_snapshots_are_taken_in_odd_loops(where: str) -> None:
+    """Two steps a batch; epochs that a hook ends early; data without a length."""
+    recorder = Recorder()
+    swag = plain_swag(start=2)
+    module = Plain(manual=where == "manual", skip=3 if where == "skipped" else -1)
+    trainer = quiet_trainer(max_epochs=4, callbacks=[swag, recorder])
+    trainer.fit(module, DataLoader(Endless(), BATCH) if where == "endless" else loader())
+    steps = {
+        "manual": [(3, 36), (4, 48)],
+        "skipped": [(3, 9), (4, 12)],
+        "endless": [(3, 18), (4, 24)],
+    }
+    iterates = np.stack([recorder.weights[position] for position in steps[where]])
+    assert swag.snapshots == 2
+    np.testing.assert_allclose(swag.moments.mean.numpy(), iterates.mean(0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_validation_loop_changes_nothing() -> None:
+    swags = [plain_swag(start=0.5), plain_swag(start=0.5)]
+    fit(Plain(), swags[0])
+    torch.manual_seed(5)
+    trainer = quiet_trainer(max_epochs=8, callbacks=[swags[1]], val_check_interval=0.5)
+    trainer.fit(Plain(), loader(), DataLoader(data(), BATCH))
+    assert swags[0].snapshots == swags[1].snapshots == 4
+
+
+def test_frozen_weights_stay_as_they_are() -> None:
+    module = Plain()
+    module.body[0].requires_grad_(False)
+    swag = plain_swag(start=0.5)
+    fit(module, swag)
+    posterior = swag.posterior()
+    assert list(posterior.mean) == ["2.weight", "2.bias"]
+    assert torch.equal(posterior.fixed["0.weight"], module.body[0].weight)
+
+
+def test_a_fast_dev_run_takes_nothing() -> None:
+    swag = plain_swag()
+    quiet_trainer(fast_dev_run=True, callbacks=[swag]).fit(Plain(), loader())
+    assert swag.snapshots == 0
+
+
+# -------------------------------------------------------------------- learning rate
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear"])
+def test_the_learning_rate_of_the_averaging_phase(shape: str) -> None:
+    """Annealed over two epochs from what the scheduler left, then held; exact at every step."""
+    module = Plain()
+    module.scheduler = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+    swag = plain_swag(start=0.5, lr=0.02, anneal=2, anneal_shape=shape)
+    rates = fit(module, swag).rates
+    np.testing.assert_allclose([rates[s] for s in range(24)], 0.01 * 0.9 ** np.arange(24))
+    first = 0.01 * 0.9**24
+    share = np.arange(12) / 12
+    weight = share if shape == "linear" else (1 - np.cos(np.pi * share)) / 2
+    np.testing.assert_allclose([rates[s] for s in range(24, 36)], first + (0.02 - first) * weight)
+    assert {rates[s] for s in range(36, 48)} == {0.02}
+
+
+@pytest.mark.parametrize(
+    ("options", "at_once", "held_from"),
+    [
+        ({"every_n_steps": 4}, False, 28),  # by default before the first snapshot
+        ({"every_n_steps": 4, "anneal": 0}, True, 24),
+        ({}, False, 30),
+        ({"every_n_epochs": 2}, False, 36),
+    ],
+)
+def test_how_long_the_learning_rate_takes(options: Any, at_once: bool, held_from: int) -> None:
+    rates = fit(Plain(), plain_swag(start=0.5, lr=0.02, **options)).rates
+    assert {rates[s] for s in range(24)} == {0.01}
+    assert (rates[24] == 0.02) == at_once
+    assert all(rates[s] != 0.02 for s in range(24, held_from))
+    assert {rates[s] for s in range(held_from, 48)} == {0.02}
+
+
+def test_without_lr_the_schedule_is_left_alone() -> None:
+    module = Plain()
+    module.scheduler = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+    rates = fit(module, plain_swag(start=0.5)).rates
+    np.testing.assert_allclose([rates[s] for s in range(48)], 0.01 * 0.9 ** np.arange(48))
+
+
+def test_a_learning_rate_that_is_a_tensor_and_data_without_a_length() -> None:
+    module = Plain()
+
+    def optimizers() -> Any:
+        return torch.optim.SGD(module.parameters(), lr=torch.tensor(0.01))
+
+    module.configure_optimizers = optimizers
+    recorder, swag = Recorder(), plain_swag(start=2, lr=0.02)
+    trainer = quiet_trainer(max_epochs=4, callbacks=[swag, recorder])
+    trainer.fit(module, DataLoader(Endless(), BATCH))
+    held = [round(recorder.rates[s], 6) for s in range(24)]
+    assert held == [0.01] * 12 + [0.02] * 12
+
+
+# -------------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize(
+    ("unit", "order", "step"),
+    [
+        ("epochs", "before", 11),
+        ("epochs", "before", 26),
+        ("epochs", "before", 30),
+        ("epochs", "after", 30),
+        ("epochs", "after", 33),
+        ("steps", "before", 26),
+        ("steps", "before", 27),
+        ("steps", "after", 27),
+    ],
+)
+def test_resume_is_bit_equal(tmp_path: Path, unit: str, order: str, step: int) -> None:
+    """From checkpoints before and in the averaging phase, in the middle and at the end of epochs.
+
+    One is saved by a callback that comes before SWAGMoments, whose snapshot is then still to come.
+    """
+    every = {"every_n_epochs": 1} if unit == "epochs" else {"every_n_steps": 3}
+
+    def make() -> SWAGMoments:
+        return SWAGMoments(start=0.5, rank=3, lr=0.02, **every)
+
+    whole, path = make(), tmp_path / "run.ckpt"
+    save = Save(path, step)
+    if order == "before":
+        first = fit(chains(), whole, save)
+    else:
+        recorder = Recorder()
+        torch.manual_seed(5)
+        trainer = quiet_trainer(max_epochs=8, callbacks=[whole, recorder, save])
+        trainer.fit(chains(), loader())
+        first = recorder
+    resumed = make()
+    torch.manual_seed(99)
+    second = fit(chains(), resumed, ckpt=path)
+    assert resumed.snapshots == whole.snapshots == (4 if unit == "epochs" else 8)
+    assert_same(whole.moments, resumed.moments)
+    assert all(first.rates[s] == rate for s, rate in second.rates.items())
+
+
+@pytest.mark.parametrize("when", ["epoch end", "validation end", "step"])
+@pytest.mark.parametrize("limit", [{"max_epochs": 8}, {"max_epochs": -1, "max_steps": 48}])
+def test_resume_from_a_model_checkpoint(tmp_path: Path, when: str, limit: Any) -> None:
+    """ModelCheckpoint saves after the snapshot of its epoch, with and without validation."""
+    options = {
+        "epoch end": {"save_on_train_epoch_end": True},
+        "validation end": {"save_on_train_epoch_end": False},
+        "step": {"every_n_train_steps": 5},
+    }[when]
+
+    def run(ckpt: Any = None) -> tuple[SWAGMoments, list[Path]]:
+        swag = SWAGMoments(start=0.5, rank=4)
+        folder = tmp_path / ("whole" if ckpt is None else ckpt.stem)
+        saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, **options)
+        trainer = quiet_trainer(callbacks=[saver, swag], enable_checkpointing=True, **limit)
+        torch.manual_seed(5)
+        trainer.fit(chains(), loader(), DataLoader(data(), BATCH), ckpt_path=ckpt)
+        return swag, sorted(folder.glob("*.ckpt"), key=lambda p: int(p.stem.split("=")[1]))
+
+    whole, found = run()
+    assert whole.snapshots == 4
+    for path in found[-3:-1]:
+        assert_same(whole.moments, run(path)[0].moments)
+
+
+def test_a_plain_module_resumes_bit_equal(tmp_path: Path) -> None:
+    whole, resumed = plain_swag(start=0.5, lr=0.02), plain_swag(start=0.5, lr=0.02)
+    options = {"max_epochs": 8, "callbacks": [whole, Save(tmp_path / "run.ckpt", 36)]}
+    quiet_trainer(**options).fit(Plain(), loader(shuffle=False))
+    trainer = quiet_trainer(max_epochs=8, callbacks=[resumed])
+    trainer.fit(Plain(), loader(shuffle=False), ckpt_path=tmp_path / "run.ckpt")
+    assert_same(whole.moments, resumed.moments)
+
+
+def test_a_checkpoint_made_after_the_fit(tmp_path: Path) -> None:
+    """No snapshot is still to come in it, and a longer fit goes on as one that never stopped."""
+    whole, first, resumed = (SWAGMoments(start=4) for _ in range(3))
+    fit(chains(), whole)
+    trainer, module = quiet_trainer(max_epochs=6, callbacks=[first]), chains()
+    torch.manual_seed(5)
+    trainer.fit(module, loader())
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    assert first.state_dict()["pending"] is None
+    fit(chains(), resumed, ckpt=tmp_path / "run.ckpt")
+    assert_same(whole.moments, resumed.moments)
+
+
+def test_a_longer_fit_goes_on_with_the_averaging_that_has_begun(tmp_path: Path) -> None:
+    """A share of more epochs would begin later; what has begun stays."""
+    first, longer = SWAGMoments(start=0.5), SWAGMoments(start=0.5)
+    fit(chains(), first, Save(tmp_path / "run.ckpt", 42))
+    recorder = fit(chains(), longer, ckpt=tmp_path / "run.ckpt", max_epochs=16)
+    assert longer.snapshots == 12
+    assert len(recorder.weights) == 54
+
+
+def test_averaging_that_is_new_in_a_resumed_fit(tmp_path: Path) -> None:
+    """It takes the snapshots that are due from there on, and no others."""
+    save = Save(tmp_path / "run.ckpt", 30)
+    quiet_trainer(max_epochs=8, callbacks=[save]).fit(chains(), loader())
+    swag = SWAGMoments(start=2, every_n_epochs=3)
+    recorder = fit(chains(), swag, ckpt=tmp_path / "run.ckpt", max_epochs=12)
+    iterates = np.stack([recorder.weights[8, 48], recorder.weights[11, 66]])
+    assert swag.snapshots == 2
+    np.testing.assert_allclose(swag.moments.mean.numpy(), iterates.mean(0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_test_of_an_earlier_checkpoint_loses_nothing(tmp_path: Path) -> None:
+    swag, module = SWAGMoments(start=0.5), chains()
+    torch.manual_seed(5)
+    callbacks = [swag, Save(tmp_path / "run.ckpt", 36)]
+    trainer = quiet_trainer(max_epochs=8, callbacks=callbacks)
+    trainer.fit(module, loader())
+    before = swag.moments
+    trainer.test(module, loader(shuffle=False), ckpt_path=tmp_path / "run.ckpt", verbose=False)
+    assert swag.moments is before
+    assert swag.snapshots == 4
+    # a new process takes what the checkpoint has
+    fresh = SWAGMoments(start=0.5)
+    trainer = quiet_trainer(callbacks=[fresh])
+    trainer.test(chains(), loader(shuffle=False), ckpt_path=tmp_path / "run.ckpt", verbose=False)
+    assert fresh.snapshots == 2
+    assert len(fresh.posterior().components) == 3
+
+
+def test_a_new_fit_starts_anew_and_the_same_trainer_goes_on() -> None:
+    swag, module = SWAGMoments(start=4), chains()
+    trainer = quiet_trainer(max_epochs=8, callbacks=[swag])
+    trainer.fit(module, loader())
+    trainer.fit_loop.max_epochs = 10
+    trainer.fit(module, loader())
+    assert swag.snapshots == 6
+    with pytest.warns(UserWarning, match="drops the 6 snapshots of an earlier fit"):
+        quiet_trainer(max_epochs=8, callbacks=[swag]).fit(module, loader())
+    assert swag.snapshots == 4
+
+
+# -------------------------------------------------------------------- posteriors
+
+
+def test_a_plain_module_gives_a_gaussian(tmp_path: Path) -> None:
+    module, swag = Plain(), plain_swag(start=0.5, scale=0.5)
+    fit(module, swag)
+    posterior = swag.posterior()
+    assert type(posterior) is LowRankPosterior
+    assert (posterior.rank, posterior.scale) == (4, 0.5)
+    assert (swag.posterior(rank=3).rank, swag.posterior(rank=0).rank) == (3, 0)
+    assert torch.equal(
+        swag.posterior(rank=3).deviations["2.bias"], posterior.deviations["2.bias"][1:]
+    )
+    posterior.save(tmp_path)
+    loaded = Posterior.load(tmp_path, network())
+    inputs = torch.randn(5, 3)
+    torch.testing.assert_close(loaded.predict(inputs).mean, posterior.predict(inputs).mean)
+    stored = swag.posterior(draws=7)
+    assert type(stored) is DrawsPosterior
+    assert len(stored) == 7
+    generator = torch.Generator().manual_seed(0)
+    assert torch.equal(stored.sample(7)["2.bias"], posterior.sample(7, generator)["2.bias"])
+    assert not torch.equal(
+        swag.posterior(7, seed=1).sample(7)["2.bias"], stored.sample(7)["2.bias"]
+    )
+
+
+def test_later_training_does_not_change_a_posterior() -> None:
+    module, swag = Plain(), plain_swag(start=0.5)
+    fit(module, swag)
+    posterior = swag.posterior()
+    before = posterior.mean["0.weight"].clone()
+    fit_again = quiet_trainer(max_epochs=4, callbacks=[plain_swag(start=0.5)])
+    fit_again.fit(module, loader())
+    assert torch.equal(posterior.mean["0.weight"], before)
+
+
+def test_chains_give_a_mixture_of_gaussians(tmp_path: Path) -> None:
+    swag = SWAGMoments(start=0.5)
+    fit(chains(), swag)
+    posterior = swag.posterior()
+    assert isinstance(posterior, MixturePosterior)
+    assert [type(part) for part in posterior.components] == [LowRankPosterior] * 3
+    means = [part.mean["0.weight"] for part in posterior.components]
+    assert not torch.equal(means[0], means[1])
+    posterior.save(tmp_path)
+    loaded = Posterior.load(tmp_path, network())
+    inputs = torch.randn(5, 3)
+    torch.testing.assert_close(loaded.predict(inputs).mean, posterior.predict(inputs).mean)
+
+
+def test_the_average_is_the_mean_and_deterministic() -> None:
+    swag = SWAGMoments(start=0.5)
+    fit(chains(), swag)
+    average = swag.average()
+    assert [len(part) for part in average.components] == [1, 1, 1]
+    draws = average.sample(3)
+    flat = torch.cat([draws[name].flatten(1) for name, _ in network().named_parameters()], 1)
+    assert torch.equal(flat, swag.moments.mean)
+    inputs = torch.randn(5, 3)
+    one, other = (average.predict(inputs, seed=seed) for seed in (0, 1))
+    torch.testing.assert_close(one.mean, other.mean)
+
+
+def fresh_network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def learned(likelihood: Any) -> float:
+    return next(likelihood.parameters()).item()
+
+
+def ensemble(**options: Any) -> DeepEnsemble:
+    defaults = {"members": 3, "seed": 3, "mode": "loop", "optimizer": partial(SGD, lr=0.01)}
+    return DeepEnsemble(fresh_network, Gaussian(0.5, learn=True), **{**defaults, **options})
+
+
+def test_a_deep_ensemble_gives_multiswag(tmp_path: Path) -> None:
+    """Each member has a Gaussian and the noise that it learned; alone it would have the same."""
+    module, swag = ensemble(), SWAGMoments(start=0.5)
+    recorder = fit(module, swag, Save(tmp_path / "run.ckpt", 33))
+    iterates = np.stack([recorder.weights[epoch, 6 * epoch] for epoch in (5, 6, 7, 8)])
+    np.testing.assert_allclose(swag.moments.mean.numpy(), iterates.mean(0), rtol=1e-4, atol=1e-6)
+    posterior = swag.posterior()
+    assert isinstance(posterior, MixturePosterior)
+    assert [type(part) for part in posterior.components] == [LowRankPosterior] * 3
+    noise = [learned(part.likelihood) for part in posterior.components]
+    assert len(set(noise)) == 3
+    assert noise == [learned(module.member_likelihood(row)) for row in range(3)]
+    posterior.save(tmp_path / "posterior")
+    loaded = Posterior.load(tmp_path / "posterior", network())
+    inputs = torch.randn(5, 3)
+    torch.testing.assert_close(loaded.predict(inputs).variance, posterior.predict(inputs).variance)
+    resumed, alone = SWAGMoments(start=0.5), SWAGMoments(start=0.5)
+    fit(ensemble(), resumed, ckpt=tmp_path / "run.ckpt")
+    assert_same(swag.moments, resumed.moments)
+    fit(ensemble(members=[2]), alone)
+    torch.testing.assert_close(alone.moments.mean[0], swag.moments.mean[2])
+    assert type(alone.posterior()) is LowRankPosterior
+
+
+@pytest.mark.parametrize("step", [42, 45, 48])
+def test_members_that_diverge_are_left_out(step: int) -> None:
+    """At the step of a snapshot, between two, or in the last step, before it is noticed."""
+
+    class Spoil(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            if trainer.global_step == step:
+                pl_module.weights.data[1, 13] = torch.nan
+
+    whole, swag = SWAGMoments(start=0.5), SWAGMoments(start=0.5)
+    fit(ensemble(), whole)
+    if step == 48:
+        fit(ensemble(), swag, Spoil())
+    else:
+        with pytest.warns(UserWarning, match="member 1 is not finite .* dropped"):
+            fit(ensemble(), swag, Spoil())
+    assert swag.snapshots == 4
+    parts = swag.posterior().components
+    assert len(parts) == len(swag.average().components) == 2
+    for part, row in zip(parts, (0, 2), strict=True):
+        assert torch.equal(part.mean["0.weight"].flatten(), whole.moments.mean[row, :12])
+
+
+# -------------------------------------------------------------------- BatchNorm
+
+
+@pytest.mark.parametrize("kind", ["strategy", "plain"])
+def test_batch_norm_is_recomputed_for_each_draw(kind: str, tmp_path: Path) -> None:
+    """After the fit has ended, from the trainer's own data; exact where the batch is all data."""
+    options = {"start": 0.5, "refresh_batch_norm": 1}
+    swag = SWAGMoments(**options) if kind == "strategy" else plain_swag(**options)
+    module = chains(True) if kind == "strategy" else Plain(True)
+    torch.manual_seed(5)
+    trainer = quiet_trainer(max_epochs=8, callbacks=[swag])
+    trainer.fit(module, loader(batch_size=EXAMPLES))
+    random = torch.get_rng_state()
+    posterior = swag.posterior(draws=4)
+    assert torch.equal(random, torch.get_rng_state())
+    parts = posterior.components if kind == "strategy" else [posterior]
+    assert [type(part) for part in parts] == [DrawsPosterior] * (3 if kind == "strategy" else 1)
+    inputs = data().tensors[0]
+    average = swag.average()
+    for part in [*parts, *(average.components if kind == "strategy" else [average])]:
+        draws = part.sample(len(part))
+        for index in range(len(part)):
+            hidden = inputs @ draws["0.weight"][index].T + draws["0.bias"][index]
+            torch.testing.assert_close(draws["1.running_mean"][index], hidden.mean(0))
+            torch.testing.assert_close(draws["1.running_var"][index], hidden.var(0))
+    assert len(swag.posterior().sample(5)["0.weight"]) == 5
+    assert swag.posterior().default_draws == (90 if kind == "strategy" else 30)
+    # the Gaussian itself has the statistics of the training
+    gaussian = swag.gaussian()
+    part = gaussian.components[0] if kind == "strategy" else gaussian
+    current = module.current_draws()["1.running_mean"][0] if kind == "strategy" else None
+    own = module.body[1].running_mean if current is None else current
+    assert torch.equal(part.fixed["1.running_mean"], own)
+    posterior.save(tmp_path)
+    loaded = Posterior.load(tmp_path, network(True))
+    draws, again = posterior.sample(4 * len(parts)), loaded.sample(4 * len(parts))
+    assert torch.equal(again["1.running_var"], draws["1.running_var"])
+
+
+class OwnData:
+    """A loader of one batch, in which every member has other examples."""
+
+    def __init__(self) -> None:
+        self.inputs = torch.randn(3, 8, 3, generator=torch.Generator().manual_seed(4))
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Any:
+        yield MemberBatch((self.inputs, self.inputs.sum(2, keepdim=True)))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_batch_norm_of_an_ensemble_with_batches_of_its_own(own: bool) -> None:
+    """Members are refreshed with what they see: their own data, or all that they share out."""
+    swag = SWAGMoments(start=0.5, refresh_batch_norm=1)
+    batches = OwnData() if own else loader(batch_size=EXAMPLES)
+    module = DeepEnsemble(
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)),
+        Gaussian(0.5), members=3, seed=3, mode="loop", num_data=24, independent_batches=True,
+    )  # fmt: skip
+    quiet_trainer(max_epochs=4, callbacks=[swag]).fit(module, batches)
+    for row, part in enumerate(swag.posterior(draws=2).components):
+        draws = part.sample(2)
+        inputs = batches.inputs[row] if own else data().tensors[0]
+        for index in range(2):
+            hidden = inputs @ draws["0.weight"][index].T + draws["0.bias"][index]
+            torch.testing.assert_close(draws["1.running_mean"][index], hidden.mean(0))
+
+
+class Shift(nn.Module):
+    """A buffer that every member has its own values of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("by", torch.randn(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs + self.by
+
+
+def test_statistics_are_those_of_the_members_own_buffers() -> None:
+    swag = SWAGMoments(start=0.5)
+    module = DeepEnsemble(
+        lambda: nn.Sequential(nn.Linear(3, 4), Shift(), nn.BatchNorm1d(4), nn.Linear(4, 1)),
+        Gaussian(0.5), members=2, seed=3, mode="loop",
+    )  # fmt: skip
+    quiet_trainer(max_epochs=4, callbacks=[swag]).fit(module, loader(batch_size=EXAMPLES))
+    shifts = module.current_draws()["1.by"]
+    assert not torch.equal(shifts[0], shifts[1])
+    for shift, part in zip(shifts, swag.average().components, strict=True):
+        draw = part.sample(1)
+        hidden = data().tensors[0] @ draw["0.weight"][0].T + draw["0.bias"][0] + shift
+        torch.testing.assert_close(draw["2.running_mean"][0], hidden.mean(0))
+        assert torch.equal(part.fixed["1.by"], shift)
+
+
+def test_by_default_one_pass_over_the_data_is_used() -> None:
+    swag = plain_swag(start=0.5)
+    trainer = quiet_trainer(max_epochs=8, callbacks=[swag], limit_train_batches=5)
+    trainer.fit(Plain(True), loader())
+    assert swag.average().sample(1)["1.num_batches_tracked"].tolist() == [5]
+
+
+def test_batch_norm_without_training_data(tmp_path: Path) -> None:
+    swag = plain_swag(start=2)
+    trainer = quiet_trainer(max_epochs=4, callbacks=[swag, Save(tmp_path / "run.ckpt", 24)])
+    trainer.fit(Plain(True), DataLoader(Endless(), BATCH))
+    with pytest.raises(ConfigurationError, match=r"have no length\. Pass refresh_batch_norm="):
+        swag.posterior()
+    fresh = plain_swag(start=2)
+    trainer = quiet_trainer(callbacks=[fresh])
+    trainer.validate(
+        Plain(True), loader(shuffle=False), ckpt_path=tmp_path / "run.ckpt", verbose=False
+    )
+    for ask in (fresh.posterior, fresh.average):
+        with pytest.raises(ConfigurationError, match=r"Ask after a fit .* or take gaussian\(\)"):
+            ask()
+    assert fresh.gaussian().rank == 2
+    # a fit of what is finished loads the data
+    trainer = quiet_trainer(max_epochs=4, callbacks=[fresh])
+    trainer.fit(Plain(True), loader(), ckpt_path=tmp_path / "run.ckpt")
+    assert len(fresh.posterior()) == 30
+
+
+# -------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": 1.0}, "from 0.0 to less than 1.0, or a whole number .* got 1.0"),
+        ({"start": -0.1}, "got -0.1"),
+        ({"start": -1}, "got -1"),
+        ({"start": True}, "got True"),
+        ({"start": "late"}, "got 'late'"),
+        ({"every_n_epochs": 1, "every_n_steps": 5}, "every_n_epochs=1 and every_n_steps=5"),
+        ({"every_n_epochs": 0}, "every_n_epochs= is a whole number, at least 1; got 0"),
+        ({"every_n_steps": 2.5}, "every_n_steps= is a whole number, at least 1; got 2.5"),
+        ({"rank": 1}, "rank= is at least 2, .* or 0 for the diagonal alone; got 1"),
+        ({"rank": -1}, "rank= is a whole number, at least 0; got -1"),
+        ({"scale": 0.0}, "scale= is a number greater than 0; got 0.0"),
+        ({"lr": 0.0}, "lr= is a number greater than 0; got 0.0"),
+        ({"anneal": 3}, "anneal=3 says how to get to lr=, which is not given"),
+        ({"anneal": -1, "lr": 0.1}, "anneal= is a whole number, at least 0; got -1"),
+        ({"anneal_shape": "steps"}, "anneal_shape= is 'cosine' or 'linear'; got 'steps'"),
+        ({"refresh_batch_norm": 0}, "refresh_batch_norm= is a whole number, at least 1; got 0"),
+    ],
+)
+def test_options_that_make_no_sense(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        SWAGMoments(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "trainer_options", "message"),
+    [
+        (
+            {"start": 30},
+            {"max_epochs": 20},
+            "would take 0 snapshots in the 20 epochs of this fit, as the fit ends before averaging "
+            "begins, after 30 epochs; 2 are the least",
+        ),
+        ({"start": 7}, {"max_epochs": 8}, "would take 1 snapshots .* 2 are the least"),
+        ({"start": 0.5, "every_n_epochs": 4}, {"max_epochs": 8}, "would take 1 snapshots"),
+        (
+            {"start": 40, "every_n_steps": 5, "rank": 3},
+            {"max_epochs": 8},
+            "would take 1 snapshots in the 48 steps .* 2 are the least",
+        ),
+        ({"start": 0.5}, {"max_epochs": -1}, "start=0.5 is a share .* number of epochs .* not"),
+        (
+            {"start": 0.5, "every_n_steps": 2},
+            {"max_epochs": 4, "callbacks": [GradientAccumulationScheduler({0: 2, 2: 3})]},
+            "the number of steps of this fit is not known",
+        ),
+    ],
+)
+def test_a_fit_that_cannot_work_is_refused(
+    options: Any, trainer_options: Any, message: str
+) -> None:
+    more = trainer_options.pop("callbacks", [])
+    module = Plain()
+    before = flat_weights(module)
+    with pytest.raises(ConfigurationError, match=message):
+        fit(module, plain_swag(**options), *more, **trainer_options)
+    assert (flat_weights(module) == before).all()
+    trainer_options["callbacks"] = more
+
+
+def test_fewer_snapshots_than_the_rank() -> None:
+    """Said before training, with the numbers; what there is is used, more is refused."""
+    swag = plain_swag(start=0.75, every_n_epochs=1, rank=20)
+    message = (
+        "will take 10 snapshots in the 40 epochs of this fit, one every 1 epochs after the first "
+        "30: the Gaussian has rank 10, not rank=20. To have more, train longer"
+    )
+    with pytest.warns(UserWarning, match=message):
+        fit(Plain(), swag, max_epochs=40)
+    assert (swag.snapshots, swag.posterior().rank) == (10, 10)
+    with pytest.raises(ConfigurationError, match="rank=20 needs as many .* 10 snapshots"):
+        swag.posterior(rank=20)
+
+
+@pytest.mark.parametrize("manual", [True, False])
+def test_a_share_of_steps_that_nobody_knows(manual: bool) -> None:
+    swag = plain_swag(start=0.5, every_n_steps=2)
+    data_loader = loader() if manual else DataLoader(Endless(), BATCH)
+    trainer = quiet_trainer(max_epochs=4, callbacks=[swag])
+    with pytest.raises(ConfigurationError, match="the number of steps of this fit is not known"):
+        trainer.fit(Plain(manual=manual), data_loader)
+    swag = plain_swag(start=0.5, every_n_steps=2)
+    trainer = quiet_trainer(max_epochs=-1, max_steps=12, callbacks=[swag])
+    trainer.fit(Plain(manual=manual), data_loader)
+    assert swag.snapshots == 3
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (Plain, {"likelihood": Gaussian(0.1)}, "which part of Plain is the network. .* 'body'"),
+        (Plain, {"net": "body"}, r"outputs of Plain's network .* Categorical\(\); got None"),
+        (
+            Plain,
+            {"net": "model", "likelihood": Gaussian(0.1)},
+            r"net='model' is no module of Plain; it has \['body'\]",
+        ),
+        (chains, {"net": "net"}, "SGMCMC has a network and a likelihood of its own. Leave net="),
+        (chains, {"likelihood": Gaussian(0.1)}, "SGMCMC has a network"),
+    ],
+)
+def test_what_a_module_needs(module: Any, options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        fit(module(), SWAGMoments(**options))
+
+
+def test_networks_that_cannot_be_averaged() -> None:
+    class Frozen(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Parameter(torch.zeros(()))
+            self.body.requires_grad_(False)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return self.other.square()
+
+    with pytest.raises(ConfigurationError, match="no parameter of the network has requires_grad"):
+        fit(Frozen(), plain_swag())
+    mixed = Plain()
+    mixed.body[0].double()
+    message = r"one floating-point dtype; got \['torch.float32', 'torch.float64'\]"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(mixed, plain_swag())
+
+
+def test_asking_too_early_or_for_too_much() -> None:
+    swag = plain_swag()
+    for ask in (swag.posterior, swag.average, swag.gaussian):
+        with pytest.raises(ConfigurationError, match="no snapshot yet: it is one of a Trainer's"):
+            ask()
+    quiet_trainer(fast_dev_run=True, callbacks=[swag]).fit(Plain(), loader())
+    for ask in (swag.posterior, swag.average, swag.gaussian):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"no snapshot yet: .* start=0.75 of training and 1 more epochs",
+        ):
+            ask()
+
+
+class StopAfter(Callback):
+    """An early stop."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        trainer.should_stop = trainer.current_epoch + 1 == self.epochs
+
+
+def test_training_that_stopped_early() -> None:
+    swag = plain_swag(start=4, rank=4)
+    fit(Plain(), swag, StopAfter(7))
+    message = "rank=4 needs as many deviations; 3 snapshots were taken, .* Pass rank=3"
+    with pytest.raises(ConfigurationError, match=message):
+        swag.posterior(rank=4)
+    assert swag.posterior(rank=3).rank == 3
+    assert swag.posterior().rank == 3
+    single = plain_swag(start=4)
+    fit(Plain(), single, StopAfter(5))
+    with pytest.raises(ConfigurationError, match="at least 2 snapshots, and 1 was taken"):
+        single.posterior()
+    assert len(single.average()) == 1
+    with pytest.warns(UserWarning, match="took no snapshot: averaging begins after 4 epochs"):
+        fit(Plain(), plain_swag(start=4), StopAfter(2))
+
+
+def test_a_snapshot_that_is_not_finite() -> None:
+    class Spoil(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            if trainer.global_step == 42:
+                pl_module.weights.data[1, 13] = torch.nan
+
+    swag = SWAGMoments(start=0.5)
+    message = "'0.bias' of member 7 is not finite after step 42, and the snapshot was not taken"
+    with pytest.raises(NonFiniteError, match=message):
+        fit(chains(chains=[0, 7]), swag, Spoil())
+    assert swag.snapshots == 2
+    assert swag.moments.mean.isfinite().all()
+
+
+# -------------------------------------------------------------------- several processes
+
+
+def test_two_processes_have_the_same_moments(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.callbacks.ddp_swag", str(tmp_path)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    first, second = (json.loads((tmp_path / f"found{rank}.json").read_text()) for rank in (0, 1))
+    assert first == second
+    assert first["whole"] == first["resumed"]
+    assert first["whole"]["snapshots"] == 4
