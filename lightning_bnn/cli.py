@@ -33,7 +33,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 
 import lightning_bnn.data
 import lightning_bnn.nets  # noqa: F401  imported so that short names and --help know its classes
-from lightning_bnn.callbacks import PredictionWriter
+from lightning_bnn.callbacks import PredictionWriter, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.strategies.base import Strategy
@@ -219,7 +219,7 @@ class BayesianCLI(LightningCLI):
             self.config[key] = function
 
     def after_fit(self) -> None:
-        """Save the posterior, on one rank."""
+        """Save the posterior, and that of SWAG, on one rank."""
         given = self.config.fit.posterior
         # Asked for on every rank: Lightning broadcasts it.
         path = given or os.path.join(self.trainer.log_dir or ".", "posterior")
@@ -233,6 +233,18 @@ class BayesianCLI(LightningCLI):
             self.model.posterior().save(path)
         if self.trainer.is_global_zero:
             print(f"The posterior is in {path}")
+        self._save_swag(f"{path}_swag")
+
+    def _save_swag(self, path: str) -> None:
+        """Save the posterior of SWAG beside the strategy's own, if there is one."""
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            if isinstance(callback, SWAGMoments) and callback.snapshots:
+                # on every rank: all take part in what reads the training data
+                posterior = callback.posterior()
+                if self.trainer.is_global_zero:
+                    posterior.save(path)
+                    print(f"The posterior of SWAG is in {path}")
 
     def before_validate(self) -> None:
         """Find what to measure."""

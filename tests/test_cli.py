@@ -410,3 +410,30 @@ def test_draws_that_lie_on_the_disk_are_not_copied(
     assert not list(tmp_path.rglob("posterior"))
     options = ["--posterior", "draws", "--trainer.logger", "false", "--trainer.accelerator", "cpu"]
     assert main(["test", "--config", str(config), *options]) == 0
+
+
+def test_an_ensemble_leaves_its_posterior_and_that_of_swag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = Path(__file__).parents[1] / "configs" / "digits_ensemble.yaml"
+    quiet = ["--trainer.logger", "false", "--trainer.accelerator", "cpu"]
+    fit = [
+        "--model.members", "2", "--trainer.max_epochs", "4", "--trainer.limit_train_batches", "2",
+        "--trainer.limit_val_batches", "0", "--trainer.enable_progress_bar", "false",
+        "--trainer.enable_model_summary", "false",
+        "--trainer.callbacks=lightning_bnn.callbacks.SWAGMoments",
+        "--trainer.callbacks.start=1", "--trainer.callbacks.rank=3",
+    ]  # fmt: skip
+    assert main(["fit", "--config", str(config), *quiet, *fit]) == 0
+    said = capsys.readouterr().out.splitlines()
+    paths = [tmp_path / "posterior", tmp_path / "posterior_swag"]
+    assert said[-2:] == [
+        f"The posterior is in {paths[0]}",
+        f"The posterior of SWAG is in {paths[1]}",
+    ]
+    net = MLP(64, [100], 10)
+    assert len(Posterior.load(paths[0], net)) == 2  # type: ignore[arg-type]
+    assert len(Posterior.load(paths[1], net).components) == 2  # type: ignore[attr-defined]
+    for path in paths:
+        assert main(["test", "--config", str(config), "--posterior", str(path), *quiet]) == 0

@@ -19,7 +19,8 @@ def name(path: Path) -> str:
 def test_there_are_configurations() -> None:
     variational = {"digits_vi", "toy_vi", "uci_vi", "mnist_vi", "cifar10_vi"}
     sampled = {"digits_sgmcmc", "toy_sghmc", "toy_hmc"}
-    assert variational | sampled <= set(map(name, CONFIGS))
+    ensembles = {"digits_ensemble", "uci_ensemble", "mnist_ensemble"}
+    assert variational | sampled | ensembles <= set(map(name, CONFIGS))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
@@ -31,8 +32,9 @@ def test_parses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Unable to serialize" not in str(printed)
     written = yaml.safe_load(config.read_text())
     assert printed["trainer"]["max_epochs"] == written["trainer"]["max_epochs"]
-    if config.stem.endswith("_vi"):
-        scheduler = written["model"]["init_args"]["scheduler"]["init_args"]
+    schedule = written["model"]["init_args"].get("scheduler", {"class_path": ""})
+    if schedule["class_path"].endswith("CosineAnnealingLR"):
+        scheduler = schedule["init_args"]
         assert scheduler["T_max"] == written["trainer"]["max_epochs"]
 
 
@@ -43,7 +45,9 @@ def test_names_no_place_of_one_machine(config: Path) -> None:
     assert values["data"]["init_args"].get("data_dir") is None
 
 
-@pytest.mark.parametrize("stem", ["digits_vi", "toy_vi", "digits_sgmcmc", "toy_sghmc", "toy_hmc"])
+@pytest.mark.parametrize(
+    "stem", ["digits_vi", "toy_vi", "digits_sgmcmc", "toy_sghmc", "toy_hmc", "digits_ensemble"]
+)
 def test_runs(stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = next(path for path in CONFIGS if path.stem == stem)
@@ -52,7 +56,9 @@ def test_runs(stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not list(tmp_path.rglob("posterior"))  # of a trial run it would be of no use
 
 
-@pytest.mark.parametrize("stem", ["mnist_vi", "cifar10_vi", "uci_vi"])
+@pytest.mark.parametrize(
+    "stem", ["mnist_vi", "cifar10_vi", "uci_vi", "mnist_ensemble", "uci_ensemble"]
+)
 def test_says_what_data_are_missing(
     stem: str,
     tmp_path: Path,
