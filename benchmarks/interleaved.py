@@ -20,10 +20,13 @@ import torch
 from benchmarks.peers.contender import Contender, Fit, Problem
 from benchmarks.peers.plain import PLAIN, PLAIN_LIGHTNING
 
-__all__ = ["BARE", "TRAINER", "Entry", "measure", "ratios"]
+__all__ = ["BARE", "TRAINER", "Entry", "build", "fewer_steps", "interleave", "prepare", "ratios"]
 
 BARE, TRAINER = "bare loop", "Trainer.fit"
 SETTLING_STEPS = 1  # at the start of a turn: the caches still hold another contender's weights
+
+
+Run = Callable[[int], float]  # a turn of so many steps, giving the seconds of one
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Entry:
     contender: Contender
     mode: str
     baseline: str = PLAIN.name
-    run: Callable[[int], float] | None = None
+    run: Run | None = None
     reason: str = ""
     seconds: list[float] = field(default_factory=list)
 
@@ -120,21 +123,8 @@ def build(contender: Contender, mode: str, problem: Problem) -> Entry:
     return entry
 
 
-def measure(
-    problem: Problem, contenders: Sequence[Contender], steps: int, rounds: int, warm_up: int
-) -> list[Entry]:
-    """One interleaved run of all contenders, in both modes, on one network.
-
-    Args:
-        problem: The network and its batch.
-        contenders: Without the plain step, which is always added.
-        steps: Timed steps in a turn.
-        rounds: Counted rounds.
-        warm_up: Rounds before them, not counted.
-
-    Returns:
-        The entries, the plain ones first.
-    """
+def prepare(problem: Problem, contenders: Sequence[Contender]) -> list[Entry]:
+    """All contenders in both modes on one network, the plain step, which is added, first."""
     entries = [
         build(contender, mode, problem)
         for contender in (PLAIN, *contenders)
@@ -142,6 +132,18 @@ def measure(
     ]
     if any(entry.run and entry.baseline == PLAIN_LIGHTNING.name for entry in entries):
         entries.append(build(PLAIN_LIGHTNING, TRAINER, problem))
+    return entries
+
+
+def interleave(entries: Sequence[Entry], steps: int, rounds: int, warm_up: int) -> None:
+    """Let all take turns, round by round, the order rotating.
+
+    Args:
+        entries: Who takes turns, the plain ones first.
+        steps: Timed steps in a turn.
+        rounds: Counted rounds.
+        warm_up: Rounds before them, not counted.
+    """
     running = [entry for entry in entries if entry.run]
     gc.collect()
     gc.freeze()  # the collection before each turn then looks only at what the turns left behind
@@ -152,7 +154,11 @@ def measure(
                 take_turn(entry, steps, counted=number >= 0)
     finally:
         gc.unfreeze()
-    return entries
+
+
+def fewer_steps(run: Run | None, members: int) -> Run | None:
+    """A turn of several networks at once: a step is that of all of them, so there are fewer."""
+    return run and (lambda steps: run(max(1, steps // members)))
 
 
 def take_turn(entry: Entry, steps: int, counted: bool) -> None:

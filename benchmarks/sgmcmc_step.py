@@ -10,30 +10,21 @@ See ``benchmarks/README.md`` for how to install the peers and read the tables.
 
 from __future__ import annotations
 
-import argparse
-import gc
 import importlib.util
-import json
-import logging
-import os
-import shlex
 import statistics
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import torch
-
-from benchmarks.interleaved import BARE, Entry, build, take_turn
+from benchmarks.figures import cell, figures, print_bars, verdict
+from benchmarks.interleaved import BARE, Entry, build, fewer_steps, interleave
+from benchmarks.options import make_parser, parse, settle, versions, write
 from benchmarks.peers.contender import Contender
 from benchmarks.sampler_peers import LIBRARIES
 from benchmarks.sampler_peers.contender import NETWORKS, SAMPLERS, Library, Network, Step
 from benchmarks.sampler_peers.ours import CHAINS, one_after_another, strategy_step
 from benchmarks.sampler_peers.plain import PLAIN
-from benchmarks.vi_step import cell, figures, verdict, versions
 
 __all__ = ["main"]
 
@@ -43,7 +34,6 @@ PEERS = [library.name for library in LIBRARIES if library.peer]
 SELECTION_OF_CHAINS = "chains"  # what --only calls them
 
 Key = tuple[str, str]  # a row's name and a sampler's
-Run = Callable[[int], float]  # a turn of so many steps, giving the seconds of one
 Table = dict[str, dict[str, dict[str, Any]]]
 
 
@@ -69,27 +59,8 @@ def prepare(network: Network, libraries: Sequence[Library], chains: bool) -> dic
         add(STACKED, sampler, partial(strategy_step, chains=CHAINS), baseline)
         add(SEQUENTIAL, sampler, one_after_another, baseline)
         for row in (STACKED, SEQUENTIAL):
-            entries[row, sampler].run = fewer_steps(entries[row, sampler].run)
+            entries[row, sampler].run = fewer_steps(entries[row, sampler].run, CHAINS)
     return entries
-
-
-def fewer_steps(run: Run | None) -> Run | None:
-    """A turn of chains: a step is that of all of them, so there are fewer."""
-    return run and (lambda steps: run(max(1, steps // CHAINS)))
-
-
-def interleave(entries: Sequence[Entry], steps: int, rounds: int, warm_up: int) -> None:
-    """Let all take turns, round by round, the order rotating."""
-    running = [entry for entry in entries if entry.run]
-    gc.collect()
-    gc.freeze()  # the collection before each turn then looks only at what the turns left behind
-    try:
-        for number in range(-warm_up, rounds):
-            shift = number % len(running)
-            for entry in running[shift:] + running[:shift]:
-                take_turn(entry, steps, counted=number >= 0)
-    finally:
-        gc.unfreeze()
 
 
 def collect(entries: dict[Key, Entry]) -> Table:
@@ -165,11 +136,7 @@ def report(network: Network, entries: dict[Key, Entry], absent: dict[str, str]) 
     for name, reason in absent.items() if network.bars else ():
         print(f"  {name:24}{reason}")
     verdicts = bars(network, table)
-    print("  bars:")
-    for bar in verdicts:
-        value = "n/a" if bar["value"] is None else f"{bar['value']:.2f}"
-        word = {None: "n/a", True: "pass", False: "FAIL"}[bar["passed"]]
-        print(f"    {word:6}{value} (at most {bar['limit']})  {bar['bar']}")
+    print_bars(verdicts)
     return {"title": network.title, "plain": plain, "contenders": table, "bars": verdicts}
 
 
@@ -185,32 +152,6 @@ def in_plain_steps(table: Table, plain: Sequence[float]) -> None:
             else:
                 cells.append("-")
         print(f"  {row:24}" + "".join(f"{c:24}" for c in cells).rstrip())
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    names = [*(library.name for library in LIBRARIES), SELECTION_OF_CHAINS]
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sgmcmc_step",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--quick", action="store_true", help="few rounds of short turns")
-    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help="; ".join(names))
-    parser.add_argument("--rounds", type=int, help="counted rounds (default 25, with --quick 5)")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        help=f"timed steps in a turn; for {CHAINS} chains an eighth of them (default "
-        f"{', '.join(f'{network.steps} on {network.name}' for network in NETWORKS)}; half of it "
-        "with --quick)",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
-    options = parser.parse_args(arguments)
-    for name in ("rounds", "steps"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name} must be at least 1; got {value}")
-    return options
 
 
 def choose(only: Sequence[str] | None) -> tuple[list[Library], dict[str, str]]:
@@ -230,42 +171,32 @@ def noise_source() -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the tables, and write the JSON file if one is asked for."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = parse(arguments)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
-    warnings.simplefilter("ignore")  # the peers' deprecations, Lightning's advice
-    logging.disable(logging.WARNING)
+    parser = make_parser(
+        "sgmcmc_step",
+        __doc__,
+        quick="few rounds of short turns",
+        rounds=25,
+        steps=f"timed steps in a turn; for {CHAINS} chains an eighth of them (default "
+        f"{', '.join(f'{network.steps} on {network.name}' for network in NETWORKS)}; half of it "
+        "with --quick)",
+        only=[*(library.name for library in LIBRARIES), SELECTION_OF_CHAINS],
+    )
+    options = parse(parser, arguments)
     libraries, absent = choose(options.only)
     chains = not options.only or SELECTION_OF_CHAINS in options.only
-    rounds = options.rounds or (5 if options.quick else 25)
-    warm_up = 1 if options.quick else 2
-    setting = {
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "rounds": rounds,
-        "warm_up_rounds": warm_up,
-        "noise": noise_source(),
-    }
-    print(", ".join(f"{name.replace('_', ' ')} {value}" for name, value in setting.items()))
+    setting = settle(options, noise=noise_source())
     results = {}
     for network in NETWORKS:
         if not (chains or network.bars):
             continue
         steps = options.steps or (network.steps // 2 if options.quick else network.steps)
         entries = prepare(network, libraries, chains)
-        interleave(list(entries.values()), steps, rounds, warm_up)
+        interleave(list(entries.values()), steps, options.rounds, options.warm_up)
         results[network.name] = {"steps": steps, **report(network, entries, absent)}
         sys.stdout.flush()
-    if options.json:
-        command = shlex.join(["python", "-m", "benchmarks.sgmcmc_step", *arguments])
-        result = {
-            "command": command,
-            **setting,
-            "versions": versions(libraries),
-            "networks": results,
-        }
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    found = versions(library.name for library in libraries)
+    result = {**setting, "versions": found, "networks": results}
+    write(options.json, "sgmcmc_step", arguments, result)
 
 
 if __name__ == "__main__":

@@ -8,16 +8,15 @@ costs more to get than to fill, and the prior's part is added in the same place.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lightning_bnn.priors import BoundPrior
 from lightning_bnn.selection import FlatLayout
 
-__all__ = ["KeptMemory", "energies_in_chunks", "split_weights"]
+__all__ = ["FlatPrior", "KeptMemory", "energies_in_chunks", "split_weights"]
 
 
 class KeptMemory:
@@ -51,8 +50,24 @@ def _is_free(tensor: Tensor) -> bool:
     return count is not None and count(tensor.untyped_storage()._cdata) <= 2
 
 
+class FlatPrior(Protocol):
+    """What is asked of a prior of flat weights, such as :class:`~lightning_bnn.priors.BoundPrior`.
+
+    Attributes:
+        precisions: 1/scale² of each tensor where all have Gaussians around 0, else None.
+    """
+
+    precisions: list[float] | None
+
+    def energy(self, weights: Tensor) -> Tensor:
+        """−log p(w), summed over the last axis."""
+
+    def add_energy_gradient(self, gradient: Tensor, weight: Tensor, weights: Tensor) -> None:
+        """Add ``weight`` times the gradient of :meth:`energy`, in place."""
+
+
 def split_weights(
-    flat: Tensor, layout: FlatLayout, prior: BoundPrior, memory: KeptMemory
+    flat: Tensor, layout: FlatLayout, prior: FlatPrior, memory: KeptMemory
 ) -> tuple[dict[str, Tensor], Tensor]:
     """The weights by name, and −log p(w); leading axes of ``flat`` stay in front of both.
 
@@ -60,7 +75,7 @@ def split_weights(
 
     Example:
         >>> from torch import nn
-        >>> from lightning_bnn.priors import Normal
+        >>> from lightning_bnn.priors import BoundPrior, Normal
         >>> net = nn.Linear(2, 1)
         >>> own = dict(net.named_parameters())
         >>> flat = torch.zeros(4, 3, requires_grad=True)                # four chains
@@ -76,7 +91,7 @@ def split_weights(
 class _Split(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, flat: Tensor, layout: FlatLayout, prior: BoundPrior, memory: KeptMemory
+        ctx: Any, flat: Tensor, layout: FlatLayout, prior: FlatPrior, memory: KeptMemory
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(flat)
         ctx.set_materialize_grads(False)
@@ -89,7 +104,19 @@ class _Split(torch.autograd.Function):
         (flat,) = ctx.saved_tensors
         *by_slices, by_energy = by_outputs
         (gradient,) = ctx.memory.room(flat)
-        for part, by_slice in zip(ctx.layout.views(gradient).values(), by_slices, strict=True):
+        parts = list(ctx.layout.views(gradient).values())
+        found = [by_slice for by_slice in by_slices if by_slice is not None]
+        precisions = ctx.prior.precisions
+        if by_energy is not None and precisions and len(found) == len(parts):
+            # the prior's part in the same pass over the weights
+            factors = {precision: by_energy * precision for precision in set(precisions)}
+            weights = ctx.layout.views(flat).values()
+            for part, by_own, own, precision in zip(parts, found, weights, precisions, strict=True):
+                ones = [1] * (own.dim() - by_energy.dim())
+                factor = factors[precision].view(*by_energy.shape, *ones)
+                torch.addcmul(by_own, own, factor, out=part)
+            return gradient.detach(), None, None, None
+        for part, by_slice in zip(parts, by_slices, strict=True):
             part.zero_() if by_slice is None else part.copy_(by_slice)
         if by_energy is not None:
             ctx.prior.add_energy_gradient(gradient, by_energy, flat)

@@ -307,12 +307,17 @@ class BoundPrior(nn.Module):
         super().__init__()
         layout = FlatLayout(tensors)
         self._segments: list[tuple[int, int, Prior, float]] = []
+        # 1/scale² of each tensor, where all have a Gaussian around 0: the gradient is then simple
+        self.precisions: list[float] | None = []
         start = 0
         for name, size in zip(layout.names, layout.sizes, strict=True):
             chosen = _match(prior, name)
             scale = chosen.scale
             if chosen.fan_in:
                 scale /= math.sqrt(fan_in(net, name))
+            if self.precisions is not None:
+                simple = type(chosen) is Normal and chosen.loc == 0.0
+                self.precisions = [*self.precisions, scale**-2] if simple else None
             last = self._segments[-1] if self._segments else None
             if last is not None and last[2] is chosen and last[3] == scale:
                 self._segments[-1] = (last[0], start + size, chosen, scale)

@@ -1,7 +1,7 @@
 """M sets of weights, one network.
 
 The weights carry a leading axis of length M. They run either *stacked*, as one program
-(``torch.func.vmap`` over ``functional_call``; for a plain perceptron
+(``torch.func.vmap``; for a plain perceptron
 :mod:`~lightning_bnn.stacked_layers`), or as a *loop* over the same tensors: where an operator has
 no batching rule (LSTM), or where stacking is slower (convolutions on a CPU). Both give the same
 numbers to rounding. Ordinary backward works through both, and buffers with a leading axis
@@ -195,14 +195,14 @@ class StackedModule:
 
         with torch.set_grad_enabled(wanted), _untouched_rng():
             try:
-                by_stacking = _seconds(lambda: run(self._stacked))
+                run(self._stacked)
             except Exception as error:
                 # no batching rule, control flow that depends on values, too little memory. If
                 # the network itself is at fault, the loop raises the network's own error.
                 reason = str(error.__cause__ or error) or type(error).__name__
                 say(f"as a loop, because stacked they fail: {reason.split('. ')[0]:.120}")
                 return "loop"
-            by_looping = _seconds(lambda: run(self._loop))
+            by_stacking, by_looping = _seconds(lambda: run(self._stacked), lambda: run(self._loop))
         stacked_ms, loop_ms = 1e3 * by_stacking, 1e3 * by_looping
         if by_stacking < by_looping:
             say(f"stacked: {stacked_ms:.2f} ms a pass, {loop_ms:.2f} ms as a loop")
@@ -227,19 +227,21 @@ def _attention_that_stacks(stacked: Mapping[str, Tensor]) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(shortcut)
 
 
-def _seconds(run: Any) -> float:
-    """The best of some runs after one to warm up, with the device's queue emptied.
+def _seconds(*ways: Callable[[], None]) -> list[float]:
+    """The best of some runs of each after one to warm up, with the device's queue emptied.
 
-    Quick ones are run more often: the more they differ by chance.
+    They take turns, so that a busy moment of the machine is one for all. Quick ones are run more
+    often: the more they differ by chance.
     """
-    times: list[float] = []
-    while len(times) < 3 or (len(times) < 20 and sum(times) < 0.05):
-        _synchronise()
-        start = time.perf_counter()
-        run()
-        _synchronise()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
+    times: list[list[float]] = [[] for _ in ways]
+    while len(times[0]) < 3 or (len(times[0]) < 20 and max(map(sum, times)) < 0.05):
+        for run, found in zip(ways, times, strict=True):
+            _synchronise()
+            start = time.perf_counter()
+            run()
+            _synchronise()
+            found.append(time.perf_counter() - start)
+    return [min(found[1:]) for found in times]
 
 
 def _synchronise() -> None:

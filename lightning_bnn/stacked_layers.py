@@ -63,7 +63,7 @@ def plain_layers(net: nn.Module, stacked: Mapping[str, Tensor]) -> Layers | None
 def _collect(module: nn.Module, prefix: str, layers: Layers) -> bool:
     if _is_changed(module):
         return False
-    if type(module) is nn.Sequential:
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         return all(
             _collect(child, f"{prefix}{name}.", layers)
             for name, child in module._modules.items()

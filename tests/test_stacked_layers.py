@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from lightning_bnn.nets import MLP
 from lightning_bnn.stacked import StackedModule
 from lightning_bnn.stacked_layers import plain_layers, run_layers
 
@@ -160,6 +161,24 @@ OTHERS = {
 def test_everything_else_is_left_to_vmap(case):
     net = OTHERS[case]()
     tensors = {name: t.detach()[None] for name, t in net.named_parameters(remove_duplicate=False)}
+    assert plain_layers(net, tensors) is None
+
+
+class Backwards(nn.Sequential):
+    """Another forward than a Sequential's."""
+
+    def forward(self, inputs):
+        for layer in reversed(self):
+            inputs = layer(inputs)
+        return inputs
+
+
+def test_a_sequential_by_another_name_is_one_unless_its_forward_is_another():
+    net = MLP(3, [4], 2)
+    tensors = {name: t.detach()[None] for name, t in net.named_parameters()}
+    assert [prefix for prefix, _ in plain_layers(net, tensors)] == ["0.", "1.", "2.", "3."]
+    net = Backwards(nn.Linear(3, 3), nn.Tanh())
+    tensors = {name: t.detach()[None] for name, t in net.named_parameters()}
     assert plain_layers(net, tensors) is None
 
 

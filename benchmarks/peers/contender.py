@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 from torchvision.models import resnet18
 
@@ -64,6 +65,10 @@ class Problem:
         inputs = torch.randn(self.batch_size, *self.input_shape, generator=generator)
         targets = torch.randint(10, (self.batch_size,), generator=generator)
         return inputs, targets
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of a batch, as plain PyTorch has it."""
+        return F.cross_entropy(outputs, targets)
 
 
 PROBLEMS = (

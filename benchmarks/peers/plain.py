@@ -1,4 +1,4 @@
-"""The plain step: the deterministic network, cross entropy, torch.optim.Adam as it comes."""
+"""The plain step: the deterministic network, its loss, torch.optim.Adam as it comes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from benchmarks.peers.contender import Contender, Fit, Problem, Step, train_loader
 
@@ -19,7 +18,7 @@ def make_step(problem: Problem, fused: bool | None = None) -> Step:
     inputs, targets = problem.batch()
 
     def step() -> Any:
-        loss = cross_entropy(net(inputs), targets)
+        loss = problem.loss(net(inputs), targets)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -36,7 +35,7 @@ def make_plain_fit(lightning: str, problem: Problem) -> Fit:
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             inputs, targets = batch
-            loss = cross_entropy(self.net(inputs), targets)
+            loss = problem.loss(self.net(inputs), targets)
             self.log("train_loss", loss)
             return loss
 

@@ -143,6 +143,8 @@ class AnchoredPrior:
         tensor(12.5000)
     """
 
+    precisions: list[float] | None = None  # the Gaussians are not around 0
+
     def __init__(self, prior: BoundPrior, offsets: Tensor) -> None:
         self.prior, self.offsets = prior, offsets
 

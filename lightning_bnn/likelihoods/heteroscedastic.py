@@ -30,6 +30,16 @@ FIX = (
 )
 
 
+def check_even(outputs: Tensor, batch_axes: int) -> None:
+    """Raise a DataError unless the last axis of the outputs has an even size."""
+    size = outputs.shape[-1] if outputs.ndim > batch_axes else 1
+    if size % 2 or size == 0:
+        raise DataError(
+            f"HeteroscedasticGaussian expected an even number of outputs per example, D means and "
+            f"then D raw scales; got {size} (shape {tuple(outputs.shape)}). {FIX}"
+        )
+
+
 def split_mean_and_scale(
     outputs: Tensor, minimum_scale: float, batch_axes: int
 ) -> tuple[Tensor, Tensor]:
@@ -38,12 +48,7 @@ def split_mean_and_scale(
     Raises:
         DataError: The last axis does not have an even size.
     """
-    size = outputs.shape[-1] if outputs.ndim > batch_axes else 1
-    if size % 2 or size == 0:
-        raise DataError(
-            f"HeteroscedasticGaussian expected an even number of outputs per example, D means and "
-            f"then D raw scales; got {size} (shape {tuple(outputs.shape)}). {FIX}"
-        )
+    check_even(outputs, batch_axes)
     means, raw = at_least_float32(outputs).chunk(2, -1)
     return means, F.softplus(raw) + minimum_scale
 
@@ -91,8 +96,8 @@ class HeteroscedasticGaussian(Likelihood):
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check for finite numbers, half as many as the network's outputs."""
         check_outputs("HeteroscedasticGaussian", outputs, targets)
-        means, _ = split_mean_and_scale(outputs, self.minimum_scale, 1)
-        reshape_targets(targets, means.shape, FIX)
+        check_even(outputs, 1)
+        reshape_targets(targets, (*outputs.shape[:-1], outputs.shape[-1] // 2), FIX)
         check_real_targets("HeteroscedasticGaussian", targets)
 
     def metrics(self) -> MetricCollection:

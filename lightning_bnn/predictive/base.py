@@ -35,6 +35,8 @@ __all__ = [
 
 def at_least_float32(values: Tensor) -> Tensor:
     """Give half-precision values (as autocast makes them) in float32; leave the others alone."""
+    if values.dtype in (torch.float32, torch.float64):
+        return values
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
@@ -45,8 +47,10 @@ def full_precision(values: Tensor) -> Tensor:
 
 def sum_event(values: Tensor, batch_axes: int) -> Tensor:
     """Sum over every axis after the first ``batch_axes``."""
-    axes = tuple(range(batch_axes, values.ndim))
-    return values.sum(axes) if axes else values
+    kept = values.shape[:batch_axes]
+    if all(size == 1 for size in values.shape[batch_axes:]):
+        return values.reshape(kept)  # nothing to add up, and a view costs less
+    return values.sum(tuple(range(batch_axes, values.ndim)))
 
 
 def mixture_log_prob(component_log_prob: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.flat import KeptMemory, energies_in_chunks, split_weights
+from lightning_bnn.flat import FlatPrior, KeptMemory, energies_in_chunks, split_weights
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors.base import network_tensors
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
@@ -157,7 +157,7 @@ class StackedMembers(Strategy):
         shares = self._shares_of(rows, batch)
         return -(log_prob if shares is None else log_prob * shares).mean(1)
 
-    def _prior_of(self, rows: slice) -> BoundPrior:
+    def _prior_of(self, rows: slice) -> FlatPrior:
         """The prior of some members."""
         return self.prior
 

@@ -40,6 +40,7 @@ from lightning_bnn.ensembles.randomise import (
     draw_offsets,
     noisy_targets,
 )
+from lightning_bnn.flat import FlatPrior
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.seeds import member_seed
 from lightning_bnn.strategies.base import batch_size
@@ -119,7 +120,7 @@ class EnsembleVariants(StackedMembers):
             self.input_range.update(check_inputs(self.split(seen.batch)[0]))
         return super().energies(seen)
 
-    def _prior_of(self, rows: slice) -> Any:
+    def _prior_of(self, rows: slice) -> FlatPrior:
         if self.randomise is None:
             return self.prior
         return AnchoredPrior(self.prior, self._offsets()[rows])

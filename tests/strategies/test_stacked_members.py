@@ -21,6 +21,7 @@ from tests.nets import loader, make_data, mlp
 from tests.strategies.ensembles import (
     assert_member_equals,
     batch_norm_net,
+    cnn,
     fit,
     make,
     networks,
@@ -32,7 +33,7 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 2])
-@pytest.mark.parametrize("prior", [Normal(0.2, 0.5), Laplace(0.1, 0.3)], ids=repr)
+@pytest.mark.parametrize("prior", [Normal(0.0, 0.5), Normal(0.2, 0.5), Laplace(0.1, 0.3)], ids=repr)
 @pytest.mark.parametrize("learn", [False, True])
 def test_gradients_equal_autograds(prior: Any, learn: bool, chunk: int | None) -> None:
     """Of every member's weights and noise, on its own network, in float64."""
@@ -77,6 +78,28 @@ def test_chunks_give_the_same_numbers(chunk: int, mode: Any) -> None:
     for name, tensor in states[0].items():
         torch.testing.assert_close(states[1][name], tensor, rtol=1e-11, atol=1e-12)
     assert states[1]["1.num_batches_tracked"].tolist() == [9] * 5  # three epochs of three batches
+
+
+def test_convolutions_in_a_loop_run_one_by_one_and_give_the_same_numbers() -> None:
+    """Each member forward and backward before the next: the other way the caches are cold."""
+    states = []
+    for mode in ("stacked", "loop"):
+        ensemble = make(cnn, mode=mode, optimizer=partial(SGD, lr=0.1))
+        rows: list[int] = []
+        original = ensemble._energies_of
+
+        def watch(
+            batch: Any, part: slice, *stacked: Tensor, run: Any = original, seen: Any = rows
+        ) -> Tensor:
+            seen.append(part.stop - part.start)
+            return run(batch, part, *stacked)
+
+        ensemble._energies_of = watch  # type: ignore[method-assign]
+        fit(ensemble, 6, precision="64-true")
+        assert set(rows) == {3 if mode == "stacked" else 1}
+        states.append(ensemble.current_draws())
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=1e-10, atol=1e-12)
 
 
 def test_no_more_than_a_chunk_is_held_at_once() -> None:
