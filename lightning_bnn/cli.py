@@ -233,18 +233,27 @@ class BayesianCLI(LightningCLI):
             self.model.posterior().save(path)
         if self.trainer.is_global_zero:
             print(f"The posterior is in {path}")
-        self._save_swag(f"{path}_swag")
+        self._save_swag(f"{path.rstrip('/')}_swag")
 
     def _save_swag(self, path: str) -> None:
-        """Save the posterior of SWAG beside the strategy's own, if there is one."""
+        """Save the posterior of SWAG beside the strategy's own; of several, each with a number."""
         callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        for callback in callbacks:
-            if isinstance(callback, SWAGMoments) and callback.snapshots:
+        found = [callback for callback in callbacks if isinstance(callback, SWAGMoments)]
+        for number, callback in enumerate(found, start=1):
+            target = path if len(found) == 1 else f"{path}_{number}"
+            said = f"The posterior of SWAG is in {target}"
+            if callback.snapshots >= 2:
                 # on every rank: all take part in what reads the training data
                 posterior = callback.posterior()
                 if self.trainer.is_global_zero:
-                    posterior.save(path)
-                    print(f"The posterior of SWAG is in {path}")
+                    posterior.save(target)
+            else:  # the fit stopped early
+                said = (
+                    f"There is no posterior of SWAG in {target}: it needs 2 snapshots, and "
+                    f"{callback.snapshots} of them came before the end of the fit"
+                )
+            if self.trainer.is_global_zero:
+                print(said)
 
     def before_validate(self) -> None:
         """Find what to measure."""

@@ -2,32 +2,39 @@
 
 The same as :func:`torch.func.functional_call`, which looks through the whole network in each call
 and costs more than a small network itself. Here the places of all tensors are found once and kept
-for as long as the network has the same modules. A weight that several layers share (tied weights)
-is exchanged in all of them.
+for as long as the network has the same modules and tensors. A weight that several layers share
+(tied weights) is exchanged in all of them. A buffer that the network replaces instead of changing
+it in place is written into the given tensor all the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
+from torch._C import _functorch as functorch
 
-__all__ = ["call_with"]
+__all__ = ["call_with", "left_on"]
 
 Place = tuple[dict[str, Any], str]
 
 
+# The places are kept on the network itself: they live as long as it does, and no longer.
+_KEPT_AS = "_lightning_bnn_places"
+
+
 class _Places:
-    """Where a network keeps its tensors, by name, and the modules it had when that was found."""
+    """Where a network keeps its tensors, by name, and what it had when that was found."""
 
     def __init__(self, net: nn.Module) -> None:
         places: dict[str, Place] = {}
-        self._children: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
         for prefix, module in net.named_modules(remove_duplicate=False):
-            self._children.append((module._modules, dict(module._modules)))
+            self._seen.append((module._modules, dict(module._modules)))
             for owner in (module._parameters, module._buffers):
+                self._seen.append((owner, dict(owner)))
                 for key, tensor in owner.items():
                     if tensor is not None:
                         places[f"{prefix}.{key}" if prefix else key] = (owner, key)
@@ -35,22 +42,34 @@ class _Places:
         for owner, key in places.values():
             same.setdefault(id(owner[key]), []).append((owner, key))
         self.of = {name: same[id(owner[key])] for name, (owner, key) in places.items()}
+        self.in_use = 0
 
-    def hold(self) -> bool:
-        """Whether the network still has the same modules."""
-        return all(
-            len(now) == len(before) and all(now.get(k) is child for k, child in before.items())
-            for now, before in self._children
-        )
+    def hold(self, net: nn.Module) -> bool:
+        """Whether the network still has the same modules, parameters and buffers.
 
+        While tensors are exchanged, it has others in the same places.
+        """
+        if self._seen[0][0] is not net._modules:
+            return False  # a shallow copy, as data parallelism makes them, took this over
+        if self.in_use:
+            return True
+        for now, before in self._seen:
+            if len(now) != len(before):
+                return False
+            for key, value in before.items():
+                if now.get(key) is not value:
+                    return False
+        return True
 
-_KNOWN: WeakKeyDictionary[nn.Module, _Places] = WeakKeyDictionary()
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Nothing: a copied or pickled network has tensors of its own."""
+        return type(None), ()
 
 
 def _places(net: nn.Module) -> _Places:
-    places = _KNOWN.get(net)
-    if places is None or not places.hold():
-        places = _KNOWN[net] = _Places(net)
+    places: _Places | None = net.__dict__.get(_KEPT_AS)
+    if places is None or not places.hold(net):
+        places = net.__dict__[_KEPT_AS] = _Places(net)
     return places
 
 
@@ -62,7 +81,8 @@ def call_with(
 ) -> Any:
     """What the network gives with ``tensors`` in place of its own; it is left as it was.
 
-    Names that the network does not have are passed over.
+    Names that the network does not have are passed over. Buffers that it updates are updated in
+    ``tensors``.
 
     Args:
         net: The network.
@@ -76,14 +96,53 @@ def call_with(
         >>> call_with(net, {"weight": torch.ones(1, 2)}, [torch.tensor([[1.0, 2.0]])])
         tensor([[3.]])
     """
-    found = _places(net).of
-    own: list[tuple[dict[str, Any], str, Any]] = []
+    places = _places(net)
+    own: list[tuple[dict[str, Any], str, Any, Tensor]] = []
+    places.in_use += 1
     try:
         for name, tensor in tensors.items():
-            for owner, key in found.get(name, ()):
-                own.append((owner, key, owner[key]))
+            for owner, key in places.of.get(name, ()):
+                own.append((owner, key, owner[key], tensor))
                 owner[key] = tensor
-        return net(*arguments, **(keywords or {}))
+        outputs = net(*arguments, **(keywords or {}))
+        for owner, key, _, tensor in own:
+            if owner.get(key) is not tensor:
+                _keep(owner.get(key), tensor)
+        return outputs
     finally:
-        for owner, key, before in reversed(own):
+        places.in_use -= 1
+        for owner, key, before, _ in reversed(own):
             owner[key] = before
+
+
+def _keep(replaced: Any, given: Tensor) -> None:
+    """Write what the network put in the place of a given tensor into that tensor.
+
+    What has another shape is no running value but something that is computed again when needed.
+    """
+    if isinstance(replaced, Tensor) and replaced.shape == given.shape:
+        with torch.no_grad():
+            given.copy_(replaced)
+
+
+def left_on(net: nn.Module) -> dict[int, Tensor]:
+    """Copies, by identity, of the tensors that forward passes left on a network and its modules.
+
+    Those of the members that ran stacked have an axis of members. None has a graph.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> net.activation = net(torch.ones(1, 2))
+        >>> left_on(net)[id(net.activation)].requires_grad
+        False
+    """
+    copies = {}
+    for module in net.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor):
+                plain = value
+                while functorch.is_functorch_wrapped_tensor(plain):
+                    plain = functorch.get_unwrapped(plain)
+                if plain is not value or not value.is_leaf:
+                    copies[id(value)] = plain.detach().clone()
+    return copies

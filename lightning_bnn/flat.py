@@ -125,7 +125,11 @@ class _Split(torch.autograd.Function):
 
 
 def energies_in_chunks(
-    run: Callable[..., Tensor], chunk: int, memory: KeptMemory, *stacked: Tensor
+    run: Callable[..., Tensor],
+    chunk: int,
+    memory: KeptMemory,
+    *stacked: Tensor,
+    scale: float = 1.0,
 ) -> Tensor:
     """The energies of all members, (M,), of which at most ``chunk`` run at a time.
 
@@ -139,6 +143,8 @@ def energies_in_chunks(
         chunk: The most members that run at a time.
         memory: Memory for the gradient of the first of ``stacked``.
         stacked: Tensors with a leading axis of members.
+        scale: The energies are multiplied by it for the gradient, which then is divided by it, so
+            that small numbers of half precision do not vanish on the way.
 
     Example:
         >>> weights = torch.tensor([[1.0], [2.0], [3.0]], requires_grad=True)
@@ -148,14 +154,19 @@ def energies_in_chunks(
         >>> weights.grad.flatten()
         tensor([2., 4., 6.])
     """
-    energies: Tensor = _InChunks.apply(run, chunk, memory, *stacked)
+    energies: Tensor = _InChunks.apply(run, chunk, memory, scale, *stacked)
     return energies
 
 
 class _InChunks(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, run: Callable[..., Tensor], chunk: int, memory: KeptMemory, *stacked: Tensor
+        ctx: Any,
+        run: Callable[..., Tensor],
+        chunk: int,
+        memory: KeptMemory,
+        scale: float,
+        *stacked: Tensor,
     ) -> Tensor:
         wanted = any(ctx.needs_input_grad)
         first, *others = stacked
@@ -168,11 +179,11 @@ class _InChunks(torch.autograd.Function):
             own = [tensor.detach()[rows].requires_grad_(wanted) for tensor in stacked]
             with torch.set_grad_enabled(wanted):
                 found = run(rows, *own)
-                total = found.sum()
+                total = found.sum() if scale == 1.0 else found.sum() * scale
             if wanted:
                 by_own = torch.autograd.grad(total, own, materialize_grads=True)
                 for gradient, part in zip(gradients, by_own, strict=True):
-                    gradient[rows] = part
+                    gradient[rows] = part if scale == 1.0 else part / scale
             energies.append(found.detach())
         ctx.gradients = gradients
         return torch.cat(energies)
@@ -184,7 +195,7 @@ class _InChunks(torch.autograd.Function):
         # the usual factor is 1: looking saves a pass over all weights (and elsewhere than on a
         # CPU would make the host wait)
         if by_energies.device.type == "cpu" and bool((by_energies == 1).all()):
-            return None, None, None, *gradients
+            return None, None, None, None, *gradients
         for gradient in gradients:
             gradient.mul_(by_energies.view(-1, *[1] * (gradient.dim() - 1)))
-        return None, None, None, *gradients
+        return None, None, None, None, *gradients

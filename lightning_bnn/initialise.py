@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Literal
 
 import torch
+from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
@@ -44,21 +45,35 @@ def reset_network(net: nn.Module, seed: int, option: str = "start") -> nn.Module
     """
     fresh = copy_network(net)
     frozen = {n: p.detach().clone() for n, p in fresh.named_parameters() if not p.requires_grad}
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            if parameter.requires_grad:
+                parameter.fill_(torch.nan)  # what no reset reaches, stays so
     with isolated_random_state(seed):
-        for name, module in fresh.named_modules():
-            reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
+        # children first: a module may initialise its children in a way of its own
+        for _, module in reversed(list(fresh.named_modules())):
+            reset = _reset_of(module)
             if reset is not None:
                 reset()
-            elif any(p.requires_grad for p in module.parameters(recurse=False)):
-                raise ConfigurationError(
-                    f"The module {name or 'net'!r} ({type(module).__name__}) has parameters of its "
-                    "own but no reset_parameters(), so it cannot be initialised anew. Pass a "
-                    f"function that builds the network: {option}=lambda: MyNet(...)."
-                )
+    for name, module in fresh.named_modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            if not (parameter.requires_grad and parameter.isnan().any()):
+                continue
+            reason = "no" if _reset_of(module) is None else f"{key!r} is not reached by its"
+            raise ConfigurationError(
+                f"The module {name or 'net'!r} ({type(module).__name__}) has parameters of its "
+                f"own but {reason} reset_parameters(), so it cannot be initialised anew. Pass a "
+                f"function that builds the network: {option}=lambda: MyNet(...)."
+            )
     with torch.no_grad():
         for name, value in frozen.items():
             fresh.get_parameter(name).copy_(value)
     return fresh
+
+
+def _reset_of(module: nn.Module) -> Callable[[], object] | None:
+    found = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
+    return found if callable(found) else None
 
 
 def start_members(
@@ -111,6 +126,7 @@ def start_members(
         for member in members:
             with isolated_random_state(member_seed(seed, member, "start")):
                 networks.append(start())
+        _check_built(networks, members, noun, option)
     else:
         raise ConfigurationError(
             "start= is 'around', 'reset', a posterior, a list of networks, or a function that "
@@ -127,7 +143,43 @@ def start_members(
                 f"The network that {option}= gives for {noun} {member} is another one: "
                 f"{difference} in it. All {noun}s need one architecture."
             )
+        _check_unsaved(net, network, f"{noun} {member}")
     return _stack([network_tensors(network) for network in networks])
+
+
+def _check_built(
+    networks: Sequence[object], members: Sequence[int], noun: str, option: str
+) -> None:
+    """A function that builds networks gives another one in each call."""
+    modules = [one for one in networks if isinstance(one, nn.Module)]
+    if len(set(map(id, modules))) < len(modules):
+        raise ConfigurationError(
+            f"The function in {option}= gave the same network twice; build a new one in each call: "
+            f"{option}=lambda: MyNet(...)."
+        )
+    built = [list(one.parameters()) for one in modules]
+    pairs = [pair for other in built[1:] for pair in zip(built[0], other, strict=False)]
+    if pairs and all(one.shape == two.shape and one.equal(two) for one, two in pairs):
+        rank_zero_warn(
+            f"The function in {option}= gave the same weights to all {len(members)} {noun}s, which "
+            "then differ only by chance in training. If it sets a seed, take that out: each "
+            f"{noun} is built with a seed of its own."
+        )
+
+
+def _check_unsaved(net: nn.Module, network: nn.Module, which: str) -> None:
+    """What is not saved with a network is not a member's own: it must be as in ``net``."""
+    saved = network_tensors(net)
+    others = dict(network.named_buffers())
+    for name, buffer in net.named_buffers():
+        other = others.get(name)
+        if name in saved or (other is not None and buffer.equal(other.to(buffer))):
+            continue
+        raise ConfigurationError(
+            f"The buffer {name!r} of the network of {which} has other values than that of the "
+            "first network, and it is not saved with the network. Register it with "
+            "persistent=True, so that each keeps its own."
+        )
 
 
 def _stack(members: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

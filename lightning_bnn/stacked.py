@@ -21,7 +21,7 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_debug, rank_zero_inf
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.exchange import call_with
@@ -30,6 +30,8 @@ from lightning_bnn.stacked_layers import plain_layers, run_layers
 __all__ = ["StackedModule", "call_network"]
 
 Mode = Literal["auto", "stacked", "loop"]
+
+_NODES = 20_000  # of a graph that are looked at: enough for hundreds of layers
 
 
 def call_network(net: nn.Module, tensors: Mapping[str, Tensor], inputs: Any) -> Tensor:
@@ -83,6 +85,7 @@ class StackedModule:
             raise ConfigurationError(f"mode= is 'auto', 'stacked' or 'loop'; got {mode!r}.")
         self.net = net
         self.mode: Mode = mode
+        self._looked_at_graph = False
 
     def __call__(
         self,
@@ -110,9 +113,14 @@ class StackedModule:
         shared = shared or {}
         if self.mode == "auto" and lengths != {(1,)}:
             self.mode = self._faster(stacked, inputs, shared, own_inputs)
-        if self.mode == "stacked":
-            return self._stacked(stacked, inputs, shared, own_inputs)
-        return self._loop(stacked, inputs, shared, own_inputs)
+        way = self._stacked if self.mode == "stacked" else self._loop
+        before = _versions(inputs)
+        outputs = way(stacked, inputs, shared, own_inputs)
+        self._refuse_changes(before)
+        if outputs.grad_fn is not None and not self._looked_at_graph:
+            self._looked_at_graph = True
+            _refuse_checkpointing(self.net, outputs)
+        return outputs
 
     def _stacked(
         self,
@@ -159,6 +167,14 @@ class StackedModule:
             outputs.append(call_network(self.net, {**shared, **weights}, own))
         return torch.stack(outputs)
 
+    def _refuse_changes(self, before: list[tuple[Tensor, int]]) -> None:
+        if any(tensor._version != version for tensor, version in before):
+            raise ConfigurationError(
+                f"{type(self.net).__name__} changes its inputs in place, and all members share "
+                "them. Write x = x - m instead of x -= m, or take inplace=True from the first "
+                "layer."
+            )
+
     def _faster(
         self,
         stacked: Mapping[str, Tensor],
@@ -182,6 +198,7 @@ class StackedModule:
         trial = {name: copy(name, tensor) for name, tensor in stacked.items()}
         common = {**buffers, **{name: copy(name, tensor) for name, tensor in shared.items()}}
         leaves = [tensor for tensor in trial.values() if tensor.requires_grad]
+        before = _versions(inputs)
 
         def run(way: Callable[..., Tensor]) -> None:
             outputs = way(trial, inputs, common, own_inputs)
@@ -202,6 +219,7 @@ class StackedModule:
                 reason = str(error.__cause__ or error) or type(error).__name__
                 say(f"as a loop, because stacked they fail: {reason.split('. ')[0]:.120}")
                 return "loop"
+            self._refuse_changes(before)
             by_stacking, by_looping = _seconds(lambda: run(self._stacked), lambda: run(self._loop))
         stacked_ms, loop_ms = 1e3 * by_stacking, 1e3 * by_looping
         if by_stacking < by_looping:
@@ -209,6 +227,34 @@ class StackedModule:
             return "stacked"
         say(f"as a loop: {loop_ms:.2f} ms a pass, {stacked_ms:.2f} ms stacked")
         return "loop"
+
+
+def _versions(inputs: Any) -> list[tuple[Tensor, int]]:
+    """Every tensor of the inputs, and how often it was changed in place; if it counts that."""
+    leaves = tree_leaves(dict(inputs) if isinstance(inputs, Mapping) else inputs)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_inference()]
+    return [(tensor, tensor._version) for tensor in tensors]
+
+
+def _refuse_checkpointing(net: nn.Module, outputs: Tensor) -> None:
+    """Refuse gradient checkpointing, which runs parts of the network again in the backward pass.
+
+    By then the network has its own weights back, and the members' would get no gradient.
+    """
+    waiting = [outputs.grad_fn]
+    seen: set[Any] = set()
+    while waiting and len(seen) < _NODES:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            raise ConfigurationError(
+                f"{type(net).__name__} uses gradient checkpointing, which computes parts of it "
+                "again in the backward pass, then with other weights. Switch it off; chunk= "
+                "bounds the memory that members take."
+            )
+        seen.add(node)
+        waiting.extend(following for following, _ in node.next_functions)
 
 
 @contextmanager

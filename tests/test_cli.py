@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from lightning_bnn import Posterior, cli
+from lightning_bnn.callbacks import SWAGMoments
 from lightning_bnn.cli import main
 from lightning_bnn.nets import MLP
 
@@ -410,6 +411,36 @@ def test_draws_that_lie_on_the_disk_are_not_copied(
     assert not list(tmp_path.rglob("posterior"))
     options = ["--posterior", "draws", "--trainer.logger", "false", "--trainer.accelerator", "cpu"]
     assert main(["test", "--config", str(config), *options]) == 0
+
+
+@pytest.mark.parametrize("snapshots", [0, 1, 3])
+def test_several_posteriors_of_swag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    snapshots: int,
+) -> None:  # fmt: skip
+    """Each has a folder of its own; one without enough snapshots fails no fit."""
+    saved: list[str] = []
+    posterior = SimpleNamespace(save=saved.append)
+
+    def made(number: int) -> SWAGMoments:
+        swag = SWAGMoments()
+        monkeypatch.setattr(swag, "_moments", SimpleNamespace(count=number) if number else None)
+        monkeypatch.setattr(swag, "posterior", lambda: posterior)
+        return swag
+
+    trainer = SimpleNamespace(
+        callbacks=[made(snapshots), made(2)], is_global_zero=True, log_dir=None
+    )
+    fit = SimpleNamespace(posterior="out/", trainer=SimpleNamespace(fast_dev_run=False))
+    model = SimpleNamespace(posterior=lambda: posterior)
+    own: Any = SimpleNamespace(config=SimpleNamespace(fit=fit), trainer=trainer, model=model)
+    own._save_swag = lambda path: cli.BayesianCLI._save_swag(own, path)
+    cli.BayesianCLI.after_fit(own)
+    said = capsys.readouterr().out
+    first = ["out_swag_1"] if snapshots == 3 else []
+    assert saved == ["out/", *first, "out_swag_2"]
+    assert ("no posterior of SWAG in out_swag_1: it needs 2 snapshots" in said) == (snapshots < 2)
+    assert "The posterior of SWAG is in out_swag_2" in said
 
 
 def test_an_ensemble_leaves_its_posterior_and_that_of_swag(

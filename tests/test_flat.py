@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_bnn.flat import KeptMemory, split_weights
+from lightning_bnn.flat import KeptMemory, energies_in_chunks, split_weights
 from lightning_bnn.priors import BoundPrior, Laplace, Normal
 from lightning_bnn.selection import FlatLayout
 
@@ -40,3 +40,15 @@ def test_gradient_equals_autograds(name: str, unused: bool, leading: tuple[int, 
     expected = torch.autograd.grad(value(layout.views(flat), prior.energy(flat)), flat)
     found = torch.autograd.grad(value(*split_weights(flat, layout, prior, KeptMemory())), flat)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0**16])
+def test_a_scale_saves_small_gradients_of_half_precision(factor: float) -> None:
+    def run(rows: slice, weights: Tensor) -> Tensor:
+        return (weights.half().float() * 1e-9).sum(1)
+
+    for scale in (1.0, 2.0**16):
+        weights = torch.ones(3, 2, requires_grad=True)
+        (factor * energies_in_chunks(run, 2, KeptMemory(), weights, scale=scale).sum()).backward()
+        expected = torch.full((3, 2), 1e-9 * factor if scale > 1 else 0.0)
+        torch.testing.assert_close(weights.grad, expected, rtol=2e-3, atol=0)

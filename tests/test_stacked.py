@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_bnn import stacked as stacked_module
 from lightning_bnn.errors import ConfigurationError
@@ -424,3 +425,69 @@ def test_predictions_are_quiet(caplog):
     with caplog.at_level(logging.INFO):
         StackedModule(net)(tensors, torch.randn(5, 3))
     assert not caplog.records
+
+
+class Centred(nn.Module):
+    """Changes its inputs in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x):
+        x -= 0.5
+        return self.layer(x)
+
+
+def leaky():
+    return nn.Sequential(nn.LeakyReLU(0.1, inplace=True), nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize("mode", ["stacked", "loop", "auto"])
+@pytest.mark.parametrize("make", [Centred, leaky])
+@pytest.mark.parametrize("count", [1, 3])
+def test_shared_inputs_are_not_changed(make, mode, count):
+    stacked = {
+        name: torch.stack([p.detach()] * count).requires_grad_()
+        for name, p in make().named_parameters()
+    }
+    own = torch.randn(count, 4, 2)
+    for inputs, own_inputs in (
+        (torch.randn(4, 2), False),
+        ([torch.randn(4, 2)], False),
+        (own, True),
+    ):
+        with pytest.raises(ConfigurationError, match="changes its inputs in place, and all memb"):
+            StackedModule(make(), mode)(stacked, inputs, own_inputs=own_inputs)
+
+
+def test_inputs_of_inference():
+    with torch.inference_mode():
+        inputs = torch.randn(4, 2)
+        outputs = StackedModule(nn.Linear(2, 1), "loop")({"bias": torch.zeros(2, 1)}, inputs)
+    assert outputs.shape == (2, 4, 1)
+
+
+class Checkpointed(nn.Module):
+    """Computes its middle again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle = nn.Linear(2, 3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return checkpoint(self.middle, self.first(x), use_reentrant=True)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs:UserWarning")
+@pytest.mark.parametrize("mode", ["loop", "auto"])
+def test_gradient_checkpointing_is_refused(mode):
+    net = Checkpointed()
+    stacked = {
+        name: torch.stack([p.detach()] * 2).requires_grad_() for name, p in net.named_parameters()
+    }
+    run = StackedModule(net, mode)
+    with torch.no_grad():
+        run(stacked, torch.randn(4, 2))
+    with pytest.raises(ConfigurationError, match="Checkpointed uses gradient checkpointing"):
+        run(stacked, torch.randn(4, 2))

@@ -18,6 +18,7 @@ __all__ = [
     "DrawRule",
     "check_count",
     "check_finite",
+    "check_positive",
     "check_schedule",
     "cyclical_schedule",
     "ended_cycle",
@@ -43,6 +44,19 @@ def check_count(name: str, value: Any, least: int) -> None:
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigurationError(f"{name}= is a whole number, at least {least}; got {value!r}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise a ConfigurationError unless an option is a number greater than 0.
+
+    Example:
+        >>> check_positive("lr", "0.1")
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: lr= is a number greater than 0; got '0.1'.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise ConfigurationError(f"{name}= is a number greater than 0; got {value!r}.")
 
 
 @dataclass(frozen=True)

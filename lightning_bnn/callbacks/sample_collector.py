@@ -37,7 +37,11 @@ from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior
 from lightning_bnn.posteriors.base import copy_network
-from lightning_bnn.posteriors.batch_norm import batch_norm_layers, recompute_batch_norm
+from lightning_bnn.posteriors.batch_norm import (
+    batch_norm_layers,
+    recompute_batch_norm,
+    training_batch_norm,
+)
 from lightning_bnn.posteriors.draws import create_stream, unstack
 from lightning_bnn.posteriors.files import absolute, open_directory
 from lightning_bnn.posteriors.stream import DrawStream
@@ -63,7 +67,8 @@ class SampleCollector(pl.Callback):
             memory then does not grow with their number, and ``Posterior.load`` reads the
             directory at any moment. If None, they are kept in memory and in every checkpoint.
         refresh_batch_norm: The number of training batches from which BatchNorm's running
-            statistics are recomputed for each draw; with 0 a draw has those of its chain.
+            statistics are recomputed for each draw; with 0 a draw has those of its chain, and so
+            has a layer that is in evaluation mode while training.
 
     Attributes:
         steps: The steps after which draws were taken.
@@ -350,13 +355,16 @@ class SampleCollector(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, weights: Weights, step: int
     ) -> Weights:
         assert self._net_copy is not None
+        layers = training_batch_norm(network_of(pl_module))
+        if not layers:
+            return weights
         split = getattr(strategy_of(pl_module), "split", split_batch)
         with (
             training_batches(trainer, self.refresh_batch_norm, seed=step) as batches,
             trainer.precision_plugin.forward_context(),
         ):
             inputs = (split(batch)[0] for batch in batches)
-            return recompute_batch_norm(self._net_copy, weights, inputs)
+            return recompute_batch_norm(self._net_copy, weights, inputs, layers)
 
     # ---------------------------------------------------------------- checkpoints
 

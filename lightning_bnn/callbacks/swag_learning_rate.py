@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_bnn.callbacks.draw_rule import check_count
+from lightning_bnn.callbacks.draw_rule import check_count, check_positive
 from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["AnnealShape", "AveragingRate", "annealed"]
@@ -44,7 +44,8 @@ class AveragingRate:
         shape: How: ``"cosine"`` or ``"linear"``.
 
     Attributes:
-        first: What they were when averaging began; None before that.
+        first: What they were when averaging began, or when a group of parameters was added to an
+            optimizer after that; None before.
 
     Example:
         >>> import torch
@@ -58,8 +59,8 @@ class AveragingRate:
     """
 
     def __init__(self, lr: float | None, anneal: int, shape: AnnealShape) -> None:
-        if lr is not None and not 0 < lr < math.inf:
-            raise ConfigurationError(f"lr= is a number greater than 0; got {lr!r}.")
+        if lr is not None:
+            check_positive("lr", lr)
         check_count("anneal", anneal, 0)
         if shape not in ("cosine", "linear"):
             raise ConfigurationError(f"anneal_shape= is 'cosine' or 'linear'; got {shape!r}.")
@@ -73,8 +74,8 @@ class AveragingRate:
         if self.lr is None or gone < 0:
             return
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        if self.first is None:
-            self.first = [float(group["lr"]) for group in groups]
+        known = self.first or []
+        self.first = [*known, *(float(group["lr"]) for group in groups[len(known) :])]
         share = gone / self.anneal if self.anneal else 1.0
         for group, first in zip(groups, self.first, strict=True):
             value = annealed(first, self.lr, share, self.shape)

@@ -17,39 +17,40 @@ Generalization* (MultiSWAG).
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from lightning_bnn.callbacks.draw_rule import check_count
+from lightning_bnn.callbacks.draw_rule import check_count, check_positive
 from lightning_bnn.callbacks.swag_learning_rate import AnnealShape, AveragingRate
 from lightning_bnn.callbacks.swag_posterior import (
+    FreshStatistics,
     check_rank,
     gaussians,
     mixture,
     stored,
     usable_rank,
-    with_statistics,
 )
 from lightning_bnn.callbacks.swag_running import RunningMoments
 from lightning_bnn.callbacks.swag_schedule import (
     SnapshotRule,
     Unit,
+    begun,
+    check_number,
     check_start,
     completed,
-    check_number,
     resolve_start,
     training_length,
 )
 from lightning_bnn.callbacks.swag_source import SnapshotSource
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import LowRankPosterior, Posterior
 from lightning_bnn.posteriors.base import Weights
-from lightning_bnn.posteriors.batch_norm import has_batch_norm
+from lightning_bnn.posteriors.batch_norm import training_batch_norm
 
 __all__ = ["SWAGMoments"]
 
@@ -64,6 +65,9 @@ class SWAGMoments(pl.Callback):
     in a ``fast_dev_run``. Its whole state is in every checkpoint, and a fit that goes on from one
     ends with the same moments. They are held in the memory of the CPU: two numbers, and one for
     each rank, for every weight.
+
+    Of a :class:`~lightning_bnn.VariationalBNN` a snapshot is one draw of its Gaussian, so that the
+    moments are those of draws, and :meth:`average` is a mean of draws.
 
     A fit that would take fewer than two snapshots is refused before it begins, where its length is
     known; one that takes fewer than ``rank`` is warned of.
@@ -83,11 +87,13 @@ class SWAGMoments(pl.Callback):
             of one learning rate.
         anneal_shape: How they go there: ``"cosine"`` or ``"linear"``.
         net: For a LightningModule that is no strategy: the name of its attribute that is the
-            network, such as ``"model"``. Weights that are frozen at the first snapshot are not
-            averaged.
+            network, such as ``"model"``, or ``"self"`` for the module itself. Weights that are
+            frozen at the first snapshot are not averaged. With BatchNorm batches are pairs of
+            inputs and targets, unless the module has a method ``split(batch)`` that gives these.
         likelihood: For such a module: how outputs of the network give targets.
         refresh_batch_norm: The number of training batches from which BatchNorm's statistics are
-            recomputed for each draw; None for one pass over the training data.
+            recomputed for each draw; None for one pass over the training data. Layers that are in
+            evaluation mode while training, as in fine-tuning, keep theirs.
 
     Example:
         >>> from torch import nn
@@ -129,25 +135,23 @@ class SWAGMoments(pl.Callback):
         check_count(f"every_n_{self.unit}", self.every, 1)
         if rank is not None:
             check_rank(rank)
-        if not 0 < scale < math.inf:
-            raise ConfigurationError(f"scale= is a number greater than 0; got {scale!r}.")
+        check_positive("scale", scale)
         if anneal is not None and lr is None:
             raise ConfigurationError(f"anneal={anneal} says how to get to lr=, which is not given.")
         if refresh_batch_norm is not None:
             check_count("refresh_batch_norm", refresh_batch_norm, 1)
-        self.start = start
-        self.rank = rank
-        self.scale = scale
+        self.start, self.rank, self.scale = start, rank, scale
         self.rate = AveragingRate(lr, self.every if anneal is None else anneal, anneal_shape)
-        self.net = net
-        self.likelihood = likelihood
+        self.net, self.likelihood = net, likelihood
         self.refresh_batch_norm = refresh_batch_norm
+        self._statistics = FreshStatistics(refresh_batch_norm)
         self._source: SnapshotSource | None = None
         self._trainer: pl.Trainer | None = None  # the one that fitted
         self._fitted: pl.LightningModule | None = None
         self._restored: dict[str, Any] | None = None
-        self._in_batch = False
+        self._in_batch = self._checked = False
         self._moments: RunningMoments | None = None
+        self._last: dict[str, Any] = {}  # what belongs to the last snapshot beside its weights
         self._names: list[str] = []
         self._rule: SnapshotRule | None = None
         self._seen = 0  # the last position that was looked at
@@ -179,16 +183,15 @@ class SWAGMoments(pl.Callback):
     def gaussian(self, rank: int | None = None) -> Posterior:
         """The Gaussian itself; of an ensemble the mixture of one for each member.
 
-        BatchNorm's statistics, and other buffers, are those of the training as they stand, which
-        are not those of the draws: see :meth:`posterior`.
+        BatchNorm's statistics, and other buffers, are those of the training at the last snapshot,
+        which are not those of the draws: see :meth:`posterior`.
 
         Args:
             rank: Use only so many of the last deviations; 0 for the diagonal alone.
         """
-        source = self._known_source()
-        moments = self.moments
-        rank = usable_rank(moments, rank)
-        parts = gaussians(source, moments, self._names, rank, self.scale)
+        source, moments = self._known_source(), self.moments
+        used = usable_rank(moments, rank)
+        parts = gaussians(source, moments, self._names, self._last, used, self.scale)
         return mixture(list(parts.values()), len(moments.mean))
 
     def posterior(
@@ -197,8 +200,9 @@ class SWAGMoments(pl.Callback):
         """The posterior of SWAG; of an ensemble that of MultiSWAG.
 
         Without BatchNorm in the network this is :meth:`gaussian`. With BatchNorm it is stored
-        draws, each with statistics that are recomputed from the training data: those of the fit,
-        which the trainer keeps after it has ended. What the likelihood has learned is as it stands.
+        draws, each with statistics that are recomputed from the training data of the fit: one
+        forward pass over them for each draw of each member, so that 30 draws cost about as much
+        as ten epochs of training. What the likelihood has learned is that of the last snapshot.
 
         Args:
             draws: The number of stored draws of each member; by default 30 with BatchNorm, and the
@@ -206,19 +210,14 @@ class SWAGMoments(pl.Callback):
             rank: Use only so many of the last deviations; 0 for the diagonal alone.
             seed: Decides the stored draws.
         """
-        source = self._known_source()
-        moments = self.moments
-        rank = usable_rank(moments, rank)
-        if draws is None and not has_batch_norm(source.net):
+        self._known_source()
+        rank = usable_rank(self.moments, rank)
+        if draws is None and not self._last["batch_norm"]:
             return self.gaussian(rank)
         count = _DRAWS if draws is None else draws
         check_count("draws", count, 1)
         generator = torch.Generator().manual_seed(seed)
-        parts = []
-        for place, part in gaussians(source, moments, self._names, rank, self.scale).items():
-            weights = part.sample(count, generator)
-            parts.append(stored(part, self._refresh(place, part, weights)))
-        return mixture(parts, len(moments.mean))
+        return self._stored(rank, lambda part: part.sample(count, generator))
 
     def average(self) -> Posterior:
         """SWA: the mean of the snapshots alone, one draw for each member.
@@ -226,22 +225,23 @@ class SWAGMoments(pl.Callback):
         BatchNorm's statistics are recomputed for it from the training data, as in
         :meth:`posterior`.
         """
-        source, moments = self._known_source(), self.moments
-        parts = []
-        for place, part in gaussians(source, moments, self._names, 0, self.scale).items():
-            weights = {name: tensor[None] for name, tensor in part.mean.items()}
-            parts.append(stored(part, self._refresh(place, part, weights)))
-        return mixture(parts, len(moments.mean))
+        return self._stored(0, lambda part: {name: t[None] for name, t in part.mean.items()})
 
-    def _refresh(self, place: int, part: Posterior, weights: Weights) -> Weights:
-        source, batches = self._known_source(), self.refresh_batch_norm
-        return with_statistics(self._trainer, source, place, part, weights, batches)
+    def _stored(self, rank: int, draw: Callable[[LowRankPosterior], Weights]) -> Posterior:
+        source, moments, parts = self._known_source(), self.moments, []
+        made = gaussians(source, moments, self._names, self._last, rank, self.scale)
+        for place, part in made.items():
+            layers = self._last["batch_norm"]
+            weights = self._statistics.compute(source, layers, place, part, draw(part))
+            parts.append(stored(part, weights))
+        return mixture(parts, len(moments.mean))
 
     def _known_source(self) -> SnapshotSource:
         if self._source is None:
             raise ConfigurationError(
                 "SWAGMoments has taken no snapshot yet: it is one of a Trainer's callbacks, and "
-                "that Trainer has not fitted."
+                "that Trainer has not fitted; or it has in other processes (ddp_spawn), and the "
+                "moments were lost with them. Use strategy='ddp' then."
             )
         return self._source
 
@@ -257,7 +257,8 @@ class SWAGMoments(pl.Callback):
         """Go on with earlier snapshots or start anew."""
         # a trainer that fits again goes on counting; a new one starts from 0
         again = self._fitted is pl_module and 0 < self._step <= trainer.global_step
-        self._trainer, self._fitted, self._in_batch = trainer, pl_module, False
+        self._trainer, self._fitted = trainer, pl_module
+        self._in_batch = self._checked = False
         if self._restored is not None:
             self._adopt(self._restored)
         elif not again:
@@ -283,30 +284,24 @@ class SWAGMoments(pl.Callback):
         now = trainer.global_step if self.unit == "steps" else trainer.current_epoch
         self._seen = max(self._seen, now)
         if length is not None:
-            check_number(
-                self._rule, self.unit, length, self._seen, self.snapshots, self.rank or 0
-            )
+            check_number(self._rule, self.unit, length, self._seen, self.snapshots, self.rank or 0)
 
     # ---------------------------------------------------------------- while training
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Set the learning rates of the averaging phase."""
+        """Set the learning rates of the averaging phase; check the first batch."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self._in_batch = True
+        if not self._checked and training_batch_norm(self._known_source().net):
+            self._statistics.keep(trainer)
+            self._statistics.check(self._known_source(), batch)
+        self._checked = True
         assert self._rule is not None
-        gone = self._position(trainer, batch_idx) - self._rule.start
+        gone = begun(trainer, self.unit, batch_idx) - self._rule.start
         self.rate.apply(trainer.optimizers, gone)
-
-    def _position(self, trainer: pl.Trainer, batch_idx: int) -> float:
-        """How many epochs or steps came before a batch."""
-        if self.unit == "steps":
-            return trainer.global_step
-        batches = trainer.num_training_batches
-        # of an epoch of unknown length all is one step
-        return trainer.current_epoch + (batch_idx / batches if batches < math.inf else 1)
 
     def on_train_batch_end(
         self,
@@ -326,8 +321,7 @@ class SWAGMoments(pl.Callback):
     def _look(self, trainer: pl.Trainer) -> None:
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        position = self._due(trainer)
-        if position is not None:
+        if (position := self._due(trainer)) is not None:
             self._take(trainer, position)
         self._in_batch = False
 
@@ -345,10 +339,15 @@ class SWAGMoments(pl.Callback):
             self._names, self._moments = names, RunningMoments.of(flat, kept)
         else:
             self._moments = self._moments.add(flat, kept)
+        # running statistics are of the batches that a rank has seen
+        self._last = trainer.strategy.broadcast(self._known_source().surroundings(len(flat)))
+        self._statistics.keep(trainer)
         self._seen, self._step = position, trainer.global_step
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Warn if there is nothing to make a posterior of."""
+        """Warn if there is nothing to make a posterior of; leave out who was dropped since."""
+        if self._moments is not None:
+            self._last["alive"] = self._known_source().alive(len(self._moments.mean))
         if not self.snapshots and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             assert self._rule is not None
             rank_zero_warn(
@@ -357,6 +356,10 @@ class SWAGMoments(pl.Callback):
                 f"{trainer.global_step}. Start earlier or train longer.",
                 category=UserWarning,
             )
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Keep the training data, also those of a fit that had nothing more to do."""
+        self._statistics.keep(trainer)
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -374,6 +377,7 @@ class SWAGMoments(pl.Callback):
         return {
             "moments": None if self._moments is None else self._moments.state_dict(),
             "names": list(self._names),
+            "last": dict(self._last),
             "start": None if self._rule is None else self._rule.start,
             "seen": self._seen,
             "step": self._step,
@@ -390,7 +394,7 @@ class SWAGMoments(pl.Callback):
     def _adopt(self, state: dict[str, Any]) -> None:
         moments, start = state.get("moments"), state.get("start")
         self._moments = None if moments is None else RunningMoments(**moments)
-        self._names = list(state.get("names", []))
+        self._names, self._last = list(state.get("names", [])), dict(state.get("last", {}))
         self._rule = None if start is None else SnapshotRule(start, self.every)
         self._seen, self._step = state.get("seen", 0), state.get("step", 0)
         self._pending, self.rate.first = state.get("pending"), state.get("first_rates")

@@ -19,9 +19,10 @@ from lightning_bnn.errors import ConfigurationError
 __all__ = [
     "SnapshotRule",
     "Unit",
+    "begun",
+    "check_number",
     "check_start",
     "completed",
-    "check_number",
     "resolve_start",
     "training_length",
 ]
@@ -89,11 +90,10 @@ def resolve_start(start: int | float, length: float | None, unit: Unit) -> int:
     if isinstance(start, int):
         return start
     if length is None:
-        singular = unit.removesuffix("s")
         raise ConfigurationError(
             f"start={start} is a share of training, and the number of {unit} of this fit is not "
             f"known beforehand. Pass start= as a number of {unit} (an int), or give the Trainer "
-            f"max_{unit}= and the training data a length; a {singular} counts when it is complete."
+            f"max_{unit}= and the training data a length."
         )
     return math.floor(start * length + 1e-9)  # 0.29 · 100 is a little less than 29
 
@@ -124,6 +124,15 @@ def _steps_per_epoch(trainer: pl.Trainer, module: pl.LightningModule) -> int | N
     if changes or not module.automatic_optimization or not 0 < batches < math.inf:
         return None
     return math.ceil(batches / trainer.accumulate_grad_batches)
+
+
+def begun(trainer: pl.Trainer, unit: Unit, batch_idx: int) -> float:
+    """How many epochs or steps came before a batch."""
+    if unit == "steps":
+        return trainer.global_step
+    batches = trainer.num_training_batches
+    # of an epoch of unknown length all is one step
+    return trainer.current_epoch + (batch_idx / batches if batches < math.inf else 1)
 
 
 def completed(trainer: pl.Trainer, unit: Unit) -> int | None:

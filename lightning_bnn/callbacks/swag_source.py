@@ -16,6 +16,7 @@ from lightning_bnn.ensembles import MemberBatch
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors.base import Weights, network_tensors
+from lightning_bnn.posteriors.batch_norm import training_batch_norm
 from lightning_bnn.target import split_batch
 
 __all__ = ["SnapshotSource"]
@@ -27,7 +28,8 @@ class SnapshotSource:
 
     Args:
         module: A strategy, which knows its network and likelihood, or any LightningModule.
-        net_name: The name of the attribute of a LightningModule that is the network.
+        net_name: The name of the attribute of a LightningModule that is the network, or
+            ``"self"``.
         given: The likelihood of a LightningModule.
 
     Example:
@@ -56,7 +58,8 @@ class SnapshotSource:
         if not self.net_name:
             raise ConfigurationError(
                 f"SWAGMoments needs to know which part of {name} is the network. Pass net= with "
-                f"the name of an attribute, such as {(children or ['model'])[0]!r}."
+                f"the name of an attribute, such as {(children or ['model'])[0]!r}, or net='self' "
+                "if the module itself is."
             )
         if not isinstance(self.given, Likelihood):
             raise ConfigurationError(
@@ -65,10 +68,11 @@ class SnapshotSource:
                 f"{self.given!r}."
             )
         try:
-            self.module.get_submodule(self.net_name)
+            _ = self.net
         except AttributeError as error:
             raise ConfigurationError(
-                f"net={self.net_name!r} is no module of {name}; it has {children}."
+                f"net={self.net_name!r} is no module of {name}; it has {children}, and is itself "
+                "net='self'."
             ) from error
 
     @property
@@ -78,7 +82,7 @@ class SnapshotSource:
             net: nn.Module = self.strategy.net
             return net
         assert self.net_name is not None
-        return self.module.get_submodule(self.net_name)
+        return self.module.get_submodule("" if self.net_name == "self" else self.net_name)
 
     def current(self) -> Weights:
         """All that the module has of the network, with a leading axis of members."""
@@ -94,11 +98,14 @@ class SnapshotSource:
         """
         current = self.current()
         if names is None:
-            # a strategy freezes the network, whose weights its own stand in for
+            # a strategy freezes the network, whose weights its own stand in for; what members
+            # differ in without training it (a prior function) is not in its layout
+            layout = getattr(self.strategy, "_layout", None)
+            trained = set(current if layout is None else layout.names)
             names = [
                 name
                 for name, parameter in self.net.named_parameters()
-                if name in current and (self.strategy is not None or parameter.requires_grad)
+                if name in trained and (self.strategy is not None or parameter.requires_grad)
             ]
         if not names:
             raise ConfigurationError(
@@ -124,6 +131,22 @@ class SnapshotSource:
         dtype = torch.promote_types(flat.dtype, torch.float32)
         return list(weights), flat.to("cpu", dtype, copy=True)
 
+    def surroundings(self, members: int) -> dict[str, Any]:
+        """What belongs to a snapshot beside its weights, as copies on the CPU.
+
+        The buffers, what the likelihood of each member has learned, which members are left, and
+        the names of the BatchNorm layers that are in training mode.
+        """
+        current = self.current()
+        buffers = {name: current[name] for name, _ in self.net.named_buffers() if name in current}
+        learned = [self.likelihood(place).state_dict() for place in range(members)]
+        return {
+            "buffers": _copy_to_cpu(buffers),
+            "learned": [_copy_to_cpu(one) for one in learned],
+            "alive": self.alive(members),
+            "batch_norm": training_batch_norm(self.net),
+        }
+
     def alive(self, members: int) -> list[int]:
         """The places of the members that were not dropped."""
         alive = getattr(self.strategy, "alive", None)
@@ -148,7 +171,8 @@ class SnapshotSource:
 
     def inputs(self, batch: Any, place: int) -> Any:
         """The inputs that a member sees of a training batch."""
-        split = split_batch if self.strategy is None else self.strategy.split
+        own = getattr(self.module, "split", None)
+        split = own if callable(own) else split_batch
         if not isinstance(batch, MemberBatch):
             return split(batch)[0]
         inputs = split(batch.batch)[0]
@@ -175,3 +199,7 @@ class SnapshotSource:
             f"{step}, and the snapshot was not taken. The moments are those of the snapshots "
             "before it. Lower the learning rate of the averaging phase (lr=), or clip gradients."
         )
+
+
+def _copy_to_cpu(tensors: Weights) -> Weights:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

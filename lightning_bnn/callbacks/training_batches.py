@@ -15,12 +15,16 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.strategies.resume import ResumableLoader, isolated_random_state
 
-__all__ = ["training_batches"]
+__all__ = ["single_loader", "training_batches"]
 
 
 @contextmanager
-def training_batches(trainer: pl.Trainer, count: int, seed: int) -> Iterator[Iterator[Any]]:
+def training_batches(
+    trainer: pl.Trainer, count: int, seed: int, loader: Any = None
+) -> Iterator[Iterator[Any]]:
     """The first batches of a pass over the training data, on the training's device.
+
+    Hooks of the module see the trainer as it is in training, so that augmentation takes place.
 
     The pass is one of its own, in this process, in an order that the seed decides. The loader that
     is in use, its samplers' generators and the global random state are left as they are. (A
@@ -32,8 +36,33 @@ def training_batches(trainer: pl.Trainer, count: int, seed: int) -> Iterator[Ite
         trainer: A trainer that fits, or has fitted.
         count: The number of batches; fewer come where the data have fewer.
         seed: Decides the order, and what augmentation draws.
+        loader: The training data; by default those that the trainer has. It drops them when it
+            validates or tests.
     """
-    loader = trainer.train_dataloader
+    loader = single_loader(trainer.train_dataloader if loader is None else loader)
+    generators = _generators(loader)
+    states = [generator.get_state() for generator in generators]
+    stage = trainer.state.stage
+    with isolated_random_state(seed):
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
+            trainer.training = True
+            yield (_to_device(trainer, batch) for batch in islice(_anew(loader), count))
+        finally:
+            trainer.state.stage = stage
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+
+
+def single_loader(loader: Any) -> Any:
+    """The user's own loader, or a ConfigurationError where there are several.
+
+    Example:
+        >>> single_loader([DataLoader([1]), DataLoader([2])])
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: BatchNorm's statistics need one training data ...
+    """
     while isinstance(loader, ResumableLoader):
         loader = loader.loader
     if isinstance(loader, (list, tuple, dict)) and any(
@@ -41,36 +70,36 @@ def training_batches(trainer: pl.Trainer, count: int, seed: int) -> Iterator[Ite
         for one in (loader.values() if isinstance(loader, dict) else loader)
     ):
         raise ConfigurationError(
-            f"BatchNorm's statistics need one training data loader; the trainer has {len(loader)}."
+            "BatchNorm's statistics need one training data loader, by itself; the trainer has a "
+            f"{type(loader).__name__} with {len(loader)}."
         )
-    generators = _generators(loader)
-    states = [generator.get_state() for generator in generators]
-    with isolated_random_state(seed):
-        try:
-            for generator in generators:
-                generator.manual_seed(seed)
-            yield (_to_device(trainer, batch) for batch in islice(_anew(loader), count))
-        finally:
-            for generator, state in zip(generators, states, strict=True):
-                generator.set_state(state)
+    return loader
 
 
 def _anew(loader: Any) -> Any:
     """A loader of the same batches, whose iterator is not that of the training."""
     if not isinstance(loader, DataLoader):
         return loader
+    if type(loader).__iter__ is not DataLoader.__iter__:  # what it makes of batches must stay
+        own = copy(loader)
+        shares = {"sampler": _share_of_first_rank(loader.sampler), "_iterator": None}
+        vars(own).update(shares, batch_sampler=_batches_of_first_rank(loader.batch_sampler))
+        return own
     options: dict[str, Any] = {"collate_fn": loader.collate_fn}
     if isinstance(loader.dataset, IterableDataset):
         options.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
     elif loader.batch_sampler is None:
         options.update(batch_size=None, sampler=_share_of_first_rank(loader.sampler))
     else:
-        batches: Any = loader.batch_sampler
-        if isinstance(getattr(batches, "sampler", None), DistributedSampler):
-            batches = copy(batches)
-            batches.sampler = _share_of_first_rank(batches.sampler)
-        options.update(batch_sampler=batches)
+        options.update(batch_sampler=_batches_of_first_rank(loader.batch_sampler))
     return DataLoader(loader.dataset, **options)
+
+
+def _batches_of_first_rank(batches: Any) -> Any:
+    if isinstance(getattr(batches, "sampler", None), DistributedSampler):
+        batches = copy(batches)
+        batches.sampler = _share_of_first_rank(batches.sampler)
+    return batches
 
 
 def _share_of_first_rank(sampler: Any) -> Any:

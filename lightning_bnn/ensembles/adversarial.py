@@ -19,6 +19,7 @@ statistics, which prediction uses, are those of the real inputs only.
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import torch
@@ -35,7 +36,8 @@ def check_adversarial(epsilon: float) -> None:
     Example:
         >>> check_adversarial(0.01)
     """
-    if isinstance(epsilon, bool) or not (math.isfinite(epsilon) and 0 < epsilon <= 1):
+    real = isinstance(epsilon, Real) and not isinstance(epsilon, bool)
+    if not real or not (math.isfinite(epsilon) and 0 < epsilon <= 1):
         raise ConfigurationError(
             "adversarial= is a share of each input's range, above 0 and at most 1, such as 0.01; "
             f"got {epsilon!r}. Leave it out for none."

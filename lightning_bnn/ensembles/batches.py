@@ -17,18 +17,31 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SubsetRandomSampler,
+)
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.strategies.resume import isolated_random_state, mix_seeds
 
-__all__ = ["MemberBatch", "MemberBatches", "as_member_batch", "has_indices"]
+__all__ = [
+    "MemberBatch",
+    "MemberBatches",
+    "as_member_batch",
+    "has_indices",
+    "subset_indices",
+    "tensors_of",
+]
 
 
 class MemberBatch(NamedTuple):
     """A batch, with the places of its examples in the data set.
 
-    A loader of your own may yield it, for example to give each member other data.
+    A loader of your own may yield it, for example to give each member other data; that needs
+    ``independent_batches=True``.
 
     Attributes:
         batch: What the loader gives. With batches of the members' own every tensor in it has a
@@ -59,6 +72,22 @@ def has_indices(loader: Any) -> bool:
     )
 
 
+def subset_indices(loader: Any) -> Tensor | None:
+    """The indices of all examples, over all ranks, where the sampler keeps to a part of the data.
+
+    Example:
+        >>> subset_indices(DataLoader(range(9), sampler=SubsetRandomSampler([3, 5])))
+        tensor([3, 5])
+        >>> subset_indices(DataLoader(range(9)))
+    """
+    sampler = getattr(loader.batch_sampler, "sampler", None)
+    # under DDP Lightning puts the user's sampler inside a distributed one
+    sampler = getattr(getattr(sampler, "dataset", None), "_sampler", sampler)
+    if not isinstance(sampler, SubsetRandomSampler):
+        return None
+    return torch.tensor([int(index) for index in sampler.indices])
+
+
 def as_member_batch(batch: Any, members: int, own: bool, indexed: str | None) -> MemberBatch:
     """A batch of the training loader as a MemberBatch, checked.
 
@@ -85,17 +114,21 @@ def as_member_batch(batch: Any, members: int, own: bool, indexed: str | None) ->
         )
     if not known:
         return MemberBatch(batch)
-    leading = {tuple(leaf.shape[:1]) for leaf in _tensors(batch.batch)} if own else {(members,)}
+    if not own and batch.indices is None:
+        raise DataError(
+            "A MemberBatch without indices holds batches of the members' own, which needs "
+            "independent_batches=True. Pass it, or let the loader yield the batch itself."
+        )
+    leading = {tuple(leaf.shape[:1]) for leaf in tensors_of(batch.batch)} if own else {(members,)}
     if leading != {(members,)}:
         raise DataError(
             f"With independent_batches=True every tensor of a batch has a leading axis of "
             f"{members} members; got leading axes {sorted(leading)}."
         )
-    expected = 2 if own else 1
-    if indexed and batch.indices.dim() != expected:
+    if batch.indices is not None and batch.indices.dim() != (2 if own else 1):
         raise DataError(
-            f"The indices of a MemberBatch are of shape {'(M, B)' if own else '(B,)'} here; got "
-            f"{tuple(batch.indices.shape)}."
+            f"The indices of a MemberBatch are of shape {'(M, B)' if own else '(B,)'} with "
+            f"independent_batches={own}; got {tuple(batch.indices.shape)}."
         )
     return batch
 
@@ -260,7 +293,13 @@ def _cut_up(batch: Any, members: int, size: int) -> Any:
     return tree_map(one, batch)
 
 
-def _tensors(batch: Any) -> list[Tensor]:
+def tensors_of(batch: Any) -> list[Tensor]:
+    """All tensors in a batch; it may hold other things.
+
+    Example:
+        >>> tensors_of({"x": torch.ones(2), "note": None})
+        [tensor([1., 1.])]
+    """
     found: list[Tensor] = []
     tree_map(lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None, batch)
     return found

@@ -28,12 +28,13 @@ __all__ = ["bootstrap_means", "bootstrap_weights"]
 _STREAM = 1
 
 
-def bootstrap_means(seeds: Tensor, examples: int, chunk: int = 2**16) -> Tensor:
+def bootstrap_means(seeds: Tensor, examples: int | Tensor, chunk: int = 2**16) -> Tensor:
     """The mean of each member's Exp(1) numbers over all examples, (M,) float64.
 
     Args:
         seeds: One seed for each member, (M,) int64.
-        examples: The number of examples in the data set; their indices are 0 to N − 1.
+        examples: The number of examples in the data set, whose indices are 0 to N − 1; or the
+            indices, where training keeps to a part of it.
         chunk: At most about how many numbers are held at once.
 
     Example:
@@ -45,10 +46,14 @@ def bootstrap_means(seeds: Tensor, examples: int, chunk: int = 2**16) -> Tensor:
     keys = stream_seeds(seeds, _STREAM)
     total = torch.zeros(len(seeds), dtype=torch.float64, device=seeds.device)
     size = max(1, chunk // len(seeds))
-    for start in range(0, examples, size):
-        indices = torch.arange(start, min(start + size, examples), device=seeds.device)
+    count = examples if isinstance(examples, int) else len(examples)
+    for start in range(0, count, size):
+        if isinstance(examples, int):
+            indices = torch.arange(start, min(start + size, count), device=seeds.device)
+        else:
+            indices = examples[start : start + size].to(seeds.device)
         total += exponentials(keys, indices).sum(1)
-    return total / examples
+    return total / count
 
 
 def bootstrap_weights(seeds: Tensor, indices: Tensor, means: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 import torch
@@ -47,7 +48,8 @@ class RandomPriorFunction(nn.Module):
 
     def __init__(self, net: nn.Module, prior_net: nn.Module, scale: float = 1.0) -> None:
         super().__init__()
-        if isinstance(scale, bool) or not (math.isfinite(scale) and scale > 0):
+        real = isinstance(scale, Real) and not isinstance(scale, bool)
+        if not real or not (math.isfinite(scale) and scale > 0):
             raise ConfigurationError(
                 f"The scale of a prior function is a positive number; got {scale!r}. Leave the "
                 "prior function out for none."

@@ -21,6 +21,7 @@ from typing_extensions import Self
 
 from lightning_bnn import likelihoods
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.exchange import left_on
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import store
 from lightning_bnn.predictive import Predictive
@@ -307,13 +308,7 @@ def copy_network(net: nn.Module) -> nn.Module:
         >>> copy_network(net).activation.requires_grad
         False
     """
-    left = {
-        id(value): value.detach().clone()
-        for module in net.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
-    return deepcopy(net, left)
+    return deepcopy(net, left_on(net))
 
 
 def describe(net: nn.Module) -> list[list[Any]]:

@@ -13,7 +13,7 @@ Leads to Wider Optima and Better Generalization*, for the need of it.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.stacked import StackedModule
 
-__all__ = ["batch_norm_layers", "has_batch_norm", "recompute_batch_norm"]
+__all__ = ["batch_norm_layers", "recompute_batch_norm", "training_batch_norm"]
 
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -49,14 +49,17 @@ def batch_norm_layers(net: nn.Module) -> dict[str, _BatchNorm]:
     return layers
 
 
-def has_batch_norm(net: nn.Module) -> bool:
-    """Whether a network has a BatchNorm layer that keeps running statistics.
+def training_batch_norm(net: nn.Module) -> list[str]:
+    """The names of the BatchNorm layers whose running statistics change as the network stands.
+
+    One that was put into evaluation mode, as in fine-tuning, keeps those that it has.
 
     Example:
-        >>> has_batch_norm(nn.BatchNorm1d(3)), has_batch_norm(nn.LayerNorm(3))
-        (True, False)
+        >>> net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3).eval(), nn.LayerNorm(3))
+        >>> training_batch_norm(net)
+        ['0']
     """
-    return bool(_layers(net))
+    return [name for name, layer in _layers(net).items() if layer.training]
 
 
 def _layers(net: nn.Module) -> dict[str, _BatchNorm]:
@@ -72,19 +75,22 @@ def recompute_batch_norm(
     net: nn.Module,
     weights: Mapping[str, Tensor],
     batches: Iterable[Any],
+    only: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
     """The same weights with running statistics that are the mean over batches of the inputs.
 
-    Neither the network nor the given weights are changed. Statistics are not gathered over
-    processes, by ``SyncBatchNorm`` neither.
+    A layer that the network itself runs as in evaluation keeps the statistics that it has. Neither
+    the network nor the given weights are changed. Statistics are not gathered over processes, by
+    ``SyncBatchNorm`` neither.
 
     Args:
         net: The network; its own values serve for what is not in ``weights``.
         weights: Parameters and buffers with a leading axis of draws.
         batches: Batches of inputs, at least one; each draw sees all of them.
+        only: The names of the layers that get new statistics; by default all BatchNorm layers.
 
     Returns:
-        The given tensors, and for each BatchNorm layer new statistics with a leading axis.
+        The given tensors, and for each such layer its statistics with a leading axis.
 
     Example:
         >>> net = nn.BatchNorm1d(1, affine=False)
@@ -93,13 +99,21 @@ def recompute_batch_norm(
         tensor([[3.]])
     """
     layers = batch_norm_layers(net)
+    if only is not None:
+        layers = {name: layer for name, layer in layers.items() if name in only}
     fresh = dict(weights)
     first = next(iter(weights.values()))
+    before: list[dict[str, Tensor]] = []
     for prefix, layer in layers.items():
+        before.append({})
         for statistic in _STATISTICS:
-            own = getattr(layer, statistic)
+            own = getattr(layer, statistic).to(first.device)
             name = f"{prefix}.{statistic}" if prefix else statistic
-            fresh[name] = own.new_zeros(len(first), *own.shape, device=first.device)
+            given = weights.get(name, own.expand(len(first), *own.shape).clone())
+            before[-1][name] = given
+            # the first batch replaces what is there: its weight is 1, but 0 · inf would stay
+            counts = statistic == _STATISTICS[-1]
+            fresh[name] = torch.zeros_like(given) if counts else given.nan_to_num(0.0, 0.0, 0.0)
     # one draw after another: in a stack the layers' counters are vectors, and cannot be read
     run = StackedModule(net, "loop")
     count = 0
@@ -109,6 +123,10 @@ def recompute_batch_norm(
             count += 1
     if not count:
         raise ConfigurationError("BatchNorm's statistics need at least one batch; got none.")
+    for statistics in before:
+        counter = list(statistics)[-1]
+        if not fresh[counter].any():  # it has seen no batch in training mode
+            fresh.update(statistics)
     return fresh
 
 

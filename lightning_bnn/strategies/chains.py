@@ -13,7 +13,14 @@ from lightning_bnn.strategies.members import clip_by_row as clip_by_chain
 from lightning_bnn.strategies.members import flatten_rows as flatten_chains
 from lightning_bnn.strategies.members import member_numbers
 
-__all__ = ["SamplerFactory", "chain_numbers", "check_sampler", "clip_by_chain", "flatten_chains"]
+__all__ = [
+    "SamplerFactory",
+    "chain_numbers",
+    "check_sampler",
+    "clip_by_chain",
+    "flatten_chains",
+    "make_sampler",
+]
 
 SamplerFactory = Callable[[Iterable[nn.Parameter]], Sampler]
 

@@ -25,6 +25,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from lightning_bnn.ensembles.options import build_network, check_factories, check_whole
 from lightning_bnn.ensembles.prior_function import start_both, with_prior_function
 from lightning_bnn.ensembles.randomise import Randomise
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
@@ -42,7 +43,6 @@ from lightning_bnn.strategies.members import (
     make_schedulers,
     member_numbers,
 )
-from lightning_bnn.strategies.resume import isolated_random_state
 from lightning_bnn.strategies.snapshots import SnapshotStore, cycle_ends, cycle_factor
 from lightning_bnn.strategies.stacked_members import all_equal
 from lightning_bnn.strategies.variants import EnsembleVariants
@@ -59,8 +59,9 @@ class DeepEnsemble(EnsembleVariants):
     """An ensemble of networks as one Lightning module.
 
     Args:
-        net: A function that builds the network, called once for each member; or a network, each
-            member of which starts as ``start`` says. Yours stays as it is.
+        net: A function that builds the network, called once for each member, and again for its
+            prior function if it has one; or a network, each member of which starts as ``start``
+            says. Yours stays as it is.
         likelihood: How outputs of the network give targets. What it learns, each member learns
             for itself.
         prior: One prior for all weights, or a mapping from name patterns to priors.
@@ -68,11 +69,13 @@ class DeepEnsemble(EnsembleVariants):
             trains alone what would be the fourth of ``members=10``.
         start: Where the members of a network start. ``"reset"``: at new initial values;
             ``"around"``: at its weights, all members but number 0 perturbed; a posterior: at its
-            draws; or a list of networks.
+            draws; or a list of networks. But for ``"reset"``, a function in ``net`` is called
+            once.
         num_data: The number of training examples; found from the training data if left out.
         independent_batches: Whether each member sees the training data in an order of its own;
             by default all share each batch, which is faster. A loader that yields
-            :class:`~lightning_bnn.ensembles.MemberBatch` gives each member what it likes.
+            :class:`~lightning_bnn.ensembles.MemberBatch` gives each member what it likes, with
+            this option on.
         chunk: The most members that run at a time, to bound memory; by default all.
         mode: How members run: ``"stacked"``, ``"loop"``, or ``"auto"``: whichever is faster on
             the first batch.
@@ -129,15 +132,20 @@ class DeepEnsemble(EnsembleVariants):
         seed: int | None = None,
     ) -> None:
         numbers = member_numbers(members)
-        if seed is not None and seed < 0:
-            raise ConfigurationError(f"seed= is at least 0; got {seed}.")
+        if seed is not None:
+            check_whole("seed", seed, 0)
         root = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
         factory = None if isinstance(net, nn.Module) else net
-        template = net if isinstance(net, nn.Module) else _build(net, root, numbers[0])
         built = factory is not None and start == "reset"
+        # where members start around one network, it must not depend on which of them are trained
+        nets = [
+            net if isinstance(net, nn.Module) else build_network(net, root, number)
+            for number in (numbers if built else [0])
+        ]
+        template = nets[0]
         begin: Callable[[nn.Module], Mapping[str, Tensor]] = partial(
             start_members,
-            start=factory if factory is not None and built else start,
+            start=nets if built else start,
             members=numbers,
             seed=root,
             spread=_SPREAD,
@@ -178,19 +186,8 @@ class DeepEnsemble(EnsembleVariants):
         self._saved: dict[str, Any] | None = None
 
     def _check_options(self, optimizer: Any, scheduler: Any, snapshots: Any) -> None:
-        for name, value in (("optimizer", optimizer), ("scheduler", scheduler)):
-            several = list(value) if isinstance(value, Sequence) else [value]
-            if isinstance(value, Sequence) and len(several) != self.members:
-                raise ConfigurationError(
-                    f"{name}= has {len(several)} entries for {self.members} members; give one for "
-                    "each, or one for all."
-                )
-            odd = next((one for one in several if one is not None and not callable(one)), None)
-            if odd is not None:
-                example = "partial(Adam, lr=1e-3)" if name == "optimizer" else "partial(StepLR, 10)"
-                raise ConfigurationError(
-                    f"{name}= makes the {name}, as {example} does; got {odd!r:.80}."
-                )
+        check_factories("optimizer", optimizer, self.members)
+        check_factories("scheduler", scheduler, self.members)
         if snapshots is not None and scheduler is not None:
             raise ConfigurationError(
                 "snapshots= has a learning-rate schedule of its own, cosine cycles; leave "
@@ -222,6 +219,13 @@ class DeepEnsemble(EnsembleVariants):
         interval = "step" if self.snapshots is not None else self._scheduler_interval
         schedule = {"scheduler": make_schedulers(schedules, optimizer), "interval": interval}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def on_after_backward(self) -> None:
+        """Let a scaler of the loss see the gradients of members with optimizers of their own."""
+        super().on_after_backward()
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        if isinstance(optimizer, MemberOptimizers) and self._loss_scaler() is not None:
+            optimizer.hand_out_gradients()
 
     def optimizer_step(
         self,
@@ -259,11 +263,14 @@ class DeepEnsemble(EnsembleVariants):
         """
         states = self.snapshots.snapshots() if self.snapshots is not None else []
         # the last step may have been the one that made a member diverge
-        good = self.alive & self.weights.detach().isfinite().all(1)
+        good = self.alive.clone()
+        for parameter in self._stacked_parameters():
+            good &= parameter.detach().isfinite().all(1)
         if not good.any():
             raise NonFiniteError(
-                f"No member is left: the weights of the members {self.member_numbers} are not "
-                "finite. Train again with a lower learning rate or with gradient clipping."
+                f"No member is left: the weights of the members {self.member_numbers}, or what "
+                "their likelihoods learned, are not finite. Train again with a lower learning rate "
+                "or with gradient clipping."
             )
         draws = [
             {name: tensor[index] for name, tensor in state.items()}
@@ -318,6 +325,8 @@ class DeepEnsemble(EnsembleVariants):
             self.snapshots.clear()
         self._cycle_start = saved.get("cycle_start", self.global_step)
         total = self.trainer.estimated_stepping_batches - self._cycle_start
+        if getattr(self.trainer, "fast_dev_run", False):  # too short for all of them, but a trial
+            total = max(total, self.snapshots.cycles)
         self._cycle_ends = cycle_ends(total, self.snapshots.cycles)
         self._compare_with_saved(("cycle_ends", self._cycle_ends))
 
@@ -367,23 +376,6 @@ class DeepEnsemble(EnsembleVariants):
                     "Make them the same to go on, or start from the checkpoint's weights in a new "
                     "run."
                 )
-
-
-def _build(factory: Any, root: int, number: int) -> nn.Module:
-    """The network of one member, as a factory gives it."""
-    if not callable(factory):
-        raise ConfigurationError(
-            "net= is a network, or a function that builds one, such as lambda: MyNet(...); got "
-            f"{factory!r:.80}."
-        )
-    with isolated_random_state(member_seed(root, number, "start")):
-        made = factory()
-    if not isinstance(made, nn.Module):
-        raise ConfigurationError(
-            f"net= gave {type(made).__name__} for member {number}; expected a network. Pass a "
-            "function that builds one, such as lambda: MyNet(...)."
-        )
-    return made
 
 
 def _check_pretrained(prior: BoundPrior, weights: Tensor) -> None:

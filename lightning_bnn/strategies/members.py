@@ -9,14 +9,14 @@ of the network's layers: what it does is then what it would do to the network tr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from lightning_bnn.ensembles.options import is_whole
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.strategies.resume import isolated_random_state
@@ -41,10 +41,11 @@ def member_numbers(members: int | Sequence[int], noun: str = "members") -> list[
         >>> member_numbers(3), member_numbers([5])
         ([0, 1, 2], [5])
     """
-    if isinstance(members, Integral) and not isinstance(members, bool):
-        members = range(int(members))
-    several: Any = members if isinstance(members, Sequence) and not isinstance(members, str) else []
-    numbers = [int(number) for number in several if isinstance(number, Integral)]
+    given: Any = members
+    several = range(int(given)) if is_whole(given) else given
+    if not isinstance(several, Sequence) or isinstance(several, str):
+        several = []
+    numbers = [int(number) for number in several if is_whole(number)]
     if not numbers or len(set(numbers)) < len(several) or min(numbers) < 0:
         raise ConfigurationError(
             f"{noun}= is how many {noun} run, at least 1, or a list of their numbers, each once; "
@@ -64,6 +65,11 @@ def flatten_rows(stacked: Mapping[str, Tensor], layout: FlatLayout) -> Tensor:
     """
     kinds = {name: stacked[name].dtype for name in layout.names}
     odd = next((n for n, kind in kinds.items() if kind != kinds[layout.names[0]]), None)
+    if odd is None and not kinds[layout.names[0]].is_floating_point:
+        raise ConfigurationError(
+            f"The weights must be real numbers; {layout.names[0]!r} is {kinds[layout.names[0]]}. "
+            "Keep the real and the imaginary part as two parameters."
+        )
     if odd is not None:
         raise ConfigurationError(
             "The stacked weights lie in one tensor and need one floating-point dtype; "
@@ -109,7 +115,7 @@ class Trial:
 
 
 def try_optimizer(make: Any, like: Sequence[Tensor]) -> Trial:
-    """Step two tiny members twice, the second member in another place, and compare the first.
+    """Step two tiny members, again with the second in another place, and compare the first.
 
     An optimizer that cannot be tried counts as one that mixes.
 
@@ -207,12 +213,16 @@ class MemberOptimizers(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._hand_out_gradients()
+        self.hand_out_gradients()
         for optimizer in self.members:
             optimizer.step(lambda: loss)
         return loss
 
-    def _hand_out_gradients(self) -> None:
+    def hand_out_gradients(self) -> None:
+        """Show each member's part of the gradients, in the same memory.
+
+        A step does so by itself; what changes gradients before it must see them, too.
+        """
         place = 0
         for parameter, layout in self._stacked:
             if parameter.grad is None:
@@ -293,6 +303,8 @@ def make_optimizer(
         trials = [try_optimizer(factory, parameters) for factory in several]
         one_each = one_each or each or trials[0].mixes
         again = next((f for f, t in zip(several, trials, strict=True) if t.closures > 1), None)
+        if members == 1 and again is not None:
+            one_each = False  # nothing to keep apart
         if one_each and again is not None:
             raise ConfigurationError(
                 f"The optimizer of {again!r:.80} looks at all members together and computes "
@@ -324,7 +336,8 @@ class MemberSchedulers(LRScheduler):
     def __init__(self, factories: Sequence[Any], optimizer: MemberOptimizers) -> None:
         self.optimizer: Optimizer = optimizer
         self.members: list[LRScheduler] = [
-            factory(one) for factory, one in zip(factories, optimizer.members, strict=True)
+            _without_monitor(factory(one))
+            for factory, one in zip(factories, optimizer.members, strict=True)
         ]
 
     def step(self, epoch: int | None = None) -> None:
@@ -348,8 +361,20 @@ class MemberSchedulers(LRScheduler):
 
 def make_schedulers(factories: Any, optimizer: Optimizer) -> LRScheduler:
     """The schedule of an optimizer, or of each member's own."""
+    several = list(factories) if isinstance(factories, Sequence) else [factories]
     if not isinstance(optimizer, MemberOptimizers):
-        schedule: LRScheduler = factories(optimizer)
-        return schedule
-    several = factories if isinstance(factories, Sequence) else [factories] * len(optimizer.members)
+        return _without_monitor(several[0](optimizer))
+    if len(several) == 1:
+        several *= len(optimizer.members)
     return MemberSchedulers(several, optimizer)
+
+
+def _without_monitor(schedule: Any) -> LRScheduler:
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise ConfigurationError(
+            "scheduler= makes ReduceLROnPlateau, which waits for a metric to stop improving, and "
+            "there is no option to name one. Choose a schedule that counts steps or epochs, such "
+            "as CosineAnnealingLR."
+        )
+    made: LRScheduler = schedule
+    return made

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
+from lightning_bnn.ensembles.options import check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.flat import FlatPrior, KeptMemory, energies_in_chunks, split_weights
 from lightning_bnn.likelihoods import Likelihood
@@ -34,7 +35,7 @@ from lightning_bnn.strategies.base import Strategy, batch_size
 from lightning_bnn.strategies.members import clip_by_row, flatten_rows
 from lightning_bnn.target import Target
 
-__all__ = ["StackedMembers", "all_equal"]
+__all__ = ["StackedMembers", "all_equal", "each_tensor"]
 
 
 class StackedMembers(Strategy):
@@ -69,8 +70,8 @@ class StackedMembers(Strategy):
         scheduler_interval: Literal["epoch", "step"],
     ) -> None:
         super().__init__(net, likelihood, num_data, scheduler_interval=scheduler_interval)
-        if chunk is not None and chunk < 1:
-            raise ConfigurationError(f"chunk= is a number of members, at least 1; got {chunk}.")
+        if chunk is not None:
+            check_whole("chunk", chunk, 1)
         self.member_numbers, self.chunk = list(numbers), chunk
         prior = Normal() if prior is None else prior
         own = dict(self.net.named_parameters())
@@ -127,7 +128,17 @@ class StackedMembers(Strategy):
             chunk = 1
         if chunk >= self.members:
             return run(slice(0, self.members), *self._stacked_parameters())
-        return energies_in_chunks(run, chunk, self._memory, *self._stacked_parameters())
+        scaler = self._loss_scaler()
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        return energies_in_chunks(
+            run, chunk, self._memory, *self._stacked_parameters(), scale=scale
+        )
+
+    def _loss_scaler(self) -> Any:
+        """What multiplies the loss in half precision, for its gradients not to vanish."""
+        if self._trainer is None:
+            return None
+        return getattr(self.trainer.precision_plugin, "scaler", None)
 
     def _energies_of(
         self, batch: Any, rows: slice, weights: Tensor, learned: Tensor | None = None
@@ -152,7 +163,7 @@ class StackedMembers(Strategy):
         """The mean data energies of some members at given inputs, (m,)."""
         targets = self._targets_of(rows, batch)
         outputs = self._stack(tensors, inputs, own_inputs=own_inputs)
-        self.check("train", outputs[0], _each(lambda target: target[0], targets))
+        self.check("train", outputs[0], each_tensor(lambda target: target[0], targets))
         log_prob = self._log_prob(outputs, targets, learned)
         shares = self._shares_of(rows, batch)
         return -(log_prob if shares is None else log_prob * shares).mean(1)
@@ -168,7 +179,7 @@ class StackedMembers(Strategy):
     def _targets_of(self, rows: slice, batch: Any) -> Any:
         """The targets of some members, with a leading axis of members."""
         count = rows.stop - rows.start
-        return _each(lambda t: t.expand(count, *t.shape), self.split(batch)[1])
+        return each_tensor(lambda t: t.expand(count, *t.shape), self.split(batch)[1])
 
     def _shares_of(self, rows: slice, batch: Any) -> Tensor | None:
         """How much each example counts for each of some members, (m, B); None for 1 each."""
@@ -179,8 +190,15 @@ class StackedMembers(Strategy):
         if learned is not None:
             views = self._learned_layout.views(learned).items()
             named = {f"likelihood.{name}": tensor for name, tensor in views}
-            return self._noise(named, (outputs, targets), own_inputs=True)
-        flat = _each(lambda target: target.flatten(0, 1), targets)
+            try:
+                return self._noise(named, (outputs, targets), own_inputs=True)
+            except Exception:
+                if self._noise.mode == "loop":
+                    raise
+                # it reads values, which only a loop can do; if it is at fault itself, that says so
+                self._noise.mode = "loop"
+                return self._noise(named, (outputs, targets), own_inputs=True)
+        flat = each_tensor(lambda target: target.flatten(0, 1), targets)
         return self.likelihood.log_prob(outputs.flatten(0, 1), flat).view(outputs.shape[:2])
 
     def loss(self, batch: Any) -> Tensor:
@@ -244,6 +262,13 @@ class StackedMembers(Strategy):
     ) -> None:
         """Clip each member's gradient by itself."""
         if gradient_clip_val:
+            own_scale = getattr(optimizer, "_step_supports_amp_scaling", False)
+            if own_scale and self._loss_scaler() is not None:
+                raise ConfigurationError(
+                    f"gradient_clip_val={gradient_clip_val} cannot be kept: a fused "
+                    f"{type(optimizer).__name__} takes the loss scale of half precision away only "
+                    "in its step. Pass fused=False to it."
+                )
             gradients = [p.grad for p in self._stacked_parameters() if p.grad is not None]
             clip_by_row(gradients, gradient_clip_val, gradient_clip_algorithm)
 
@@ -272,9 +297,11 @@ class _LogProb(nn.Module):
         return self.likelihood.log_prob(outputs, targets)
 
 
-def _each(change: Callable[[Tensor], Tensor], values: Any) -> Any:
+def each_tensor(change: Callable[[Tensor], Tensor], values: Any) -> Any:
     """Change every tensor of a batch's part; most often it is one tensor, which is quicker."""
-    return change(values) if isinstance(values, Tensor) else tree_map(change, values)
+    if isinstance(values, Tensor):
+        return change(values)
+    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, values)
 
 
 def all_equal(stacked: Tensor, own: Tensor) -> bool:

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lightning_bnn.ensembles.adversarial import (
     InputRange,
@@ -31,6 +30,8 @@ from lightning_bnn.ensembles.batches import (
     MemberBatches,
     as_member_batch,
     has_indices,
+    subset_indices,
+    tensors_of,
 )
 from lightning_bnn.ensembles.bootstrap import bootstrap_means, bootstrap_weights
 from lightning_bnn.ensembles.randomise import (
@@ -43,9 +44,8 @@ from lightning_bnn.ensembles.randomise import (
 from lightning_bnn.flat import FlatPrior
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.seeds import member_seed
-from lightning_bnn.strategies.base import batch_size
 from lightning_bnn.strategies.resume import ResumableLoader
-from lightning_bnn.strategies.stacked_members import StackedMembers
+from lightning_bnn.strategies.stacked_members import StackedMembers, each_tensor
 
 __all__ = ["EnsembleVariants"]
 
@@ -72,7 +72,8 @@ class EnsembleVariants(StackedMembers):
         self.input_range = None if adversarial is None else InputRange(int(independent_batches))
         self._statistics = {name for name, _ in self.net.named_buffers()}
         self._kept: dict[str, tuple[Any, Tensor]] = {}
-        self._examples: int | None = None
+        self._examples: int | Tensor | None = None  # how many, or the indices of a part
+        self._subset = b""
 
     @property
     def _indexed(self) -> str | None:
@@ -108,8 +109,9 @@ class EnsembleVariants(StackedMembers):
         )
 
     def _means(self) -> Tensor:
-        count = self.target.num_data if self._examples is None else self._examples
-        return self._keep("means", count, lambda: bootstrap_means(self._seeds(), count))
+        examples = self.target.num_data if self._examples is None else self._examples
+        key = examples if isinstance(examples, int) else self._subset
+        return self._keep("means", key, lambda: bootstrap_means(self._seeds(), examples))
 
     # ---------------------------------------------------------------- what members see
 
@@ -128,13 +130,13 @@ class EnsembleVariants(StackedMembers):
     def _inputs_of(self, rows: slice, batch: MemberBatch) -> tuple[Any, bool]:
         inputs = self.split(batch.batch)[0]
         if self.independent_batches:
-            return tree_map(lambda tensor: tensor[rows], inputs), True
+            return each_tensor(lambda tensor: tensor[rows], inputs), True
         return inputs, False
 
     def _targets_of(self, rows: slice, batch: MemberBatch) -> Any:
         targets = self.split(batch.batch)[1]
         if self.independent_batches:
-            targets = tree_map(lambda tensor: tensor[rows], targets)
+            targets = each_tensor(lambda tensor: tensor[rows], targets)
         if self.randomise == "targets and anchors":
             assert isinstance(self.likelihood, Gaussian)
             indices = self._indices_of(rows, batch)
@@ -197,6 +199,8 @@ class EnsembleVariants(StackedMembers):
         loader: Any = self.trainer.train_dataloader
         known = isinstance(loader, ResumableLoader) and has_indices(loader.loader)
         self._examples = len(loader.dataset) if known else None
+        if known and self.bootstrap and (part := subset_indices(loader.loader)) is not None:
+            self._examples, self._subset = part, part.numpy().tobytes()
 
     def _blame(self, batch: Any, otherwise: str) -> str:
         return super()._blame(batch.batch if isinstance(batch, MemberBatch) else batch, otherwise)
@@ -205,5 +209,6 @@ class EnsembleVariants(StackedMembers):
         """The number of examples that each member sees in a batch."""
         if not isinstance(batch, MemberBatch):
             return super()._size_of(batch)
-        first = tree_map(lambda tensor: tensor[0], batch.batch)
-        return batch_size(first if self.independent_batches else batch.batch)
+        if not self.independent_batches:
+            return super()._size_of(batch.batch)
+        return next((tensor.shape[1] for tensor in tensors_of(batch.batch)), None)

@@ -427,6 +427,19 @@ def test_batch_norm_is_recomputed_for_each_draw(tmp_path: Path) -> None:
         assert torch.equal(streamed[name], tensor)
 
 
+def test_recomputing_leaves_layers_in_evaluation_mode_alone() -> None:
+    class Freeze(pl.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.net[1].eval()
+
+    collector = SampleCollector(every=12, refresh_batch_norm=2)
+    bnn = sampler()
+    fit(bnn, collector, Freeze())
+    found = collector.posterior().sample(2)
+    assert torch.equal(found["1.running_mean"], bnn.current_draws()["1.running_mean"])
+    assert found["1.num_batches_tracked"].tolist() == [0, 0]
+
+
 def test_recomputing_uses_as_many_batches_as_told() -> None:
     collector = SampleCollector(every=12, refresh_batch_norm=2)
     bnn = sampler()
@@ -482,7 +495,7 @@ def test_networks_without_batch_norm_and_several_loaders() -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch["a"], batch_idx)
 
-    with pytest.raises(ConfigurationError, match="one training data loader; the trainer has 2"):
+    with pytest.raises(ConfigurationError, match="by itself; the trainer has a dict with 2"):
         trainer.fit(Two(), {"a": loader(), "b": loader()})
 
 

@@ -23,7 +23,7 @@ from lightning_bnn import SGMCMC, DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.callbacks import SWAGMoments
 from lightning_bnn.callbacks.swag_running import RunningMoments
 from lightning_bnn.ensembles import MemberBatch
-from lightning_bnn.errors import ConfigurationError, NonFiniteError
+from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import LowRankPosterior
 from lightning_bnn.samplers import SGLD
@@ -154,13 +154,15 @@ def assert_same(one: RunningMoments, other: RunningMoments) -> None:
 # -------------------------------------------------------------------- moments
 
 
-@pytest.mark.parametrize("kind", ["strategy", "plain"])
+@pytest.mark.parametrize("kind", ["strategy", "ensemble", "plain"])
 @pytest.mark.parametrize("unit", ["epochs", "steps"])
 def test_moments_are_those_of_numpy(kind: str, unit: str) -> None:
     """Mean, second moment and deviations of the stored iterates, to 1e-12 in float64."""
     options = {f"every_n_{unit}": 2 if unit == "epochs" else 3, "rank": 4, "start": 0.25}
-    module = chains() if kind == "strategy" else Plain()
-    swag = SWAGMoments(**options) if kind == "strategy" else plain_swag(**options)
+    module: Any = chains() if kind == "strategy" else Plain()
+    if kind == "ensemble":
+        module = DeepEnsemble(network, Gaussian(0.5), members=3, seed=3, mode="loop")
+    swag = plain_swag(**options) if kind == "plain" else SWAGMoments(**options)
     recorder = fit(module, swag, precision="64-true", max_epochs=12)
     if unit == "epochs":
         chosen = [w for (e, s), w in recorder.weights.items() if s == 6 * e and e in (5, 7, 9, 11)]
@@ -170,7 +172,7 @@ def test_moments_are_those_of_numpy(kind: str, unit: str) -> None:
     moments = swag.moments
     assert swag.snapshots == len(chosen)
     assert moments.mean.dtype == torch.float64
-    assert len(moments.mean) == (3 if kind == "strategy" else 1)
+    assert len(moments.mean) == (1 if kind == "plain" else 3)
     iterates = np.stack(chosen)
     close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
     close(moments.mean.numpy(), iterates.mean(0))
@@ -179,8 +181,8 @@ def test_moments_are_those_of_numpy(kind: str, unit: str) -> None:
     close(torch.stack(moments.deviations).numpy(), (iterates - running)[-4:])
     # what a draw is made of is what was computed
     posterior = swag.posterior()
-    part = posterior.components[1] if kind == "strategy" else posterior
-    member = 1 if kind == "strategy" else 0
+    part = posterior if kind == "plain" else posterior.components[1]
+    member = 0 if kind == "plain" else 1
     assert torch.equal(part.mean["0.weight"].flatten(), moments.mean[member, :12])
     assert torch.equal(part.variance["2.bias"], moments.variance[member, -1:])
     expected = torch.stack([one[member, 12:16] for one in moments.deviations])
@@ -726,9 +728,7 @@ def test_by_default_one_pass_over_the_data_is_used() -> None:
 def test_batch_norm_without_training_data(tmp_path: Path) -> None:
     swag = plain_swag(start=2)
     trainer = quiet_trainer(max_epochs=4, callbacks=[swag, Save(tmp_path / "run.ckpt", 24)])
-    trainer.fit(Plain(True), DataLoader(Endless(), BATCH))
-    with pytest.raises(ConfigurationError, match=r"have no length\. Pass refresh_batch_norm="):
-        swag.posterior()
+    trainer.fit(Plain(True), loader())
     fresh = plain_swag(start=2)
     trainer = quiet_trainer(callbacks=[fresh])
     trainer.validate(
@@ -742,6 +742,226 @@ def test_batch_norm_without_training_data(tmp_path: Path) -> None:
     trainer = quiet_trainer(max_epochs=4, callbacks=[fresh])
     trainer.fit(Plain(True), loader(), ckpt_path=tmp_path / "run.ckpt")
     assert len(fresh.posterior()) == 30
+
+
+def test_batch_norm_with_data_of_unknown_length() -> None:
+    """Refused at the first batch, unless the number of batches is given."""
+    trainer = quiet_trainer(max_epochs=4, callbacks=[plain_swag(start=2)])
+    with pytest.raises(ConfigurationError, match=r"have no length\. Pass refresh_batch_norm="):
+        trainer.fit(Plain(True), DataLoader(Endless(), BATCH))
+    assert trainer.global_step == 0
+    swag = plain_swag(start=2, refresh_batch_norm=3)
+    quiet_trainer(max_epochs=4, callbacks=[swag]).fit(Plain(True), DataLoader(Endless(), BATCH))
+    assert swag.average().sample(1)["1.num_batches_tracked"].tolist() == [3]
+
+
+class Triples(Plain):
+    """Batches with weights of the examples."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (batch[2] * (self.body(batch[0]) - batch[1]).square()).mean()
+
+
+def test_batch_norm_with_batches_that_are_no_pairs() -> None:
+    triples = DataLoader(TensorDataset(*data().tensors, torch.ones(EXAMPLES, 1)), BATCH)
+    trainer = quiet_trainer(max_epochs=4, callbacks=[plain_swag(start=2)])
+    with pytest.raises(DataError, match=r"got list of length 3.* split\(\)"):
+        trainer.fit(Triples(True), triples)
+    assert trainer.global_step == 0
+    module = Triples(True)
+    module.split = lambda batch: (batch[0], batch[1])  # type: ignore[assignment]
+    swag = plain_swag(start=2)
+    quiet_trainer(max_epochs=4, callbacks=[swag]).fit(module, triples)
+    assert len(swag.posterior(draws=2)) == 2
+    # an attribute of that name may be anything
+    odd = Plain(True)
+    odd.split = 0.8  # type: ignore[assignment]
+    swag = plain_swag(start=2)
+    quiet_trainer(max_epochs=4, callbacks=[swag]).fit(odd, loader())
+    assert len(swag.posterior(draws=2)) == 2
+    # without BatchNorm nobody asks what is in a batch
+    swag = plain_swag(start=2)
+    quiet_trainer(max_epochs=4, callbacks=[swag]).fit(Triples(), triples)
+    assert swag.posterior().rank == 2
+
+
+def test_batch_norm_with_several_loaders() -> None:
+    class First(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch[0], batch_idx)
+
+    trainer = quiet_trainer(max_epochs=4, callbacks=[plain_swag(start=2)])
+    with pytest.raises(ConfigurationError, match="by itself; the trainer has a list with 1"):
+        trainer.fit(First(True), [loader()])
+
+
+def test_frozen_batch_norm_stays_as_it_is() -> None:
+    """In fine-tuning the layers are in evaluation mode, and there is nothing to recompute."""
+
+    class Freeze(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            (pl_module.body if isinstance(pl_module, Plain) else pl_module.net)[1].eval()
+
+    module = Plain(True)
+    module.body[1].running_mean.fill_(1.5)
+    ensemble = DeepEnsemble(
+        module.body, Gaussian(0.5), members=2, start="around", mode="loop", seed=1
+    )
+    for one, swag in ((module, plain_swag(start=0.5)), (ensemble, SWAGMoments(start=0.5))):
+        fit(one, swag, Freeze())
+        gaussian, average = swag.posterior(), swag.average()
+        if one is ensemble:
+            gaussian, average = gaussian.components[0], average.components[0]
+        assert isinstance(gaussian, LowRankPosterior)
+        for posterior in (gaussian, average):
+            assert (posterior.fixed["1.running_mean"] == 1.5).all()
+
+
+def test_only_layers_that_train_are_recomputed() -> None:
+    class Freeze(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.body[0].eval()
+
+    module, swag = Plain(True), plain_swag(start=0.5)
+    module.body = nn.Sequential(nn.BatchNorm1d(3), *module.body)
+    quiet_trainer(max_epochs=4, callbacks=[swag, Freeze()]).fit(module, loader())
+    draw = swag.average().sample(1)
+    assert draw["2.num_batches_tracked"].tolist() == [6]
+    assert "0.running_mean" not in draw
+
+
+@pytest.mark.parametrize("batch_norm", [True, False])
+def test_a_prior_function_is_neither_averaged_nor_refreshed(batch_norm: bool) -> None:
+    middle = nn.BatchNorm1d if batch_norm else nn.LayerNorm
+    swag = SWAGMoments(start=0.5)
+    module = DeepEnsemble(
+        lambda: nn.Sequential(nn.Linear(3, 4), middle(4), nn.Linear(4, 1)),
+        Gaussian(0.5), members=2, seed=3, mode="loop", prior_function=1.0,
+    )  # fmt: skip
+    quiet_trainer(max_epochs=4, callbacks=[swag]).fit(module, loader())
+    assert swag.moments.mean.shape == module.weights.shape
+    current = module.current_draws()
+    for row, part in enumerate(swag.posterior(draws=2).components):
+        draws = part.sample(2)
+        assert "prior_net.0.weight" not in draws
+        values = {**part.fixed, **{name: tensor[1] for name, tensor in draws.items()}}
+        for name, tensor in current.items():
+            if name.startswith("prior_net"):
+                assert torch.equal(values[name], tensor[row]), name
+
+
+def first_average(swag: SWAGMoments) -> Any:
+    average = swag.average()
+    return (average.components[0] if isinstance(average, MixturePosterior) else average).sample(1)
+
+
+@pytest.mark.parametrize("kind", ["strategy", "plain"])
+def test_the_training_data_are_there_after_a_validation(kind: str) -> None:
+    module = chains(True) if kind == "strategy" else Plain(True)
+    swag = SWAGMoments(start=0.5) if kind == "strategy" else plain_swag(start=0.5)
+    trainer = quiet_trainer(max_epochs=4, callbacks=[swag], limit_train_batches=5)
+    trainer.fit(module, loader())
+    before = first_average(swag)
+    trainer.validate(module, DataLoader(data(), EXAMPLES), verbose=False)
+    after = first_average(swag)
+    assert before["1.num_batches_tracked"].tolist() == [5]
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+class Tenfold(DataLoader):
+    """Its batches are not those of its data set."""
+
+    def __iter__(self) -> Any:
+        return ((10 * inputs, targets) for inputs, targets in super().__iter__())
+
+
+@pytest.mark.parametrize("where", ["hook", "loader"])
+def test_the_refresh_sees_data_as_training_does(where: str) -> None:
+    class Augmented(Plain):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return [10 * batch[0], batch[1]] if self.trainer.training else batch
+
+    swag = plain_swag(start=0.5)
+    trainer = quiet_trainer(max_epochs=4, callbacks=[swag])
+    if where == "hook":
+        trainer.fit(Augmented(True), loader(batch_size=EXAMPLES))
+    else:
+        trainer.fit(Plain(True), Tenfold(data(), batch_size=EXAMPLES))
+    stage = trainer.state.stage
+    draw = swag.average().sample(1)
+    assert trainer.state.stage is stage
+    hidden = 10 * data().tensors[0] @ draw["0.weight"][0].T + draw["0.bias"][0]
+    torch.testing.assert_close(draw["1.running_mean"][0], hidden.mean(0), rtol=1e-4, atol=1e-4)
+
+
+# -------------------------------------------------------------------- beside the weights
+
+
+def test_the_rest_is_that_of_the_last_snapshot(tmp_path: Path) -> None:
+    """A test of an earlier checkpoint changes the module, and nothing of the posterior."""
+    swag = SWAGMoments(start=0.5)
+    module = DeepEnsemble(
+        lambda: network(True), Gaussian(0.5, learn=True), members=2, mode="loop", seed=1,
+        optimizer=partial(torch.optim.Adam, lr=0.05),
+    )  # fmt: skip
+    trainer = quiet_trainer(max_epochs=4, callbacks=[swag, Save(tmp_path / "run.ckpt", 3)])
+    trainer.fit(module, loader())
+
+    def rest() -> list[Tensor]:
+        parts = swag.gaussian().components
+        return [t for part in parts for t in (*part.likelihood.parameters(), *part.fixed.values())]
+
+    before, state = rest(), swag.state_dict()
+    learned = module.learned.detach().clone()
+    trainer.test(module, DataLoader(data(), BATCH), ckpt_path=tmp_path / "run.ckpt", verbose=False)
+    assert not torch.equal(module.learned, learned)
+    assert all(torch.equal(one, other) for one, other in zip(before, rest(), strict=True))
+    swag.load_state_dict(state)
+    assert all(torch.equal(one, other) for one, other in zip(before, rest(), strict=True))
+
+
+def test_a_module_that_is_the_network_itself() -> None:
+    class Own(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return (self(batch[0]) - batch[1]).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            return SGD(self.parameters(), lr=0.01)
+
+    swag, module = plain_swag(start=0.5, net="self"), Own()
+    quiet_trainer(max_epochs=4, callbacks=[swag]).fit(module, loader())
+    posterior = swag.posterior()
+    assert list(posterior.mean) == ["layer.weight", "layer.bias"]
+    assert posterior.net._trainer is None
+    assert posterior.predict(data().tensors[0]).mean.shape == (EXAMPLES, 1)
+
+
+def test_groups_of_parameters_that_are_added_while_averaging() -> None:
+    """They go from their own learning rate to the one of the averaging phase."""
+
+    class Unfreeze(Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 5:
+                layer = pl_module.body[0].requires_grad_(True)
+                group = {"params": list(layer.parameters()), "lr": 0.001}
+                trainer.optimizers[0].add_param_group(group)
+
+    class Frozen(Plain):
+        def configure_optimizers(self) -> Any:
+            self.body[0].requires_grad_(False)
+            return SGD(self.body[2].parameters(), lr=0.01)
+
+    swag = plain_swag(start=4, lr=0.02, anneal=2, anneal_shape="linear")
+    fit(Frozen(), swag, Unfreeze())
+    assert swag.rate.first == [0.01, 0.001]
+    assert [group["lr"] for group in swag._trainer.optimizers[0].param_groups] == [0.02, 0.02]
 
 
 # -------------------------------------------------------------------- bad input
@@ -761,6 +981,8 @@ def test_batch_norm_without_training_data(tmp_path: Path) -> None:
         ({"rank": 1}, "rank= is at least 2, .* or 0 for the diagonal alone; got 1"),
         ({"rank": -1}, "rank= is a whole number, at least 0; got -1"),
         ({"scale": 0.0}, "scale= is a number greater than 0; got 0.0"),
+        ({"scale": None}, "scale= is a number greater than 0; got None"),
+        ({"lr": "0.1"}, "lr= is a number greater than 0; got '0.1'"),
         ({"lr": 0.0}, "lr= is a number greater than 0; got 0.0"),
         ({"anneal": 3}, "anneal=3 says how to get to lr=, which is not given"),
         ({"anneal": -1, "lr": 0.1}, "anneal= is a whole number, at least 0; got -1"),
@@ -819,7 +1041,7 @@ def test_fewer_snapshots_than_the_rank() -> None:
     with pytest.warns(UserWarning, match=message):
         fit(Plain(), swag, max_epochs=40)
     assert (swag.snapshots, swag.posterior().rank) == (10, 10)
-    with pytest.raises(ConfigurationError, match="rank=20 needs as many .* 10 snapshots"):
+    with pytest.raises(ConfigurationError, match=r"rank=20 needs as many .* 10 snapshots"):
         swag.posterior(rank=20)
 
 
@@ -905,6 +1127,10 @@ def test_training_that_stopped_early() -> None:
     with pytest.raises(ConfigurationError, match=message):
         swag.posterior(rank=4)
     assert swag.posterior(rank=3).rank == 3
+    diagonal = plain_swag(start=4, rank=0)
+    fit(Plain(), diagonal)
+    with pytest.raises(ConfigurationError, match=r"rank=2 .* SWAGMoments\(rank=0\) keeps none"):
+        diagonal.posterior(rank=2)
     assert swag.posterior().rank == 3
     single = plain_swag(start=4)
     fit(Plain(), single, StopAfter(5))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -21,15 +22,20 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from lightning_bnn import DeepEnsemble
 from lightning_bnn.data.tensors import TensorRows, collate_rows
 from lightning_bnn.ensembles.batches import (
     MemberBatch,
     MemberBatches,
     as_member_batch,
     has_indices,
+    subset_indices,
 )
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.strategies.resume import ResumableLoader
+from tests.nets import make_data
+from tests.trainers import quiet_trainer
 
 SEEDS = [31, 32, 33]
 EXAMPLES = 23
@@ -276,15 +282,54 @@ def test_a_batch_is_checked() -> None:
         ((1, 2), True, None, "independent_batches=True needs .* got a batch of type tuple"),
         ((1, 2), False, "bootstrap=True", "bootstrap=True needs .* with indices; got .* tuple"),
         (MemberBatch((1, 2)), False, "randomise=", "randomise= needs .* with indices"),
+        (MemberBatch((1, 2)), False, None, "without indices .* independent_batches=True"),
+        (
+            MemberBatch(torch.zeros(3, 2), torch.zeros(3, 2)),
+            False,
+            None,
+            r"shape \(B,\) with independent_batches=False; got \(3, 2\)",
+        ),
         (MemberBatch(torch.zeros(4, 2)), True, None, r"3 members; got leading axes \[\(4,\)\]"),
         (
             MemberBatch(torch.zeros(3, 2), torch.arange(2)),
             True,
             "bootstrap=True",
-            r"shape \(M, B\) here; got \(2,\)",
+            r"shape \(M, B\) with independent_batches=True; got \(2,\)",
         ),
     ],
 )
 def test_bad_batches(batch: Any, own: bool, indexed: str | None, message: str) -> None:
     with pytest.raises(DataError, match=f"(?s){message}"):
         as_member_batch(batch, 3, own, indexed)
+
+
+def test_a_part_of_the_data_is_known_on_every_rank() -> None:
+    part = SubsetRandomSampler([9, 2, 5])
+    for sampler in (part, DistributedSamplerWrapper(part, num_replicas=2, rank=1)):
+        found = subset_indices(DataLoader(range(12), batch_size=2, sampler=sampler))
+        assert found is not None
+        assert found.tolist() == [9, 2, 5]
+    assert subset_indices(DataLoader(range(12), sampler=RandomSampler(range(12)))) is None
+
+
+class Described(DeepEnsemble):
+    """Takes batches that hold other things than tensors."""
+
+    def split(self, batch: Any) -> tuple[Any, Any]:
+        return batch["inputs"], batch["targets"]
+
+
+@pytest.mark.parametrize("option", ["bootstrap", "independent_batches"])
+def test_batches_may_hold_other_things_than_tensors(option: str) -> None:
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        inputs, targets = (torch.stack(column) for column in zip(*rows, strict=True))
+        return {"count": len(rows), "note": None, "inputs": inputs, "targets": targets}
+
+    options: dict[str, Any] = {option: True}
+    ensemble = Described(lambda: nn.Linear(4, 3), Categorical(), members=3, **options)
+    before = ensemble.weights.detach().clone()
+    rows = DataLoader(
+        make_data("mlp", "classification"), batch_size=16, shuffle=True, collate_fn=collate
+    )
+    quiet_trainer(max_epochs=1).fit(ensemble, rows)
+    assert not torch.equal(before, ensemble.weights)

@@ -10,8 +10,15 @@ import math
 import pytest
 import torch
 from scipy import stats
+from torch import nn
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
+from lightning_bnn import DeepEnsemble
+from lightning_bnn.ensembles import MemberBatch
 from lightning_bnn.ensembles.bootstrap import bootstrap_means, bootstrap_weights
+from lightning_bnn.likelihoods import Categorical
+from tests.nets import make_data
+from tests.trainers import quiet_trainer
 
 MEMBERS, EXAMPLES = 50, 4000
 SEEDS = torch.arange(100, 100 + MEMBERS)
@@ -77,3 +84,29 @@ def test_chunks_do_not_matter() -> None:
     whole = bootstrap_means(SEEDS, 1000)
     for chunk in (1, 999, 10**6):
         assert torch.allclose(bootstrap_means(SEEDS, 1000, chunk), whole, rtol=1e-13)
+
+
+def test_mean_is_one_over_a_part_of_the_data() -> None:
+    part = torch.randperm(EXAMPLES)[:700]
+    means = bootstrap_means(SEEDS, part, chunk=10_000)
+    found = bootstrap_weights(SEEDS, part, means)
+    assert torch.allclose(found.mean(1), torch.ones(MEMBERS).double(), rtol=1e-12)
+
+
+def test_a_fit_with_a_sampler_of_a_part_has_mean_one_over_it() -> None:
+    ensemble = DeepEnsemble(
+        lambda: nn.Linear(4, 3), Categorical(), members=3, seed=0, bootstrap=True, mode="stacked"
+    )
+    part = torch.arange(3, 33)
+    sampler = SubsetRandomSampler(part.tolist())
+    rows = DataLoader(make_data("mlp", "classification"), batch_size=10, sampler=sampler)
+    quiet_trainer(max_epochs=2).fit(ensemble, rows)
+    assert ensemble.target.num_data == 30
+    shares = ensemble._shares_of(slice(0, 3), MemberBatch(None, part))
+    assert shares is not None
+    torch.testing.assert_close(shares.mean(1), torch.ones(3))
+    other = DataLoader(make_data("mlp", "classification"), batch_size=10)
+    quiet_trainer(max_epochs=1).fit(ensemble, other)
+    shares = ensemble._shares_of(slice(0, 3), MemberBatch(None, torch.arange(48)))
+    assert shares is not None
+    torch.testing.assert_close(shares.mean(1), torch.ones(3))

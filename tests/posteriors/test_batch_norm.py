@@ -8,7 +8,11 @@ from torch import nn
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors.base import network_tensors
-from lightning_bnn.posteriors.batch_norm import batch_norm_layers, recompute_batch_norm
+from lightning_bnn.posteriors.batch_norm import (
+    batch_norm_layers,
+    recompute_batch_norm,
+    training_batch_norm,
+)
 
 
 class Net(nn.Module):
@@ -133,6 +137,53 @@ def test_statistics_that_are_not_in_the_weights_are_added():
     fresh = recompute_batch_norm(net, weights, [torch.randn(8, 3)])
     assert fresh["1.running_mean"].shape == (2, 2)
     assert not torch.equal(fresh["1.running_mean"][0], fresh["1.running_mean"][1])
+
+
+class Half(nn.Module):
+    """One of its layers always runs as in evaluation, before the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.fixed = nn.BatchNorm1d(3)
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, inputs):
+        self.fixed.eval()
+        outputs = self.norm(self.fixed(inputs))
+        self.fixed.train()
+        return outputs
+
+
+def test_a_layer_that_runs_as_in_evaluation_keeps_its_statistics():
+    net = Half()
+    net.fixed.running_var.fill_(4.0)
+    given = {"fixed.running_mean": torch.randn(2, 3), "norm.weight": torch.ones(2, 3)}
+    inputs = torch.randn(8, 3)
+    fresh = recompute_batch_norm(net, given, [inputs, inputs])
+    assert torch.equal(fresh["fixed.running_mean"], given["fixed.running_mean"])
+    assert torch.equal(fresh["fixed.running_var"], torch.full((2, 3), 4.0))
+    assert fresh["norm.num_batches_tracked"].tolist() == [2, 2]
+    for draw in range(2):  # what comes after it has seen its outputs
+        hidden = (inputs - given["fixed.running_mean"][draw]) / (4.0 + 1e-5) ** 0.5
+        torch.testing.assert_close(fresh["norm.running_mean"][draw], hidden.mean(0))
+
+
+def test_only_the_named_layers_change():
+    net = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+    net[0].eval()
+    assert training_batch_norm(net) == ["1"]
+    inputs = torch.randn(8, 3) + 5
+    fresh = recompute_batch_norm(net, {"1.weight": torch.ones(1, 3)}, [inputs], ["1"])
+    assert fresh.keys() == {"1.weight", "1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    torch.testing.assert_close(fresh["1.running_mean"][0], inputs.mean(0) / (1 + 1e-5) ** 0.5)
+
+
+def test_statistics_that_are_not_finite_are_replaced():
+    net = nn.BatchNorm1d(2)
+    given = {"running_mean": torch.tensor([[torch.nan, torch.inf]])}
+    inputs = torch.randn(8, 2)
+    fresh = recompute_batch_norm(net, given, [inputs])
+    torch.testing.assert_close(fresh["running_mean"][0], inputs.mean(0))
 
 
 def test_what_cannot_be():

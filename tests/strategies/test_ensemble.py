@@ -18,6 +18,8 @@ from lightning_bnn import DeepEnsemble, DrawsPosterior, MixturePosterior, Poster
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from lightning_bnn.priors import Laplace, Normal
+from lightning_bnn.seeds import member_seed
+from lightning_bnn.strategies.resume import isolated_random_state
 from tests.nets import loader, make_data, mlp
 from tests.strategies.ensembles import (
     FACTORIES,
@@ -54,6 +56,18 @@ def test_members_equal_networks_trained_one_by_one(name: str, mode: Any) -> None
     fit(alone, 50, data=data, precision="64-true")
     assert_member_equals(alone, 0, plain[2], rtol=1e-8, atol=1e-10)
     assert not torch.allclose(ensemble.weights[0], ensemble.weights[1])
+
+
+def test_members_equal_networks_built_and_trained_one_by_one_under_their_seeds() -> None:
+    """From the start: nothing is taken over from the ensemble. With the default optimizer."""
+    data = make_data("mlp", "classification")
+    ensemble = make(members=[0, 4])
+    assert fit(ensemble, 50, data=data, precision="64-true").optimizers[0].defaults["fused"]
+    for index, number in enumerate((0, 4)):
+        with isolated_random_state(member_seed(7, number, "start")):
+            net = batch_norm_net()
+        train_plainly(net.double(), partial(Adam, lr=1e-3, fused=True), data, 50)
+        assert_member_equals(ensemble, index, net, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", FACTORIES)
@@ -103,6 +117,22 @@ def test_a_member_depends_on_its_number_only() -> None:
     for ensemble in (first, second):
         fit(ensemble, 5)
     torch.testing.assert_close(first.weights[1], second.weights[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("start", ["reset", "around"])
+def test_a_member_starts_by_its_number_and_a_factory_is_called_once_for_each(start: Any) -> None:
+    calls = 0
+
+    def counted() -> nn.Module:
+        nonlocal calls
+        calls += 1
+        return batch_norm_net()
+
+    together, alone = (make(counted, members=m, start=start) for m in (5, [3]))
+    assert torch.equal(together.weights[3], alone.weights[0])
+    assert calls == (6 if start == "reset" else 2)
+    make(counted, members=2, prior_function=1.0)
+    assert calls == (6 if start == "reset" else 2) + 4
 
 
 def test_gradients_accumulate_as_one_large_batch() -> None:
@@ -263,20 +293,28 @@ def changing_width() -> Any:
 @pytest.mark.parametrize(
     ("net", "options", "message"),
     [
-        (batch_norm_net, {"members": 0}, "members= is how many members run, at least 1"),
+        (batch_norm_net, {"members": 0}, "members= is how many members run, at least 1.*got 0"),
+        (batch_norm_net, {"members": [True]}, r"members= is how many.*got \[True\]"),
         (batch_norm_net, {"members": [1, 1]}, "each once"),
-        (batch_norm_net, {"seed": -1}, "seed= is at least 0"),
-        (batch_norm_net, {"chunk": 0}, "chunk= is a number of members"),
+        (batch_norm_net, {"seed": -1}, "seed= is a whole number, at least 0"),
+        (batch_norm_net, {"seed": 1.5}, "seed= is a whole number, at least 0; got 1.5"),
+        (batch_norm_net, {"seed": "a"}, "seed= is a whole number"),
+        (batch_norm_net, {"chunk": 0}, "chunk= is a whole number, at least 1"),
+        (batch_norm_net, {"chunk": 2.5}, "chunk= is a whole number.*got 2.5"),
+        (batch_norm_net, {"chunk": True}, "chunk= is a whole number.*got True"),
         (batch_norm_net, {"mode": "fast"}, "mode="),
         (batch_norm_net, {"start": "somewhere"}, "start= is 'around'"),
         (batch_norm_net, {"start": [batch_norm_net()]}, "start= has 1 networks for 3 members"),
         (nn.Sequential(nn.Linear(4, 3), Scale()), {}, r"module '1' \(Scale\).*net=lambda"),
-        (changing_width(), {}, "net= gives for member 0 is another one: tensor 0 is 'weight'"),
+        (changing_width(), {}, "net= gives for member 1 is another one: tensor 0 is 'weight'"),
         (lambda: 3, {}, "net= gave int for member 0"),
         (3, {}, "net= is a network, or a function"),
         (batch_norm_net, {"optimizer": 0.1}, "optimizer= makes the optimizer"),
         (batch_norm_net, {"optimizer": [SGD]}, "optimizer= has 1 entries for 3 members"),
         (batch_norm_net, {"scheduler": [None]}, "scheduler= has 1 entries for 3 members"),
+        (batch_norm_net, {"scheduler": [None] * 3}, "scheduler= makes.* None in place 0"),
+        (batch_norm_net, {"optimizer": [SGD, None, SGD]}, "optimizer= makes.* None in place 1"),
+        (lambda: nn.Linear(4, 3, dtype=torch.complex64), {}, "real numbers; 'weight' is"),
     ],
 )
 def test_bad_options(net: Any, options: dict[str, Any], message: str) -> None:

@@ -10,15 +10,19 @@ import pytest
 import torch
 import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.plugins.precision import MixedPrecision
 from torch import nn
 from torch.optim import SGD, Adam
+from torch.utils.data import TensorDataset
 
-from lightning_bnn import Posterior
+from lightning_bnn import DeepEnsemble, Posterior
 from lightning_bnn.cli import main
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.nets import MLP
+from lightning_bnn.priors import Normal
 from tests.nets import loader, make_data, mlp
-from tests.strategies.ensembles import fit, make
+from tests.strategies.ensembles import cnn, fit, make
 from tests.trainers import quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -95,6 +99,54 @@ def test_precisions_run(precision: Any, chunk: int | None) -> None:
     trainer.test(ensemble, loader(make_data("mlp", "classification")), verbose=False)
     assert ensemble.weights.isfinite().all()
     assert not torch.equal(before, ensemble.weights.float())
+
+
+def half_precision() -> MixedPrecision:
+    return MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
+
+
+@pytest.mark.parametrize(("build", "options"), [(partial(mlp, 3), {"chunk": 2}), (cnn, {})])
+def test_small_gradients_of_half_precision_do_not_vanish_in_chunks(
+    build: Any, options: dict[str, Any]
+) -> None:
+    """They are about 1e-8, below what float16 can tell from 0 without the loss scale."""
+    inputs = make_data("mlp", "regression").tensors[0]
+    data = TensorDataset(inputs, torch.sin(inputs[:, :3]))
+    ends = []
+    for more in ({"mode": "stacked"}, {"mode": "loop", **options}):
+        ensemble = DeepEnsemble(
+            build, Gaussian(3e3), Normal(0.0, 1e6), members=3, seed=0,
+            optimizer=partial(SGD, lr=1e5), **more,
+        )  # fmt: skip
+        before = ensemble.weights.detach().clone()
+        fit(ensemble, 1, data=data, plugins=[half_precision()])
+        ends.append(ensemble.weights.detach() - before)
+    assert (ends[0] != 0).float().mean() > 0.8
+    assert (ends[0] - ends[1]).norm() < 0.05 * ends[0].norm()
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_loss_scales_are_taken_away_once_from_members_with_own_optimizers(
+    clip: float | None,
+) -> None:
+    ends = []
+    for optimizer in (partial(SGD, lr=0.1), [partial(SGD, lr=0.1)] * 3):
+        ensemble = make(partial(mlp, 3), optimizer=optimizer)
+        fit(
+            ensemble, 4, accumulate_grad_batches=2, gradient_clip_val=clip,
+            plugins=[half_precision()],
+        )  # fmt: skip
+        ends.append(ensemble.weights.detach().clone())
+    assert torch.equal(*ends)
+    whole = make(partial(mlp, 3), optimizer=partial(SGD, lr=0.1))
+    fit(whole, 4, accumulate_grad_batches=2, gradient_clip_val=clip)
+    torch.testing.assert_close(ends[1], whole.weights.detach(), rtol=0.02, atol=2e-3)
+
+
+def test_a_fused_optimizer_cannot_be_clipped_in_half_precision() -> None:
+    ensemble = make(partial(mlp, 3), optimizer=partial(Adam, lr=0.1, fused=True))
+    with pytest.raises(ConfigurationError, match=r"gradient_clip_val=0.5 .* fused Adam"):
+        fit(ensemble, 1, gradient_clip_val=0.5, plugins=[half_precision()])
 
 
 def test_the_loss_is_logged_as_the_mean_over_members() -> None:

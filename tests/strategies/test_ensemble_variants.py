@@ -378,6 +378,8 @@ class Stream(IterableDataset):
     ("options", "message"),
     [
         ({"adversarial": 0.0}, "adversarial= is a share"),
+        ({"adversarial": "0.1"}, "adversarial= is a share.*got '0.1'"),
+        ({"prior_function": "x"}, "positive number; got 'x'"),
         ({"prior_function": -1.0}, "positive number; got -1.0"),
         ({"randomise": "targets"}, "randomise= is"),
     ],

@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import LearningRateMonitor, ModelCheckpoint
 from pytorch_lightning.loggers import CSVLogger
 from torch import nn
 from torch.optim import LBFGS, SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, RMSprop
-from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.samplers import SGLD
@@ -27,6 +27,7 @@ from lightning_bnn.strategies.members import (
 )
 from tests.nets import loader, make_data, mlp
 from tests.strategies.ensembles import (
+    SCALE,
     assert_member_equals,
     batch_norm_net,
     fit,
@@ -184,6 +185,33 @@ def test_learning_rates_of_all_members_are_monitored(tmp_path: Path) -> None:
 def test_an_optimizer_of_several_gradients_a_step_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"LBFGS.*gradients several times in a step"):
         fit(make(optimizer=partial(LBFGS, lr=0.1)))
+
+
+def test_a_single_member_may_have_such_an_optimizer() -> None:
+    ensemble = make(members=1, optimizer=partial(LBFGS, lr=0.1))
+    (net,) = networks(ensemble, batch_norm_net)
+    fit(ensemble, 3, precision="64-true", batch_size=48)
+    net.double()
+    optimizer = LBFGS(net.parameters(), lr=0.1)
+    inputs, targets = make_data("mlp", "classification").tensors
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        squares = sum((p**2).sum() for p in net.parameters())
+        energy = nn.functional.cross_entropy(net(inputs.double()), targets)
+        loss = energy + squares / (2 * SCALE**2 * 48)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    assert_member_equals(ensemble, 0, net, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_schedule_that_waits_for_a_metric_is_refused(each: bool) -> None:
+    with pytest.raises(ConfigurationError, match=r"ReduceLROnPlateau.*no option to name one"):
+        fit(make(scheduler=[ReduceLROnPlateau] * 3 if each else ReduceLROnPlateau))
 
 
 def test_an_optimizer_that_does_not_take_the_layers_is_refused() -> None:

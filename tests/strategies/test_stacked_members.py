@@ -234,6 +234,15 @@ def test_a_member_that_diverges_in_the_last_step_is_left_out_too() -> None:
         ensemble.posterior()
 
 
+def test_a_member_whose_likelihood_diverges_in_the_last_step_is_left_out_too() -> None:
+    ensemble = make(partial(mlp, 2), likelihood=Gaussian(0.5, learn=True))
+    with torch.no_grad():
+        ensemble.learned[1] = NAN
+    posterior = ensemble.posterior()
+    assert len(posterior.components) == 2
+    assert posterior.predict(torch.randn(2, 4)).variance.isfinite().all()
+
+
 def test_the_last_member_to_diverge_ends_the_fit() -> None:
     ensemble = make(partial(mlp, 3), optimizer=partial(SGD, lr=1e30))
     with pytest.raises(NonFiniteError, match=r"member 0, 1, 2 is not finite at step \d+ .*lower"):
@@ -272,3 +281,19 @@ def test_a_likelihood_of_ones_own_needs_no_batching_rule() -> None:
     for ensemble in (first, second):
         fit(ensemble, 3, data=data)
     assert torch.equal(first.weights, second.weights)
+
+
+@pytest.mark.parametrize(("mode", "by_numpy"), [("auto", False), ("loop", False), ("loop", True)])
+def test_nor_does_one_that_learns(mode: Any, by_numpy: bool) -> None:
+    class Branching(Gaussian):
+        def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            far = targets.numpy().max() > 100 if by_numpy else (targets > 100).any()
+            return super().log_prob(outputs, targets / 100 if far else targets)
+
+    data = make_data("mlp", "regression")
+    first = make(partial(mlp, 2), likelihood=Branching(0.5, learn=True), mode=mode)
+    second = make(partial(mlp, 2), likelihood=Gaussian(0.5, learn=True))
+    for ensemble in (first, second):
+        fit(ensemble, 3, data=data)
+    torch.testing.assert_close(first.weights, second.weights)
+    torch.testing.assert_close(first.learned, second.learned)
