@@ -19,9 +19,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import SGMCMC
 from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.flat import split_weights
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.priors import BoundPrior, Normal
+from lightning_bnn.priors import Normal
 from lightning_bnn.samplers import HMC, SGHMC, Sampler
+from lightning_bnn.strategies import sgmcmc
 from lightning_bnn.target import Target
 from tests.trainers import quiet_trainer
 from tests.truth.linear_regression import LinearRegression
@@ -63,8 +65,9 @@ def test_draws_are_of_the_posterior(sampler: str, temperature: float) -> None:
     check(sampler, temperature)
 
 
-def without_prior(self: BoundPrior, gradient: Any, weight: Any, weights: Any) -> None:
-    return None
+def without_prior(*arguments: Any) -> Any:
+    weights, energy = split_weights(*arguments)
+    return weights, 0 * energy
 
 
 def doubled(self: Target, outputs: Any, targets: Any) -> Any:
@@ -78,7 +81,7 @@ def noise_without_n(self: Sampler, group: Any, variance: float) -> float:
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
     [
-        (BoundPrior, "add_energy_gradient", without_prior),
+        (sgmcmc, "split_weights", without_prior),
         (Target, "data_energy", doubled),
         (Sampler, "noise_scale", noise_without_n),
     ],
