@@ -201,8 +201,8 @@ class SWAGMoments(pl.Callback):
 
         Without BatchNorm in the network this is :meth:`gaussian`. With BatchNorm it is stored
         draws, each with statistics that are recomputed from the training data of the fit: one
-        forward pass over them for each draw of each member, so that 30 draws cost about as much
-        as ten epochs of training. What the likelihood has learned is that of the last snapshot.
+        forward pass over them for each draw of each member. What the likelihood has learned is
+        that of the last snapshot.
 
         Args:
             draws: The number of stored draws of each member; by default 30 with BatchNorm, and the
