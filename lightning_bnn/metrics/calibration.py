@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torchmetrics.classification import BinaryCalibrationError
+from torchmetrics.utilities import dim_zero_cat
 
+from lightning_bnn.calibration.bins import Array, bin_sums, width_edges
+from lightning_bnn.calibration.error import expected_calibration_error
 from lightning_bnn.predictive import ClassPredictive
 
 __all__ = ["ExpectedCalibrationError"]
@@ -16,6 +20,11 @@ class ExpectedCalibrationError(BinaryCalibrationError):
     For classes the statement is "the most probable class will come", with its probability; for
     labels "a 1 will come". Either way it is about a yes-or-no event, so that torchmetrics' binary
     error serves both and the number of classes need not be known. Guo et al. (2017).
+
+    The bins are those of the calibration reports, so that both give the same number: [a, b) with
+    the last one closed, where torchmetrics gives a stated 1.0 a bin of its own. The edges k / bins
+    are float64 whatever the type of the probabilities, which are taken for the exact numbers that
+    they are: with 10 bins 0.7, which float32 rounds down, lies in the bin below 0.7.
 
     Args:
         bins: The number of bins of [0, 1].
@@ -41,3 +50,15 @@ class ExpectedCalibrationError(BinaryCalibrationError):
         probabilities, outcomes = predictive.reliability(targets)
         # Rounding can give 1 + 1e-7, which torchmetrics would take for a sign of logits.
         super().update(probabilities.clamp(0, 1).flatten(), outcomes.long().flatten())
+
+    def compute(self) -> Tensor:
+        """Give the error over all statements so far; NaN if one of them is."""
+        stated, came = dim_zero_cat(self.confidences), dim_zero_cat(self.accuracies)
+        if stated.isnan().any():
+            return stated.new_tensor(float("nan"))
+        sums = bin_sums(_numbers(stated), _numbers(came), width_edges(self.n_bins))
+        return stated.new_tensor(expected_calibration_error(sums))
+
+
+def _numbers(column: Tensor) -> Array:
+    return column.detach().cpu().to(torch.float64).numpy()

@@ -5,6 +5,8 @@ import pytest
 import torch
 from torchmetrics.functional.classification import multiclass_calibration_error
 
+from lightning_bnn.calibration.bins import bin_sums, width_edges
+from lightning_bnn.calibration.error import expected_calibration_error
 from lightning_bnn.metrics import ExpectedCalibrationError
 from lightning_bnn.predictive import BernoulliPredictive, CategoricalPredictive
 
@@ -52,3 +54,50 @@ def test_probabilities_just_above_one_are_not_taken_for_logits():
     metric = ExpectedCalibrationError()
     metric.update(predictive, torch.tensor([0, 0]))
     assert metric.compute().item() == pytest.approx(0.25)
+
+
+def stating(probabilities: torch.Tensor, outcomes: torch.Tensor, bins: int = 15) -> torch.Tensor:
+    """Give the metric of yes-or-no statements with exactly these probabilities."""
+    predictive = BernoulliPredictive(torch.zeros(1, len(probabilities)))
+    predictive.mean = probabilities
+    metric = ExpectedCalibrationError(bins)
+    metric.update(predictive, outcomes)
+    return metric.compute()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bins", [1, 2, 7, 10, 15, 100])
+def test_the_report_gives_the_same_number_at_edges_and_at_one(bins, dtype):
+    generator = torch.Generator().manual_seed(bins)
+    edges = torch.arange(bins + 1, dtype=torch.float64) / bins
+    near = torch.cat([edges, edges.nextafter(edges + 1), edges.nextafter(edges - 1)])
+    random = torch.rand(50, generator=generator, dtype=torch.float64)
+    probabilities = torch.cat([near, random, torch.ones(9)]).to(dtype).clamp(0, 1)
+    outcomes = torch.rand(len(probabilities), generator=generator) < 0.4
+    stated = probabilities.double().numpy()
+    sums = bin_sums(stated, outcomes.numpy(), width_edges(bins))
+    value = stating(probabilities, outcomes, bins)
+    assert value.dtype == dtype
+    assert value == value.new_tensor(expected_calibration_error(sums))  # to the last digit
+
+
+def test_one_shares_the_last_bin():
+    probabilities, outcomes = torch.tensor([0.95, 1.0]), torch.tensor([True, False])
+    value = stating(probabilities, outcomes, bins=10)
+    assert value.item() == pytest.approx(0.475)  # in bins of their own: (0.05 + 1) / 2
+
+
+def test_float32_edges_are_taken_for_the_numbers_that_they_are():
+    probabilities = (torch.arange(11, dtype=torch.float64) / 10).float()
+    stated = probabilities.double().numpy()
+    down = stated < np.arange(11) / 10
+    assert 0 < down.sum() < 11  # rounding went both ways, down at 0.7 among others
+    assert down[7]
+    outcomes = torch.tensor([index % 3 == 0 for index in range(11)])
+    place = np.minimum(np.arange(11) - down, 9)
+    expected = np.abs(np.bincount(place, stated - outcomes.numpy())).sum() / 11
+    assert stating(probabilities, outcomes, bins=10).item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_prediction_that_is_not_a_number_shows():
+    assert stating(torch.tensor([0.5, torch.nan]), torch.tensor([True, True])).isnan()

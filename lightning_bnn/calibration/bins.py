@@ -1,0 +1,340 @@
+"""Bins of stated probabilities: streaming sums, and the reliability curve with its band.
+
+A statement is a probability p and an outcome y in {0, 1}. In each bin of p we keep five sums,
+Σ1, Σp, Σy, Σp² and Σpy, which are enough for the reliability curve (DeGroot and Fienberg 1983,
+"The comparison and evaluation of forecasters"), the calibration errors and the decompositions of
+the scores. Sums of batches and of processes add up, so nothing else has to be held in memory.
+
+Bins are [a, b), and the last one is [a, b]: a stated probability of 1 has no bin of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betainc
+
+from lightning_bnn.errors import ConfigurationError, DataError
+
+__all__ = [
+    "Array",
+    "BinSums",
+    "ReliabilityCurve",
+    "bin_index",
+    "bin_sums",
+    "mass_edges",
+    "reliability_curve",
+    "width_edges",
+]
+
+Array = NDArray[np.float64]
+
+
+def width_edges(bins: int) -> Array:
+    """Give the edges of equally wide bins of [0, 1].
+
+    Args:
+        bins: The number of bins.
+
+    Returns:
+        The edges k / bins, each rounded once, so that a stated 0.2 meets the edge 3/15.
+
+    Example:
+        >>> width_edges(4).tolist()
+        [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+    _check_bins(bins)
+    return np.arange(bins + 1) / bins
+
+
+def mass_edges(values: Array, bins: int) -> Array:
+    """Give edges between which lie equally many of the values: their quantiles.
+
+    Equal edges are merged, so that ties give fewer bins, and there are never more bins than
+    values. Values that are all equal share one bin.
+
+    Args:
+        values: What is to be put into bins.
+        bins: The number of bins to aim at.
+
+    Returns:
+        Strictly increasing edges, at least two.
+
+    Example:
+        >>> mass_edges(np.array([0.1, 0.2, 0.7, 0.8, 0.9]), bins=2).tolist()
+        [0.1, 0.7, 0.9]
+        >>> mass_edges(np.array([0.5, 1.0, 1.0, 1.0]), bins=3).tolist()
+        [0.5, 1.0]
+    """
+    _check_bins(bins)
+    values = np.asarray(values, dtype=np.float64)
+    if not values.size or not np.isfinite(values).all():
+        raise DataError(
+            f"Bins of equal mass need at least one value and finite ones; {values.size} came, "
+            f"{int((~np.isfinite(values)).sum())} of them not finite. Leave those out first."
+        )
+    shares = np.arange(min(bins, values.size) + 1) / min(bins, values.size)
+    edges = np.unique(np.quantile(values, shares))
+    if len(edges) == 1:
+        # One bin that is as narrow as can be, and inside of [0, 1] for a value of 0 or 1.
+        only = edges[0]
+        edges = np.array([np.nextafter(only, 0), only] if only else [0, np.nextafter(0, 1)])
+        edges.sort()
+    return edges
+
+
+def bin_index(values: Array, edges: Array) -> NDArray[np.intp]:
+    """Say in which bin each value lies: [a, b), the last [a, b]; beyond the ends, the end bins.
+
+    Args:
+        values: Of any shape.
+        edges: Strictly increasing, of shape (bins + 1,).
+
+    Returns:
+        Indices from 0 to bins − 1, in the shape of the values.
+
+    Example:
+        >>> bin_index(np.array([0.0, 0.5, 0.99, 1.0]), width_edges(2)).tolist()
+        [0, 1, 1, 1]
+    """
+    return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, len(edges) - 2)
+
+
+class BinSums:
+    """The streaming sums of statements and outcomes in fixed bins.
+
+    Attributes of shape (groups, bins): ``count`` (int64), ``stated`` Σp, ``came`` Σy,
+    ``stated_squared`` Σp² and ``stated_came`` Σpy. A group is a kind of statement that is looked
+    at by itself, such as "class k will come".
+
+    Args:
+        edges: The edges of the bins, strictly increasing.
+        groups: The number of groups.
+
+    Example:
+        >>> sums = BinSums(width_edges(2))
+        >>> sums.add(np.array([0.2, 0.9, 0.7]), np.array([0, 1, 0]))
+        >>> sums.count.tolist(), sums.came.tolist()
+        ([[1, 2]], [[0.0, 1.0]])
+    """
+
+    def __init__(self, edges: Array, groups: int = 1) -> None:
+        self.edges = np.asarray(edges, dtype=np.float64)
+        if self.edges.ndim != 1 or len(self.edges) < 2 or not (np.diff(self.edges) > 0).all():
+            raise ConfigurationError(
+                "The edges of bins must be at least two strictly increasing numbers; "
+                f"{self.edges.tolist()} came. width_edges and mass_edges make them."
+            )
+        self.bins, self.groups = len(self.edges) - 1, groups
+        shape = (groups, self.bins)
+        self.count = np.zeros(shape, dtype=np.int64)
+        self.stated, self.came = np.zeros(shape), np.zeros(shape)
+        self.stated_squared, self.stated_came = np.zeros(shape), np.zeros(shape)
+
+    def add(self, stated: Array, came: Array, group: NDArray[np.integer[Any]] | int = 0) -> None:
+        """Add statements.
+
+        Args:
+            stated: Probabilities of shape (n,).
+            came: Whether the stated event came, 0 or 1, of shape (n,).
+            group: The group of each, or of all.
+        """
+        stated = np.asarray(stated, dtype=np.float64)
+        came = np.asarray(came, dtype=np.float64)
+        if stated.ndim != 1 or stated.shape != came.shape:
+            raise DataError(
+                "Statements and outcomes must be two vectors of equal length; "
+                f"shapes {stated.shape} and {came.shape} came. Flatten both in the same way."
+            )
+        place = bin_index(stated, self.edges)
+        if isinstance(group, int) and not 0 <= group < self.groups:
+            raise DataError(f"Groups must be from 0 to {self.groups - 1}; {group} came.")
+        if not isinstance(group, int):
+            _check_range(group, self.groups, "Groups")
+        place = place + np.asarray(group, dtype=np.intp) * self.bins
+        self._add(place, stated, place, came, stated)
+
+    def add_classes(self, probabilities: Array, targets: NDArray[np.integer[Any]]) -> None:
+        """Add for each class k, as group k, the statement "k will come".
+
+        Args:
+            probabilities: Of shape (n, groups).
+            targets: The classes that came, of shape (n,).
+        """
+        probabilities = np.asarray(probabilities, dtype=np.float64)
+        targets = np.asarray(targets)
+        if probabilities.ndim != 2 or probabilities.shape != (len(targets), self.groups):
+            raise DataError(
+                f"Expected probabilities of shape (n, {self.groups}) and n targets; shapes "
+                f"{probabilities.shape} and {targets.shape} came."
+            )
+        _check_range(targets, self.groups, "Targets")
+        place = bin_index(probabilities, self.edges)
+        place += np.arange(self.groups) * self.bins
+        rows = np.arange(len(targets))
+        # Only one class of a row comes, so the sums over outcomes need one entry a row, not K.
+        self._add(
+            place.ravel(),
+            probabilities.ravel(),
+            place[rows, targets],
+            np.ones(len(targets)),
+            probabilities[rows, targets],
+        )
+
+    def merge(self, other: BinSums) -> None:
+        """Add the sums of another part of the data, in the same bins and groups."""
+        if self.groups != other.groups or not np.array_equal(self.edges, other.edges):
+            raise DataError(
+                "Only sums in the same bins and groups can be merged; these have "
+                f"{self.groups} and {other.groups} groups, {self.bins} and {other.bins} bins "
+                f"from {self.edges[0]:g} to {self.edges[-1]:g} and from {other.edges[0]:g} to "
+                f"{other.edges[-1]:g}. Make both with the same edges."
+            )
+        self.count += other.count
+        self.stated += other.stated
+        self.came += other.came
+        self.stated_squared += other.stated_squared
+        self.stated_came += other.stated_came
+
+    def _add(
+        self,
+        place: NDArray[np.intp],
+        stated: Array,
+        came_place: NDArray[np.intp],
+        came: Array,
+        came_stated: Array,
+    ) -> None:
+        """Add one entry a statement, and one entry an outcome that may be 1."""
+        new = self._sum(place, stated)
+        if not np.isfinite(new).all():
+            bad = int((~np.isfinite(stated)).sum())
+            raise DataError(
+                f"Stated probabilities must be finite; {bad} of {stated.size} are not. "
+                "Leave those rows out, and count them."
+            )
+        self.count += np.bincount(place, minlength=self.count.size).reshape(self.count.shape)
+        self.stated += new
+        self.stated_squared += self._sum(place, stated * stated)
+        self.came += self._sum(came_place, came)
+        self.stated_came += self._sum(came_place, came * came_stated)
+
+    def _sum(self, place: NDArray[np.intp], weights: Array) -> Array:
+        added = np.bincount(place, weights, minlength=self.count.size)
+        return added.reshape(self.count.shape).astype(np.float64, copy=False)
+
+
+def bin_sums(stated: Array, came: Array, edges: Array) -> BinSums:
+    """Sum statements and outcomes in bins, in one call and one group.
+
+    Example:
+        >>> bin_sums(np.array([0.2, 0.9]), np.array([0, 1]), width_edges(2)).stated.tolist()
+        [[0.2, 0.9]]
+    """
+    sums = BinSums(edges)
+    sums.add(stated, came)
+    return sums
+
+
+@dataclass(frozen=True)
+class ReliabilityCurve:
+    """What was stated against what came, bin by bin, with the band of perfect calibration.
+
+    Attributes:
+        edges: Of shape (bins + 1,); all others of shape (bins,).
+        count: The number of statements.
+        stated: The mean stated probability; NaN in an empty bin, as all that follow.
+        came: The share of them that came true.
+        lower: Where the share would lie, jointly in all bins with at least the asked
+            probability, if the stated probabilities were true.
+        upper: The other end of it, included.
+
+    Example:
+        >>> sums = bin_sums(np.full(100, 0.9), np.arange(100) < 60, width_edges(1))
+        >>> curve = reliability_curve(sums)
+        >>> curve.came.item(), curve.lower.item(), curve.outside
+        (0.6, 0.82, [0])
+    """
+
+    edges: Array
+    count: NDArray[np.int64]
+    stated: Array
+    came: Array
+    lower: Array
+    upper: Array
+
+    @property
+    def outside(self) -> list[int]:
+        """The bins whose share lies outside of the band."""
+        return np.flatnonzero((self.came < self.lower) | (self.came > self.upper)).tolist()
+
+
+def reliability_curve(sums: BinSums, group: int = 0, level: float = 0.99) -> ReliabilityCurve:
+    """Draw the reliability curve of one group.
+
+    The band of a bin of n statements is that of a binomial count with the mean stated
+    probability, from the quantile α/2 to 1 − α/2, where α = (1 − level) / (non-empty bins): a
+    Bonferroni band, right jointly whatever the bins. If the probabilities in a bin differ, the
+    true count has lighter tails than the binomial one (Hoeffding 1956, "On the distribution of
+    the number of successes in independent trials"), or, where less than one hit or miss is
+    expected, the same up to the factor 1 + α: the band is not too narrow. It holds for outcomes
+    that are independent given the inputs.
+
+    Args:
+        sums: The sums in bins.
+        group: Which group.
+        level: The probability that the whole curve lies in the band if all that is stated is true.
+
+    Example:
+        >>> sums = bin_sums(np.array([0.2, 0.4, 0.9]), np.array([0, 1, 1]), width_edges(2))
+        >>> reliability_curve(sums).stated.round(3).tolist()
+        [0.3, 0.9]
+    """
+    if not 0.5 <= level < 1:
+        raise ConfigurationError(f"The level of a band must be in [0.5, 1); {level} came.")
+    count = sums.count[group]
+    stated, came = np.full(sums.bins, np.nan), np.full(sums.bins, np.nan)
+    lower, upper = stated.copy(), stated.copy()
+    full = count > 0
+    if full.any():
+        n = count[full]
+        # Rounding of a sum can leave [0, 1] by one digit.
+        stated[full] = np.clip(sums.stated[group, full] / n, 0, 1)
+        came[full] = sums.came[group, full] / n
+        tail = (1 - level) / full.sum() / 2
+        lower[full] = _binomial_quantile(tail, n, stated[full]) / n
+        # By the symmetry of failures and successes, so that 1 − tail is not rounded.
+        upper[full] = (n - _binomial_quantile(tail, n, 1 - stated[full])) / n
+    return ReliabilityCurve(sums.edges, count.copy(), stated, came, lower, upper)
+
+
+def _binomial_quantile(
+    tail: float, trials: NDArray[np.int64], probability: Array
+) -> NDArray[np.int64]:
+    """Give the smallest k with P(X <= k) > tail, by bisection: exact, and safe at 0 and 1."""
+    below = np.full(len(trials), -1, dtype=np.int64)  # P(X <= below) <= tail always
+    above = trials.copy()  # P(X <= above) = 1 > tail
+    while (above - below > 1).any():
+        # A bracket of width one stays as it is: its middle is its lower end.
+        middle = (above + below) // 2
+        # P(X <= k) = I_{1−p}(n − k, k + 1) for 0 <= k < n
+        k = np.clip(middle, 0, trials - 1)
+        reached = betainc(trials - k, k + 1.0, 1 - probability) > tail
+        reached &= middle >= 0
+        above, below = np.where(reached, middle, above), np.where(reached, below, middle)
+    return above
+
+
+def _check_bins(bins: int) -> None:
+    if bins < 1:
+        raise ConfigurationError(f"The number of bins must be at least 1; {bins} came.")
+
+
+def _check_range(values: NDArray[np.integer[Any]], groups: int, name: str) -> None:
+    if len(values) and (values.min() < 0 or values.max() >= groups):
+        raise DataError(
+            f"{name} must be from 0 to {groups - 1}; they go from {values.min()} to "
+            f"{values.max()}. Check the number of classes."
+        )

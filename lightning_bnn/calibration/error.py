@@ -1,0 +1,117 @@
+"""Calibration errors: the distance between what is stated and what comes, over bins.
+
+With bins b of n_b statements each, mean stated probability p_b and share of hits y_b:
+
+    expected (ECE) = Σ_b (n_b / n) |p_b − y_b|        Naeini et al. (2015), Guo et al. (2017)
+    maximum        = max_b |p_b − y_b|                over bins that are not empty
+    classwise      = mean over classes k of the ECE of "class k will come", Kull et al. (2019)
+
+On bins of equal mass the first is the adaptive calibration error. All of them are larger than 0
+for a perfectly calibrated predictor as well, by the chance of a finite sample: they rank
+predictors on the same data, and the band of the reliability curve says what is significant.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_bnn.calibration.bins import Array, BinSums, bin_index
+
+__all__ = [
+    "classwise_calibration_error",
+    "expected_calibration_error",
+    "expected_calibration_errors",
+    "maximum_calibration_error",
+]
+
+
+def expected_calibration_error(sums: BinSums, group: int = 0) -> float:
+    """Give the mean distance between stated and came, weighted by the number of statements.
+
+    Args:
+        sums: The sums in bins, of equal width (ECE) or of equal mass (adaptive ECE).
+        group: Which group.
+
+    Returns:
+        The error in [0, 1]; NaN if nothing was stated.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.bins import bin_sums, width_edges
+        >>> sums = bin_sums(np.full(5, 0.8), np.array([1, 1, 1, 0, 0]), width_edges(15))
+        >>> round(expected_calibration_error(sums), 6)  # right 3 times in 5
+        0.2
+    """
+    return float(_expected(sums)[group])
+
+
+def maximum_calibration_error(sums: BinSums, group: int = 0) -> float:
+    """Give the largest distance between stated and came over the bins that are not empty.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.bins import bin_sums, width_edges
+        >>> sums = bin_sums(np.array([0.1, 0.9, 0.9]), np.array([0, 1, 0]), width_edges(2))
+        >>> round(maximum_calibration_error(sums), 6)
+        0.4
+    """
+    full = sums.count[group] > 0
+    if not full.any():
+        return float("nan")
+    gaps = np.abs(sums.stated[group, full] - sums.came[group, full]) / sums.count[group, full]
+    return float(gaps.max())
+
+
+def classwise_calibration_error(sums: BinSums) -> float:
+    """Give the mean over all groups of the expected calibration error of each.
+
+    Args:
+        sums: The sums of :meth:`BinSums.add_classes`, a group for each class.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.bins import BinSums, width_edges
+        >>> sums = BinSums(width_edges(15), groups=2)
+        >>> sums.add_classes(np.array([[0.7, 0.3]]), np.array([0]))
+        >>> round(classwise_calibration_error(sums), 6)
+        0.3
+    """
+    return float(_expected(sums).mean())
+
+
+def expected_calibration_errors(
+    stated: Array, came: Array, edges: Array, weights: NDArray[np.floating]
+) -> Array:
+    """Give the expected calibration error of many weightings of the same statements at once.
+
+    Args:
+        stated: Probabilities of shape (n,).
+        came: Whether the stated event came, of shape (n,).
+        edges: The edges of the bins, the same for all.
+        weights: How often each statement counts, of shape (R, n).
+
+    Returns:
+        The R errors.
+
+    Example:
+        >>> import numpy as np
+        >>> stated, came, edges = np.array([0.8, 0.6]), np.array([1, 0]), np.array([0.0, 1.0])
+        >>> weights = np.array([[1.0, 1.0], [2.0, 0.0]])
+        >>> expected_calibration_errors(stated, came, edges, weights).round(6).tolist()
+        [0.2, 0.2]
+    """
+    place = bin_index(stated, edges)
+    # One column a bin that is used: the product with it sums the gaps of that bin. It stays in
+    # the type of the weights, which are by far the largest array.
+    used, column = np.unique(place, return_inverse=True)
+    gaps = np.zeros((len(stated), len(used)), dtype=weights.dtype)
+    gaps[np.arange(len(stated)), column] = stated - came
+    total = np.abs(weights @ gaps).sum(axis=1, dtype=np.float64)
+    with np.errstate(invalid="ignore"):  # no weight at all: NaN
+        return total / weights.sum(axis=1, dtype=np.float64)
+
+
+def _expected(sums: BinSums) -> Array:
+    with np.errstate(invalid="ignore"):  # nothing stated: NaN
+        return np.abs(sums.stated - sums.came).sum(axis=1) / sums.count.sum(axis=1)

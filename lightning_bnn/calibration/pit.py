@@ -1,0 +1,173 @@
+r"""Whether predicted distributions of numbers hold what they promise: PIT, coverage, error by sd.
+
+The probability integral transform of a target is its place in its own predictive distribution,
+:math:`u_i = F_i(y_i)`. If the predictions are true the :math:`u_i` are uniform on [0, 1] (Dawid,
+1984; Gneiting, Balabdaoui and Raftery, 2007): a histogram with the form of a U says that they are
+too narrow, a hump that they are too wide, a slope that they are biased. A central interval of level
+L holds the target exactly where :math:`|2u_i - 1| \le L`.
+
+Each statistic comes with a band: where all of it lies with a probability of at least ``level`` if
+the predictions are true. A count is binomial, and its band exact; a mean squared error is a sum of
+:math:`\sigma_i^2\chi^2_1`, which is taken for the :math:`\chi^2` with the same mean and variance
+(Satterthwaite, 1946), exact where the :math:`\sigma_i` are equal. With m bins or levels each one
+gets the part :math:`(1 - \text{level})/m` of the chance of a false alarm (Bonferroni), so that the
+bands err on the wide side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaincinv
+
+from lightning_bnn.calibration.bins import (
+    Array,
+    _binomial_quantile,
+    bin_index,
+    mass_edges,
+    width_edges,
+)
+
+__all__ = ["Coverage", "PitHistogram", "coverage_curve", "error_by_sd", "pit_histogram"]
+
+
+@dataclass(frozen=True)
+class PitHistogram:
+    """Counts of the probability integral transform in m bins of equal width.
+
+    Attributes:
+        edges: Of the bins, ``(m + 1,)``.
+        count: What came, ``(m,)``.
+        lower: The smallest count inside of the band.
+        upper: The largest count inside of the band.
+    """
+
+    edges: Array
+    count: Array
+    lower: Array
+    upper: Array
+
+    @property
+    def outside(self) -> list[int]:
+        """The bins whose count is outside of the band."""
+        return np.flatnonzero((self.count < self.lower) | (self.count > self.upper)).tolist()
+
+
+def pit_histogram(counts_per_bin: NDArray[np.number], level: float = 0.99) -> PitHistogram:
+    """The histogram with its band.
+
+    Args:
+        counts_per_bin: Counts in bins of equal width, ``(m,)``.
+        level: Probability with which all bins lie inside of the band if the predictions are true.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.pit import pit_histogram
+        >>> histogram = pit_histogram(np.array([140, 95, 91, 74]))
+        >>> histogram.lower, histogram.upper, histogram.outside
+        (array([75., 75., 75., 75.]), array([127., 127., 127., 127.]), [0, 3])
+    """
+    count = np.asarray(counts_per_bin, dtype=np.float64)
+    share = np.full(len(count), 1 / len(count))
+    lower, upper = _binomial_band(int(count.sum()), share, (1 - level) / len(count))
+    return PitHistogram(width_edges(len(count)), count, lower, upper)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often central intervals held the target, for each of their levels.
+
+    Attributes:
+        nominal: What the intervals promise.
+        observed: The share of targets that they held.
+        lower: The smallest share inside of the band.
+        upper: The largest share inside of the band.
+    """
+
+    nominal: Array
+    observed: Array
+    lower: Array
+    upper: Array
+
+
+def coverage_curve(
+    central_counts: NDArray[np.number], levels: Array, count: int, level: float = 0.99
+) -> Coverage:
+    """The observed against the nominal coverage, with its band.
+
+    Args:
+        central_counts: For each nominal level L the number of rows with ``|2 pit - 1| <= L``.
+        levels: The nominal levels.
+        count: Number of all rows; of none all shares are NaN.
+        level: Probability with which the whole curve lies in the band if the predictions are true.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.pit import coverage_curve
+        >>> curve = coverage_curve(np.array([55, 80]), np.array([0.5, 0.9]), count=100)
+        >>> curve.observed, curve.lower, curve.upper
+        (array([0.55, 0.8 ]), array([0.36, 0.81]), array([0.64, 0.97]))
+    """
+    nominal = np.asarray(levels, dtype=np.float64)
+    if count == 0:
+        unknown = np.full(len(nominal), np.nan)
+        return Coverage(nominal, unknown, unknown, unknown)
+    lower, upper = _binomial_band(count, nominal, (1 - level) / len(nominal))
+    return Coverage(nominal, np.asarray(central_counts) / count, lower / count, upper / count)
+
+
+def error_by_sd(sd: Array, error: Array, bins: int = 10, level: float = 0.99) -> dict[str, Array]:
+    r"""The error in bins of the predicted standard deviation, each with as many rows.
+
+    The band is :math:`\bar\sigma \sqrt{\chi^2_\nu / \nu}` with :math:`\bar\sigma^2` the mean of the
+    :math:`\sigma_i^2` of the bin and :math:`\nu = (\sum\sigma_i^2)^2 / \sum\sigma_i^4`.
+
+    Args:
+        sd: Predicted standard deviations, ``(n,)``.
+        error: Target minus predicted mean, ``(n,)``.
+        bins: Number of bins; fewer come back where many sd are equal.
+        level: Probability with which all bins lie in the band if the errors are Gaussian and the
+            sd true.
+
+    Returns:
+        Of each bin that is not empty ``"sd"`` (root mean square), ``"rmse"``, ``"count"``, and the
+        band of the rmse, ``"lower"`` and ``"upper"``.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.pit import error_by_sd
+        >>> sd, error = np.array([1.0, 1.0, 2.0, 2.0]), np.array([1.0, -1.0, 3.0, -1.0])
+        >>> result = error_by_sd(sd, error, bins=2)
+        >>> result["sd"], result["rmse"], result["count"]
+        (array([1., 2.]), array([1.        , 2.23606798]), array([2., 2.]))
+    """
+    if len(sd) == 0:
+        return {name: np.empty(0) for name in ("sd", "rmse", "count", "lower", "upper")}
+    index = np.unique(bin_index(sd, mass_edges(sd, bins)), return_inverse=True)[1]
+    count = np.bincount(index).astype(np.float64)
+    # Squares of squares leave the range of float64 early, so the largest sd of a bin is the unit.
+    unit = np.zeros(len(count))
+    np.maximum.at(unit, index, sd)
+    variance = np.square(np.divide(sd, unit[index], out=np.zeros_like(sd), where=sd > 0))
+    total = np.bincount(index, weights=variance)
+    squares = np.bincount(index, weights=variance**2)
+    # A bin of certain predictions (sd = 0) has a band of no width, whatever the freedom.
+    freedom = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
+    mean_sd = unit * np.sqrt(total / count)
+    tail = (1 - level) / len(count) / 2
+    lower, upper = (
+        mean_sd * np.sqrt(2 * gammaincinv(freedom / 2, p) / freedom) for p in (tail, 1 - tail)
+    )
+    rmse = np.sqrt(np.bincount(index, weights=np.square(error)) / count)
+    return {"sd": mean_sd, "rmse": rmse, "count": count, "lower": lower, "upper": upper}
+
+
+def _binomial_band(count: int, share: Array, false_alarm: float) -> tuple[Array, Array]:
+    """Smallest and largest count that a binomial stays within, but for ``false_alarm``."""
+    trials, tail = np.full(len(share), count, dtype=np.int64), false_alarm / 2
+    lower = _binomial_quantile(tail, trials, share)
+    # Successes that are many are failures that are few, so that 1 - tail is not rounded.
+    upper = count - _binomial_quantile(tail, trials, 1 - share)
+    return lower.astype(np.float64), upper.astype(np.float64)

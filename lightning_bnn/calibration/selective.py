@@ -1,0 +1,149 @@
+"""Selective prediction: what is wrong among the most confident, as more is answered.
+
+Rows are answered in order of falling confidence. After j of n, the coverage is j/n and the risk
+the share of wrong ones among those j (El-Yaniv and Wiener 2010, "On the foundations of noise-free
+selective classification"). The area under the curve is AURC = (1/n) Σ_j risk_j (Geifman et al.
+2019), lower is better.
+
+Rows of equal confidence have no order. The curve is the expectation over all orders of them: a
+tie of m rows with w wrong ones, after c rows with e wrong ones, gives the risk
+(e + w i/m) / (c + i) at its row i, so that the order of the data never matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_bnn.calibration.bins import Array
+from lightning_bnn.errors import DataError
+
+__all__ = ["RiskCoverage", "aurc_replicates", "coverage_at_risk", "risk_coverage"]
+
+# Replicates are made a few at a time, so that no array has more numbers than this.
+_BLOCK = 1_000_000
+
+
+@dataclass(frozen=True)
+class RiskCoverage:
+    """The risk–coverage curve.
+
+    Attributes:
+        coverage: 1/n, 2/n, ..., 1.
+        risk: The share of wrong rows among the most confident ones, at each coverage.
+        aurc: The area under the curve, the mean of the risks; NaN without rows.
+
+    Example:
+        >>> curve = risk_coverage(np.array([0.6, 0.9]), np.array([1, 0]))
+        >>> curve.coverage.tolist(), curve.risk.tolist(), curve.aurc
+        ([0.5, 1.0], [0.0, 0.5], 0.25)
+    """
+
+    coverage: Array
+    risk: Array
+    aurc: float
+
+
+def risk_coverage(confidence: Array, wrong: Array) -> RiskCoverage:
+    """Give the risk at each coverage.
+
+    Args:
+        confidence: Of shape (n,), larger is surer.
+        wrong: Whether the row was wrong, 0 or 1, of shape (n,); or any loss.
+
+    Example:
+        >>> risk_coverage(np.array([0.5, 0.5]), np.array([1, 0])).risk.tolist()  # a tie
+        [0.5, 0.5]
+    """
+    order, starts = _order(confidence, wrong)
+    count = len(order)
+    if not count:
+        return RiskCoverage(np.zeros(0), np.zeros(0), float("nan"))
+    wrong = np.asarray(wrong, dtype=np.float64)[order]
+    sizes = np.diff(starts, append=count)
+    in_tie = np.add.reduceat(wrong, starts)
+    before = np.cumsum(in_tie) - in_tie
+    tie = np.repeat(np.arange(len(starts)), sizes)
+    inside = np.arange(1, count + 1) - starts[tie]  # 1, ..., m within each tie
+    errors = before[tie] + in_tie[tie] * inside / sizes[tie]
+    risk = errors / np.arange(1, count + 1)
+    return RiskCoverage(np.arange(1, count + 1) / count, risk, float(risk.mean()))
+
+
+def coverage_at_risk(curve: RiskCoverage, risk: float) -> float:
+    """Give the largest coverage whose risk is at most ``risk``; 0 if there is none.
+
+    Example:
+        >>> curve = risk_coverage(np.array([0.9, 0.8, 0.7, 0.6]), np.array([0, 0, 1, 0]))
+        >>> coverage_at_risk(curve, 0.25)  # 1 wrong in 4, although 1 in 3 before
+        1.0
+    """
+    within = np.flatnonzero(curve.risk <= risk)
+    return float(curve.coverage[within[-1]]) if len(within) else 0.0
+
+
+def aurc_replicates(confidence: Array, wrong: Array, weights: NDArray[np.floating]) -> Array:
+    """Give the AURC of many resamplings of the same rows.
+
+    A row drawn twice is a tie with itself. A tie of m rows, w of them wrong, after c rows with
+    e wrong ones, adds Σ_i (e + w i/m) / (c + i) = w + (e − c w/m) (H(c + m) − H(c)), with the
+    harmonic numbers H, so that no row has to be repeated.
+
+    Args:
+        confidence: Of shape (n,).
+        wrong: Of shape (n,).
+        weights: How often each row was drawn, whole numbers of shape (R, n).
+
+    Returns:
+        The R areas.
+
+    Example:
+        >>> confidence, wrong = np.array([0.6, 0.9]), np.array([1, 0])
+        >>> aurc_replicates(confidence, wrong, np.array([[1.0, 1.0], [0.0, 2.0]])).tolist()
+        [0.25, 0.0]
+    """
+    order, starts = _order(confidence, wrong)
+    wrong = np.asarray(wrong, dtype=np.float64)[order]
+    ties = len(starts) < len(order)
+    totals = weights.sum(axis=1, dtype=np.float64)
+    if not len(order):
+        return np.full(len(weights), np.nan)
+    harmonic = np.zeros(int(totals.max(initial=0)) + 1)
+    np.cumsum(1 / np.arange(1, len(harmonic)), out=harmonic[1:])
+    areas = np.empty(len(weights))
+    step = max(1, _BLOCK // len(order))
+    for first in range(0, len(weights), step):
+        block = weights[first : first + step].astype(np.float64)[:, order]
+        errors = block * wrong
+        if ties:
+            errors = np.add.reduceat(errors, starts, axis=1)
+            block = np.add.reduceat(block, starts, axis=1)
+        covered, mistaken = np.cumsum(block, axis=1), np.cumsum(errors, axis=1)
+        rise = harmonic[covered.astype(np.intp)]
+        rise[:, 1:] -= rise[:, :-1].copy()
+        share = errors / np.maximum(block, 1)
+        slope = (mistaken - errors) - (covered - block) * share
+        areas[first : first + step] = mistaken[:, -1] + np.einsum("ij,ij->i", slope, rise)
+    with np.errstate(invalid="ignore"):  # nothing drawn: NaN
+        return areas / totals
+
+
+def _order(confidence: Array, wrong: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Give the order of falling confidence, and where in it each tie starts."""
+    confidence, wrong = np.asarray(confidence), np.asarray(wrong)
+    if confidence.ndim != 1 or confidence.shape != wrong.shape:
+        raise DataError(
+            "Confidences and errors must be two vectors of equal length; shapes "
+            f"{confidence.shape} and {wrong.shape} came."
+        )
+    if np.isnan(confidence).any():
+        raise DataError(
+            f"{int(np.isnan(confidence).sum())} of {len(confidence)} confidences are NaN, which "
+            "have no rank. Leave those rows out, and count them."
+        )
+    order = np.argsort(-confidence, kind="stable")
+    ranked = confidence[order]
+    new = np.concatenate([np.ones(min(1, len(ranked)), dtype=bool), ranked[1:] != ranked[:-1]])
+    return order, np.flatnonzero(new)

@@ -1,0 +1,237 @@
+r"""One number that mends over- or under-confidence: the temperature (Guo et al., 2017).
+
+Predictions :math:`p_k` become :math:`p_k^{1/T} / \sum_j p_j^{1/T}`. T > 1 makes them less sure,
+T < 1 surer; the most probable class stays. For a mixture it is the mixture's probabilities that are
+scaled, not the logits of each draw.
+
+T minimises the negative log likelihood. With the inverse temperature :math:`\beta = 1/T` and
+:math:`l_k = \log p_k`,
+
+.. math:: f(\beta) = \frac1n \sum_i \Big(\log \sum_k e^{\beta l_{ik}} - \beta l_{iy_i}\Big), \quad
+          f' = \frac1n \sum_i (E_\beta[l_i] - l_{iy_i}), \quad
+          f'' = \frac1n \sum_i \mathrm{Var}_\beta[l_i] \ge 0,
+
+so that f is convex and Newton's method, kept inside of a bracket, finds the only minimum.
+
+A temperature that was fitted on the rows it is judged by looks better than it is. It is therefore
+fitted on validation data, or else by cross-fitting: the examples are split in two halves, and each
+half is judged by the temperature of the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_bnn.calibration.bins import Array, bin_sums, width_edges
+from lightning_bnn.calibration.error import expected_calibration_error
+from lightning_bnn.errors import ConfigurationError, DataError
+
+__all__ = ["apply_temperature", "fit_temperature", "scaled"]
+
+Integers = NDArray[np.int64]
+
+COLDEST, HOTTEST = 0.01, 100.0
+# Relative change of the inverse temperature at which the search stops, and the most steps: halving
+# the bracket alone would take 47.
+_TOLERANCE = 1e-10
+_STEPS = 100
+# Numbers of float64 in each temporary array of a pass over the rows: 2 MB, about a cache's size.
+_BUDGET = 2**18
+
+
+def fit_temperature(log_probabilities: Array, targets: Integers) -> float:
+    """Temperature in [0.01, 100] with the smallest negative log likelihood.
+
+    Where all rows are right, colder is better without end, and the coldest is returned; the hottest
+    where every other class is more probable than the one that came. Uniform predictions are the
+    same at every temperature: 1. A row whose target has probability 0 is infinitely bad at every
+    temperature and says nothing about it: it is left out of the fit.
+
+    Args:
+        log_probabilities: Of shape ``(n, K)``; classes of probability 0 are ``-inf``.
+        targets: The classes that came, ``(n,)``.
+
+    Returns:
+        The temperature; NaN if there is no row to fit it on.
+
+    Raises:
+        DataError: A log-probability is NaN or positive infinity, or a target is not a class.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.temperature import fit_temperature
+        >>> stated = np.log([[0.9, 0.1]] * 4)  # 90 percent sure, and right in 3 of 4 rows
+        >>> temperature = fit_temperature(stated, np.array([0, 0, 0, 1]))
+        >>> round(temperature, 6), round(float(np.log(0.9 / 0.1) / np.log(0.75 / 0.25)), 6)
+        (2.0, 2.0)
+    """
+    _check(log_probabilities, targets)
+    came = np.take_along_axis(log_probabilities, targets[:, None], axis=1)
+    told = np.isfinite(came[:, 0])
+    if not told.all():
+        log_probabilities, came = log_probabilities[told], came[told]
+    if len(came) == 0:
+        return float("nan")
+    # Shifting a row changes nothing, and with the target's at 0 the slope needs no subtraction.
+    return float(1 / _minimise(log_probabilities - came))
+
+
+def _minimise(log_ratios: Array) -> float:
+    """The inverse temperature at which the slope is 0, or the end that it lies beyond."""
+    low, high = 1 / HOTTEST, 1 / COLDEST
+    inverse = 1.0
+    slope, curvature = _slope_and_curvature(log_ratios, inverse)
+    end = low if slope > 0 else high
+    if slope and slope * _slope_and_curvature(log_ratios, end)[0] >= 0:
+        return end
+    for _ in range(_STEPS):
+        if slope == 0:
+            break
+        low, high = (low, inverse) if slope > 0 else (inverse, high)
+        proposed = inverse - slope / curvature if curvature > 0 else np.nan
+        # Halving on the scale of log(inverse), where Newton's step leaves the bracket.
+        proposed = proposed if low < proposed < high else np.sqrt(low * high)
+        if abs(proposed - inverse) <= _TOLERANCE * inverse:
+            return proposed
+        inverse = proposed
+        slope, curvature = _slope_and_curvature(log_ratios, inverse)
+    return inverse
+
+
+def _slope_and_curvature(log_ratios: Array, inverse: float) -> tuple[float, float]:
+    """First and second derivative of the mean negative log likelihood."""
+    slope = curvature = 0.0
+    step = max(1, _BUDGET // log_ratios.shape[1])
+    for start in range(0, len(log_ratios), step):
+        part = log_ratios[start : start + step]
+        weights = np.exp(inverse * (part - part.max(1, keepdims=True)))
+        weights /= weights.sum(1, keepdims=True)
+        finite = np.where(np.isneginf(part), 0.0, part)  # they weigh 0, and 0 * inf is NaN
+        mean = (weights * finite).sum(1)
+        slope += mean.sum()
+        curvature += (weights * (finite - mean[:, None]) ** 2).sum()
+    return slope / len(log_ratios), curvature / len(log_ratios)
+
+
+def apply_temperature(log_probabilities: Array, temperature: float | Array) -> Array:
+    """Log-probabilities at another temperature, normalised again.
+
+    Args:
+        log_probabilities: Of shape ``(n, K)``.
+        temperature: One positive number, or one for each row, ``(n,)``.
+
+    Raises:
+        ConfigurationError: A temperature is not positive and finite.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.temperature import apply_temperature
+        >>> np.exp(apply_temperature(np.log([[0.9, 0.1]]), 2.0)).round(6)  # odds of 9 become 3
+        array([[0.75, 0.25]])
+    """
+    temperature = np.asarray(temperature, dtype=np.float64)
+    wrong = temperature[~((temperature > 0) & (temperature < np.inf))]
+    if wrong.size:
+        raise ConfigurationError(
+            f"expected a positive and finite temperature, got {wrong[0]}. 1 changes nothing."
+        )
+    cooled = log_probabilities / temperature.reshape(-1, 1)
+    cooled -= cooled.max(1, keepdims=True)
+    cooled -= np.log(np.exp(cooled).sum(1, keepdims=True))
+    return cooled
+
+
+def scaled(
+    log_probabilities: Array,
+    targets: Integers,
+    validation: tuple[Array, Integers] | None,
+    examples: Integers,
+    bins: int = 15,
+) -> dict[str, Any]:
+    """Scores before and after temperature scaling, by a temperature that did not see the rows.
+
+    Args:
+        log_probabilities: Of shape ``(n, K)``.
+        targets: The classes that came, ``(n,)``.
+        validation: Log-probabilities and targets to fit the temperature on; without them it is
+            cross-fitted.
+        examples: The example that each row belongs to, ``(n,)``; rows of one example stay in one
+            half.
+        bins: Number of bins of equal width of the calibration error.
+
+    Returns:
+        ``"value"``, the temperature (of all rows together where it is cross-fitted),
+        ``"fitted_on"`` (``"validation"`` or ``"cross-fit"``), and the scores ``"before"`` and
+        ``"after"``: ``"nll"``, ``"ece"`` and ``"brier"``. ``"after"`` is NaN where there is
+        nothing to fit on, as with a single example.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.temperature import scaled
+        >>> stated, targets = np.log([[0.9, 0.1]] * 400), np.tile([0, 0, 0, 1], 100)
+        >>> result = scaled(stated, targets, (stated, targets), np.arange(400))
+        >>> result["fitted_on"], round(result["value"], 6), round(result["before"]["ece"], 6)
+        ('validation', 2.0, 0.15)
+        >>> round(result["after"]["ece"], 6)
+        0.0
+    """
+    if validation is not None:
+        value = fit_temperature(*validation)
+        temperature = np.full(len(targets), value)
+    else:
+        value = fit_temperature(log_probabilities, targets)
+        temperature = _cross_fitted(log_probabilities, targets, examples)
+    known = bool(np.isfinite(temperature).all())
+    after = apply_temperature(log_probabilities, temperature) if known else None
+    return {
+        "value": value,
+        "fitted_on": "cross-fit" if validation is None else "validation",
+        "before": _scores(log_probabilities, targets, bins),
+        "after": _scores(after, targets, bins),
+    }
+
+
+def _cross_fitted(log_probabilities: Array, targets: Integers, examples: Integers) -> Array:
+    """For each row the temperature of the half that its example is not in."""
+    names, inverse = np.unique(examples, return_inverse=True)
+    # A random half: data sets are often sorted by class, or have pairs of like neighbours.
+    second = (np.random.default_rng(0).permutation(len(names)) % 2 == 1)[inverse]
+    temperature = np.empty(len(targets))
+    for half in (second, ~second):
+        temperature[~half] = fit_temperature(log_probabilities[half], targets[half])
+    return temperature
+
+
+def _scores(log_probabilities: Array | None, targets: Integers, bins: int) -> dict[str, float]:
+    if log_probabilities is None or len(targets) == 0:
+        return dict.fromkeys(("nll", "ece", "brier"), float("nan"))
+    rows = np.arange(len(targets))
+    probabilities = np.exp(log_probabilities)
+    predicted = probabilities.argmax(1)
+    sums = bin_sums(
+        probabilities[rows, predicted], (predicted == targets).astype(np.float64), width_edges(bins)
+    )
+    nll = -log_probabilities[rows, targets].mean()
+    probabilities[rows, targets] -= 1
+    return {
+        "nll": float(nll),
+        "ece": expected_calibration_error(sums),
+        "brier": float(np.einsum("ij,ij->", probabilities, probabilities) / len(rows)),
+    }
+
+
+def _check(log_probabilities: Array, targets: Integers) -> None:
+    classes = log_probabilities.shape[1]
+    if not (log_probabilities < np.inf).all():
+        raise DataError(
+            "expected log-probabilities that are finite or -inf, got NaN or +inf. Leave out the "
+            "rows whose prediction is not finite, and say how many there were."
+        )
+    if len(targets) and not (targets.min() >= 0 and targets.max() < classes):
+        raise DataError(
+            f"expected targets from 0 to {classes - 1}, the columns of the log-probabilities; got "
+            f"{targets.min()} to {targets.max()}."
+        )

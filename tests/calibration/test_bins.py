@@ -1,0 +1,279 @@
+"""Bins against plain loops, scikit-learn's curve and SciPy's binomial distribution."""
+
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.calibration import calibration_curve
+
+from lightning_bnn.calibration.bins import (
+    BinSums,
+    bin_index,
+    bin_sums,
+    mass_edges,
+    reliability_curve,
+    width_edges,
+)
+from lightning_bnn.errors import ConfigurationError, DataError
+
+NAMES = ("count", "stated", "came", "stated_squared", "stated_came")
+
+
+def statements(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    stated = generator.beta(2, 0.7, size=count)
+    return stated, (generator.random(count) < stated).astype(float)
+
+
+def place_of(value: float, edges: np.ndarray) -> int:
+    """Find the bin by looking at one after the other."""
+    bins = len(edges) - 1
+    for index in range(bins):
+        if value < edges[index + 1]:
+            return index
+    return bins - 1
+
+
+# ------------------------------------------------------------------ edges
+
+
+@pytest.mark.parametrize("bins", [1, 3, 10, 15, 49, 1000])
+def test_equally_wide_edges_are_the_nearest_numbers_to_the_fractions(bins):
+    assert width_edges(bins).tolist() == [float(Fraction(k, bins)) for k in range(bins + 1)]
+
+
+def test_equal_mass_gives_equal_counts_without_ties():
+    values = np.random.default_rng(0).random(1000)
+    counts = np.bincount(bin_index(values, mass_edges(values, 8)))
+    assert counts.tolist() == [125] * 8
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]) | st.floats(0, 1), min_size=1, max_size=40),
+    st.integers(1, 20),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_equal_mass_edges_increase_and_hold_all_values(values, bins):
+    values = np.array(values)
+    edges = mass_edges(values, bins)
+    assert 2 <= len(edges) <= min(bins, len(values)) + 1
+    assert (np.diff(edges) > 0).all()
+    assert edges[0] <= values.min()
+    assert values.max() <= edges[-1]
+
+
+def test_ties_merge_edges():
+    values = np.array([0.1, 0.2] + [1.0] * 98)
+    assert mass_edges(values, 10).tolist()[-1] == 1.0
+    assert len(mass_edges(values, 10)) == 2
+
+
+def test_few_values_never_make_more_bins_than_values():
+    edges = mass_edges(np.array([0.2, 0.9, 0.4]), 15)
+    assert np.bincount(bin_index(np.array([0.2, 0.9, 0.4]), edges)).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("only", [0.0, 0.3, 1.0])
+def test_equal_values_share_one_bin_inside_of_the_unit_interval(only):
+    edges = mass_edges(np.full(7, only), 5)
+    assert len(edges) == 2
+    assert 0 <= edges[0] <= only <= edges[1] <= 1
+    assert bin_sums(np.full(7, only), np.ones(7), edges).count.tolist() == [[7]]
+
+
+@pytest.mark.parametrize("values", [[], [0.5, np.nan], [np.inf]])
+def test_edges_of_nothing_or_of_no_numbers(values):
+    with pytest.raises(DataError, match=f"{len(values)} came"):
+        mass_edges(np.array(values), 5)
+
+
+@pytest.mark.parametrize("make", [width_edges, lambda bins: mass_edges(np.ones(3), bins)])
+def test_no_bins(make):
+    with pytest.raises(ConfigurationError, match="at least 1; 0 came"):
+        make(0)
+
+
+@given(st.lists(st.floats(-0.5, 1.5), max_size=30), st.integers(1, 30))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_index_against_a_walk(values, bins):
+    edges = width_edges(bins)
+    values = [*values, *edges, *np.nextafter(edges, -1), *np.nextafter(edges, 2)]
+    expected = [place_of(value, edges) for value in values]
+    assert bin_index(np.array(values), edges).tolist() == expected
+
+
+# ------------------------------------------------------------------ sums
+
+
+def looped(stated, came, group, edges, groups):
+    sums = {name: np.zeros((groups, len(edges) - 1)) for name in NAMES}
+    for p, y, g in zip(stated, came, group, strict=True):
+        place = g, place_of(p, edges)
+        for name, term in zip(NAMES, (1, p, y, p * p, p * y), strict=True):
+            sums[name][place] += term
+    return sums
+
+
+@pytest.mark.parametrize("bins", [1, 6, 15])
+def test_sums_against_a_loop(bins):
+    stated, came = statements(300)
+    stated[:5], stated[5:9] = 1.0, 0.0
+    group = np.random.default_rng(1).integers(3, size=300)
+    sums = BinSums(width_edges(bins), groups=3)
+    for part in np.array_split(np.arange(300), 4):  # in batches
+        sums.add(stated[part], came[part], group[part])
+    expected = looped(stated, came, group, sums.edges, 3)
+    for name in NAMES:
+        np.testing.assert_allclose(getattr(sums, name), expected[name], rtol=1e-12)
+    assert sums.count.dtype == np.int64
+
+
+def test_one_group_for_all():
+    sums = BinSums(width_edges(3), groups=2)
+    sums.add(np.array([0.5]), np.array([1]), group=1)
+    assert sums.count.tolist() == [[0, 0, 0], [0, 1, 0]]
+
+
+def test_classes_are_groups():
+    generator = np.random.default_rng(2)
+    probabilities = generator.dirichlet(np.full(4, 0.3), size=120)
+    probabilities[0] = [1, 0, 0, 0]
+    targets = generator.integers(4, size=120)
+    sums, expected = BinSums(width_edges(7), groups=4), BinSums(width_edges(7), groups=4)
+    sums.add_classes(probabilities, targets)
+    for label in range(4):
+        expected.add(probabilities[:, label], targets == label, group=label)
+    for name in NAMES:
+        np.testing.assert_allclose(getattr(sums, name), getattr(expected, name), rtol=1e-12)
+
+
+def test_merged_parts_are_the_whole_even_after_a_journey():
+    stated, came = statements(200)
+    whole = bin_sums(stated, came, width_edges(15))
+    first = bin_sums(stated[:70], came[:70], width_edges(15))
+    second = bin_sums(stated[70:], came[70:], width_edges(15))
+    first.merge(pickle.loads(pickle.dumps(second)))
+    first.merge(BinSums(width_edges(15)))  # a process without data
+    for name in NAMES:
+        np.testing.assert_allclose(getattr(first, name), getattr(whole, name), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "other", [BinSums(width_edges(4)), BinSums(width_edges(3), 2), BinSums(np.array([0, 1, 2, 3]))]
+)
+def test_only_like_sums_merge(other):
+    with pytest.raises(DataError, match="same bins and groups"):
+        BinSums(width_edges(3)).merge(other)
+
+
+@pytest.mark.parametrize("edges", [[0.0], [0.0, 0.5, 0.5], [1.0, 0.0], [[0.0, 1.0]]])
+def test_edges_that_are_none(edges):
+    with pytest.raises(ConfigurationError, match="strictly increasing"):
+        BinSums(np.array(edges))
+
+
+def test_bad_statements():
+    sums = BinSums(width_edges(3), groups=2)
+    with pytest.raises(DataError, match=r"shapes \(2,\) and \(3,\)"):
+        sums.add(np.ones(2), np.ones(3))
+    with pytest.raises(DataError, match="1 of 2 are not"):
+        sums.add(np.array([0.5, np.nan]), np.ones(2))
+    for group in (2, -1):
+        with pytest.raises(DataError, match=f"from 0 to 1; {group} came"):
+            sums.add(np.ones(1), np.ones(1), group=group)
+    with pytest.raises(DataError, match="from 0 to 1; they go from 0 to 2"):
+        sums.add(np.ones(2), np.ones(2), group=np.array([0, 2]))
+    with pytest.raises(DataError, match=r"shape \(n, 2\).*\(4, 3\) and \(4,\)"):
+        sums.add_classes(np.ones((4, 3)), np.zeros(4, dtype=int))
+    with pytest.raises(DataError, match="Targets must be from 0 to 1; they go from -1 to 0"):
+        sums.add_classes(np.ones((2, 2)), np.array([0, -1]))
+    assert not sums.count.any()  # nothing of it was added
+
+
+def test_no_statements():
+    sums = BinSums(width_edges(3), groups=2)
+    sums.add(np.zeros(0), np.zeros(0))
+    sums.add_classes(np.zeros((0, 2)), np.zeros(0, dtype=int))
+    assert not sums.count.any()
+    curve = reliability_curve(sums)
+    assert np.isnan(curve.lower).all()
+    assert curve.outside == []
+
+
+# ------------------------------------------------------------------ the curve
+
+
+@pytest.mark.parametrize("bins", [1, 5, 15])
+@pytest.mark.parametrize("strategy", ["uniform", "quantile"])
+def test_curve_against_scikit_learn(bins, strategy):
+    stated, came = statements(500, seed=3)
+    edges = width_edges(bins) if strategy == "uniform" else mass_edges(stated, bins)
+    curve = reliability_curve(bin_sums(stated, came, edges))
+    theirs = calibration_curve(came, stated, n_bins=bins, strategy=strategy)
+    full = curve.count > 0
+    np.testing.assert_allclose(curve.came[full], theirs[0], rtol=1e-12)
+    np.testing.assert_allclose(curve.stated[full], theirs[1], rtol=1e-12)
+    assert np.isnan(curve.came[~full]).all()
+
+
+@given(
+    st.integers(1, 5000),
+    st.sampled_from([0.0, 1e-9, 0.5, 1 - 1e-9, 1.0]) | st.floats(0, 1),
+    st.sampled_from([0.5, 0.9, 0.99, 0.9999]),
+)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_band_against_scipy(count, stated, level):
+    sums = BinSums(width_edges(1))
+    sums.count[:], sums.stated[:] = count, count * stated
+    curve = reliability_curve(sums, level=level)
+    tail, p = (1 - level) / 2, min(1.0, count * stated / count)
+    low, high = round(curve.lower.item() * count), round(curve.upper.item() * count)
+    # No more than the tail lies outside of the band, and one step further in is too far.
+    slack = 1e-9
+    assert stats.binom.cdf(low - 1, count, p) <= tail + slack
+    assert stats.binom.cdf(low, count, p) > tail - slack
+    assert stats.binom.sf(high, count, p) <= tail + slack
+    assert stats.binom.sf(high - 1, count, p) > tail - slack
+
+
+def test_band_is_shared_by_the_bins_that_are_not_empty():
+    stated = np.repeat([0.1, 0.5, 0.9], 100)
+    curve = reliability_curve(bin_sums(stated, stated > 2, width_edges(15)), level=0.97)
+    full = curve.count > 0
+    expected = stats.binom.ppf(0.005, 100, [0.1, 0.5, 0.9]) / 100
+    np.testing.assert_allclose(curve.lower[full], expected)
+    expected = stats.binom.isf(0.005, 100, [0.1, 0.5, 0.9]) / 100
+    np.testing.assert_allclose(curve.upper[full], expected)
+    assert np.isnan(curve.upper[~full]).all()
+
+
+def test_the_ends_of_the_band_are_inside():
+    sums = BinSums(width_edges(1))
+    sums.count[:], sums.stated[:] = 100, 50
+    curve = reliability_curve(sums)
+    for hits, outside in ((37, []), (36, [0]), (63, []), (64, [0])):  # ppf(0.005) = 37
+        sums.came[:] = hits
+        assert reliability_curve(sums).outside == outside
+    assert (curve.lower.item(), curve.upper.item()) == (0.37, 0.63)
+
+
+def test_band_holds_jointly_for_true_statements():
+    """At most 5 % leave a 95 % band: 2000 draws, 140 or more has probability < 1e-4 if so."""
+    generator = np.random.default_rng(4)
+    left = 0
+    for _ in range(2000):
+        stated = generator.beta(3, 1, size=150)
+        came = generator.random(150) < stated
+        left += bool(reliability_curve(bin_sums(stated, came, width_edges(10)), level=0.95).outside)
+    assert stats.binom.sf(139, 2000, 0.05) < 1e-4
+    assert left < 140
+
+
+@pytest.mark.parametrize("level", [0.4, 1.0, 1.5])
+def test_level_of_the_band(level):
+    with pytest.raises(ConfigurationError, match=f"{level} came"):
+        reliability_curve(BinSums(width_edges(3)), level=level)

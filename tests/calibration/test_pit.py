@@ -1,0 +1,163 @@
+"""PIT histogram, coverage and error by sd against SciPy, direct counting and simulation."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from lightning_bnn.calibration.pit import coverage_curve, error_by_sd, pit_histogram
+
+LEVELS = np.arange(1, 20) / 20
+
+
+class TestHistogram:
+    @pytest.mark.parametrize("level", [0.9, 0.99])
+    @pytest.mark.parametrize(("count", "bins"), [(0, 4), (1, 1), (7, 20), (360, 15), (10**6, 20)])
+    def test_band_is_the_exact_binomial_one(self, count, bins, level):
+        counts = np.bincount(np.arange(count) % bins, minlength=bins)
+        histogram = pit_histogram(counts, level)
+        assert (histogram.count == counts).all()
+        np.testing.assert_allclose(histogram.edges, np.linspace(0, 1, bins + 1))
+        tail = (1 - level) / bins / 2
+        binomial = stats.binom(count, 1 / bins)
+        for lower, upper in zip(histogram.lower, histogram.upper, strict=True):
+            # The ends are the last counts before the tails hold too much.
+            assert binomial.cdf(lower - 1) <= tail < binomial.cdf(lower)
+            assert binomial.sf(upper) <= tail < binomial.sf(upper - 1)
+
+    @pytest.mark.parametrize(("count", "fewest"), [(30, 0.01), (400, 0.05)])
+    def test_joint_coverage_by_simulation(self, count, fewest):
+        """True predictions lie in the 90% band in at least 90% of 4000 data sets, and not in all.
+
+        Tolerance: 4 standard errors of 0.47% (false alarm 3e-5). Counts come in steps, and 30 in
+        10 bins cannot be too few in one, so that the alarms are fewer than the 10% allowed.
+        """
+        generator = np.random.default_rng(0)
+        counts = generator.multinomial(count, np.full(10, 0.1), size=4000)
+        band = pit_histogram(counts[0], level=0.9)
+        alarms = ((counts < band.lower) | (counts > band.upper)).any(1).mean()
+        assert fewest < alarms < 0.1 + 0.019
+
+    def test_outside(self):
+        assert pit_histogram(np.full(10, 40)).outside == []
+        counts = np.array([90, 40, 40, 40, 40, 40, 40, 40, 40, 5])
+        assert pit_histogram(counts).outside == [0, 9]
+        # On the edge is inside.
+        band = pit_histogram(np.full(10, 40))
+        lower, upper = band.lower[0], band.upper[0]
+        moved = np.array([lower, upper, *[(400 - lower - upper) / 8] * 8])
+        assert pit_histogram(moved).outside == []
+        assert pit_histogram(moved + np.array([-1, 1, *[0] * 8])).outside == [0, 1]
+
+
+class TestCoverage:
+    @settings(deadline=None, max_examples=40)
+    @given(st.integers(1, 300), st.floats(0.3, 3), st.integers(0, 2**32 - 1))
+    def test_against_direct_intervals(self, count, scale, seed):
+        """Counting by |2 pit - 1| gives how often intervals held the target."""
+        target = scale * np.random.default_rng(seed).normal(size=count)
+        place = np.abs(2 * stats.norm.cdf(target) - 1)
+        counts = (place[:, None] <= LEVELS).sum(0)
+        curve = coverage_curve(counts, LEVELS, count)
+        for observed, level in zip(curve.observed, LEVELS, strict=True):
+            lower, upper = stats.norm.interval(level)
+            inside = sum(lower <= value <= upper for value in target)
+            assert observed == inside / count
+        assert (curve.nominal == LEVELS).all()
+
+    def test_band_is_the_exact_binomial_one(self):
+        curve = coverage_curve(360 * LEVELS, LEVELS, 360, level=0.95)
+        tail = 0.05 / len(LEVELS) / 2
+        binomial = stats.binom(360, LEVELS)
+        lower, upper = np.round(360 * curve.lower), np.round(360 * curve.upper)
+        assert (binomial.cdf(lower - 1) <= tail).all()
+        assert (tail < binomial.cdf(lower)).all()
+        assert (binomial.sf(upper) <= tail).all()
+        assert (tail < binomial.sf(upper - 1)).all()
+
+    def test_joint_coverage_by_simulation(self):
+        """At least 90% of 2000 true curves lie in the 90% band (4 standard errors: 2.7%).
+
+        The levels hang together, so that Bonferroni is careful: alarms are fewer than the 10%
+        allowed, but they do come.
+        """
+        place = np.random.default_rng(0).uniform(size=(2000, 200))
+        counts = np.stack([(place <= level).sum(1) for level in LEVELS], 1)
+        band = coverage_curve(counts[0], LEVELS, 200, level=0.9)
+        shares = counts / 200
+        alarms = ((shares < band.lower - 1e-9) | (shares > band.upper + 1e-9)).any(1).mean()
+        assert 0.01 < alarms < 0.1 + 0.027
+
+    def test_levels_at_the_ends_and_no_rows(self):
+        curve = coverage_curve(np.array([0, 8]), np.array([0.0, 1.0]), 8)
+        assert curve.lower.tolist() == curve.upper.tolist() == curve.observed.tolist() == [0, 1]
+        empty = coverage_curve(np.zeros(2), np.array([0.5, 0.9]), 0)
+        assert np.isnan([empty.observed, empty.lower, empty.upper]).all()
+
+
+class TestErrorBySd:
+    @pytest.mark.parametrize("count", [1, 5, 10, 11, 500])
+    def test_against_a_loop(self, count):
+        generator = np.random.default_rng(count)
+        sd, error = generator.gamma(2, size=count), generator.normal(size=count)
+        result = error_by_sd(sd, error, bins=10, level=0.95)
+        bins = min(10, count)
+        assert result["count"].sum() == count
+        assert len(result["count"]) == bins
+        start = 0
+        order = np.argsort(sd)
+        for index, size in enumerate(result["count"].astype(int)):
+            rows = order[start : start + size]
+            start += size
+            assert abs(size - count / bins) < 1 + 1e-9
+            assert result["rmse"][index] == pytest.approx(np.sqrt(np.mean(error[rows] ** 2)))
+            square = sum(sd[row] ** 2 for row in rows)
+            assert result["sd"][index] == pytest.approx(np.sqrt(square / size))
+            freedom = square**2 / sum(sd[row] ** 4 for row in rows)
+            ends = stats.chi2(freedom).ppf([0.025 / bins, 1 - 0.025 / bins])
+            lower, upper = np.sqrt(square / size * ends / freedom)
+            assert result["lower"][index] == pytest.approx(lower)
+            assert result["upper"][index] == pytest.approx(upper)
+
+    def test_equal_sd_is_one_bin_with_the_exact_band(self):
+        error = np.random.default_rng(0).normal(size=40)
+        result = error_by_sd(np.full(40, 0.3), error, level=0.99)
+        assert result["count"].tolist() == [40]
+        assert result["sd"] == pytest.approx([0.3])
+        ends = 0.3 * np.sqrt(stats.chi2(40).ppf([0.005, 0.995]) / 40)
+        assert [result["lower"][0], result["upper"][0]] == pytest.approx(ends)
+
+    def test_joint_coverage_by_simulation(self):
+        """True sd lie in the 90% band in about 90% of 1000 data sets: within 4 errors of 0.95%.
+
+        The bins are nearly independent, and Bonferroni then gives 9.6% alarms.
+        """
+        generator = np.random.default_rng(0)
+        alarms = 0
+        for _ in range(1000):
+            sd = generator.gamma(3, size=200)
+            result = error_by_sd(sd, sd * generator.normal(size=200), level=0.9)
+            rmse = result["rmse"]
+            alarms += bool(((rmse < result["lower"]) | (rmse > result["upper"])).any())
+        assert 0.096 - 0.038 < alarms / 1000 < 0.096 + 0.038
+
+    def test_sees_sd_that_are_half_of_the_truth(self):
+        generator = np.random.default_rng(0)
+        sd = generator.gamma(3, size=500)
+        result = error_by_sd(sd / 2, sd * generator.normal(size=500))
+        assert (result["rmse"] > result["upper"]).all()
+
+    def test_certain_predictions_and_wild_sizes(self):
+        error = np.array([0.0, 1.0, 1.0, 1.0])
+        result = error_by_sd(np.zeros(4), error)
+        assert (result["sd"].item(), result["lower"].item(), result["upper"].item()) == (0, 0, 0)
+        assert result["rmse"].item() == pytest.approx(0.75**0.5)
+        wild = error_by_sd(np.array([1e-200, 1e-200, 1e150, 1e150]), error, bins=2)
+        assert wild["sd"] == pytest.approx([1e-200, 1e150], rel=1e-12, abs=0)
+        assert np.isfinite(wild["upper"]).all()
+        assert (wild["lower"] < wild["sd"]).all()
+
+    def test_no_rows(self):
+        result = error_by_sd(np.empty(0), np.empty(0))
+        assert all(len(column) == 0 for column in result.values())

@@ -1,0 +1,298 @@
+"""Verdicts: rarely an alarm for true statements, nearly always the right one for wrong ones.
+
+False-alarm rates of the statistical tests below. A verdict may raise an alarm in 1 % of true
+predictors. Of 400 at most 8 may (98 %): at exactly 1 % that fails with probability 2.1 %, at the
+0.6 % and less that these predictors show (discrete counts, Bonferroni) with less than 0.1 %. The
+seeds are fixed, so the outcome is. Wrong predictors must be named rightly in 95 of 100.
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import log_softmax, ndtri
+
+from lightning_bnn.calibration.bins import (
+    BinSums,
+    ReliabilityCurve,
+    bin_sums,
+    reliability_curve,
+    width_edges,
+)
+from lightning_bnn.calibration.verdict import (
+    CLASS_BAND_LEVEL,
+    FALSE_ALARM,
+    NUMBER_BAND_LEVEL,
+    Verdict,
+    class_verdict,
+    number_verdict,
+)
+from lightning_bnn.errors import DataError
+
+
+def top_logit(count: int, classes: int, confidence: float, generator: np.random.Generator):
+    """Give logits that state the same confidence in each row, the rest shared equally."""
+    logit = np.log(confidence / (1 - confidence) * (classes - 1))
+    return logit * np.eye(classes)[generator.integers(classes, size=count)]
+
+
+PREDICTORS = {
+    "middling": lambda g, n, k: 1.5 * g.normal(size=(n, k)),
+    "sharp": lambda g, n, k: 8 * g.normal(size=(n, k)),
+    "sharp with a few doubts": lambda g, n, k: (
+        np.where(g.random((n, 1)) < 0.1, 1, 12) * g.normal(size=(n, k))
+    ),
+    "nearly certain": lambda g, n, k: top_logit(n, k, 0.999, g),
+    "almost never wrong": lambda g, n, k: top_logit(n, k, 0.99995, g),
+    "all alike": lambda g, n, k: top_logit(n, k, 0.7, g),
+    "knows nothing": lambda g, n, k: np.zeros((n, k)),
+}
+
+
+def outcomes(logits: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """Draw classes by Gumbel's trick."""
+    return (logits + generator.gumbel(size=logits.shape)).argmax(axis=1)
+
+
+def judge(logits: np.ndarray, targets: np.ndarray) -> Verdict:
+    log_p = log_softmax(logits, axis=1)
+    p = np.exp(log_p)
+    deviation = log_p - (p * log_p).sum(axis=1, keepdims=True)
+    score = deviation[np.arange(len(targets)), targets].sum()
+    right = p.argmax(axis=1) == targets
+    sums = bin_sums(p.max(axis=1), right, width_edges(15))
+    curve = reliability_curve(sums, level=CLASS_BAND_LEVEL)
+    return class_verdict(curve, score, (p * deviation**2).sum(), (p * deviation**3).sum())
+
+
+# ------------------------------------------------------------------ classes, statistically
+
+
+@pytest.mark.parametrize(("count", "classes"), [(200, 2), (2000, 10)])
+@pytest.mark.parametrize("kind", PREDICTORS)
+def test_true_classes_are_calibrated(kind, count, classes):
+    generator = np.random.default_rng([count, classes])
+    alarms = 0
+    for _ in range(400):
+        logits = PREDICTORS[kind](generator, count, classes)
+        alarms += judge(logits, outcomes(logits, generator)).label != "calibrated"
+    assert alarms <= 8
+
+
+@pytest.mark.parametrize("classes", [2, 10])
+@pytest.mark.parametrize(
+    ("factor", "label"), [(1.5, "over-confident"), (1 / 1.5, "under-confident")]
+)
+def test_wrong_temperature_is_named(factor, label, classes):
+    generator = np.random.default_rng(classes)
+    named = 0
+    for _ in range(100):
+        logits = 2 * generator.normal(size=(2000, classes))
+        verdict = judge(factor * logits, outcomes(logits, generator))
+        named += verdict.label == label
+        assert (verdict.z < 0) == (factor > 1)
+    assert named >= 95
+
+
+def test_what_no_temperature_mends_is_seen_by_the_band():
+    """Too sure below 0.7 and not sure enough above, balanced so that the score sees nothing."""
+    generator = np.random.default_rng(0)
+    named = 0
+    for _ in range(100):
+        p = np.repeat([0.6, 0.9], [5000, 1000])
+        truth = np.repeat([0.54, 0.9554], [5000, 1000])
+        logits = np.log(np.stack([p, 1 - p], axis=1))
+        targets = (generator.random(6000) > truth).astype(int)
+        named += judge(logits, targets).label == "miscalibrated"
+    assert named >= 95
+
+
+# ------------------------------------------------------------------ classes, by hand
+
+
+def curve_of(count: int, hits: int, confidence: float = 0.5) -> ReliabilityCurve:
+    sums = BinSums(width_edges(1))
+    sums.count[:], sums.came[:], sums.stated[:] = count, hits, confidence * count
+    return reliability_curve(sums, level=CLASS_BAND_LEVEL)
+
+
+def test_symmetric_scores_have_the_normal_tail():
+    for z in (-5.0, -2.0, 0.5, 2.0, 5.0):
+        verdict = class_verdict(curve_of(100, 50), 3 * z, 9.0, 0.0)
+        assert verdict.z == pytest.approx(z)
+        assert verdict.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), rel=1e-9)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_tail_goes_over_into_the_normal_one(sign):
+    for z in (-3.0, 1.0, 3.0):
+        for third in (1.01e-4, 0.99e-4):  # λ = 1 / third² on both sides of the switch at 1e8
+            verdict = class_verdict(curve_of(100, 50), z, 1.0, sign * third)
+            assert verdict.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), rel=2e-3)
+
+
+@pytest.mark.parametrize("surprises", [0, 1, 2, 5, 12])
+def test_rare_surprises_have_the_poisson_tail(surprises):
+    """Rows that state 1 − ε and cost the same when wrong: the number of wrong ones decides."""
+    rate, cost = 2.0, 7.0
+    moments = rate * cost**2, -rate * cost**3
+    verdict = class_verdict(curve_of(1000, 500), cost * (rate - surprises), *moments)
+    tails = stats.poisson.cdf(surprises, rate), stats.poisson.sf(surprises - 1, rate)
+    assert verdict.p_value == pytest.approx(min(1, 2 * min(tails)), rel=1e-9, abs=1e-12)
+
+
+def test_sign_of_the_score_gives_the_direction():
+    assert class_verdict(curve_of(100, 50), -10.0, 1.0, 0.0).label == "over-confident"
+    assert class_verdict(curve_of(100, 50), 10.0, 1.0, 0.0).label == "under-confident"
+
+
+def test_half_of_the_false_alarms_is_for_the_score():
+    limit = -ndtri(FALSE_ALARM / 4)  # 2.81: half of 1 %, on two sides
+    inside = class_verdict(curve_of(100, 50), limit - 1e-6, 1.0, 0.0)
+    assert inside.label == "calibrated"
+    outside = class_verdict(curve_of(100, 50), limit + 1e-6, 1.0, 0.0)
+    assert outside.label == "under-confident"
+    assert CLASS_BAND_LEVEL == 0.995
+
+
+def curve_outside(*sides: int) -> ReliabilityCurve:
+    """Make a curve with a bin on each side: −1 below the band, 0 inside, 1 above."""
+    bins = len(sides)
+    came = 0.5 + 0.3 * np.array(sides)
+    return ReliabilityCurve(
+        edges=width_edges(bins),
+        count=np.full(bins, 10),
+        stated=np.full(bins, 0.5),
+        came=came,
+        lower=np.full(bins, 0.4),
+        upper=np.full(bins, 0.6),
+    )
+
+
+@pytest.mark.parametrize(
+    ("sides", "label"),
+    [
+        ((0, 0, 0), "calibrated"),
+        ((-1, 0, -1), "over-confident"),
+        ((0, 1, 0), "under-confident"),
+        ((1, 0, -1), "miscalibrated"),
+    ],
+)
+def test_bins_outside_decide_if_the_score_does_not(sides, label):
+    verdict = class_verdict(curve_outside(*sides), 1.0, 1.0, 0.0)
+    assert verdict.label == label
+    assert verdict.outside == [index for index, side in enumerate(sides) if side]
+
+
+def test_score_goes_before_the_bins():
+    verdict = class_verdict(curve_outside(1, 0), -10.0, 1.0, 0.0)
+    assert verdict.label == "over-confident"
+    assert verdict.outside == [0]
+
+
+def test_certain_and_wrong():
+    for variance in (0.0, 4.0):
+        verdict = class_verdict(curve_of(100, 50), -math.inf, variance, 0.0)
+        assert (verdict.label, verdict.z, verdict.p_value) == ("over-confident", -math.inf, 0.0)
+
+
+def test_equally_probable_classes_carry_no_score_whatever_the_rounding():
+    verdict = class_verdict(curve_of(1000, 500), 2e-7 * 1000, 0.0, 0.0)
+    assert (verdict.label, verdict.z, verdict.p_value) == ("calibrated", 0.0, 1.0)
+
+
+def test_no_rows_no_verdict():
+    assert (
+        class_verdict(reliability_curve(BinSums(width_edges(3))), 0.0, 0.0, 0.0).label == "unknown"
+    )
+    assert number_verdict(0.0, 0.0, 0).label == "unknown"
+    with pytest.raises(DataError, match="-1 came"):
+        number_verdict(0.0, 0.0, -1)
+
+
+# ------------------------------------------------------------------ numbers
+
+
+def judge_numbers(z: np.ndarray) -> Verdict:
+    """Judge by the moments and by a PIT histogram of 20 bins with SciPy's binomial band."""
+    counts = np.histogram(stats.norm.cdf(z), bins=20, range=(0, 1))[0]
+    tail = (1 - NUMBER_BAND_LEVEL) / 20 / 2
+    low, high = stats.binom.ppf([tail, 1 - tail], len(z), 1 / 20)
+    outside = np.flatnonzero((counts < low) | (counts > high)).tolist()
+    return number_verdict(z.sum(), (z**2).sum(), len(z), outside)
+
+
+@pytest.mark.parametrize("count", [20, 200, 2000])
+def test_true_numbers_are_calibrated(count):
+    generator = np.random.default_rng(count)
+    labels = [judge_numbers(generator.normal(size=count)).label for _ in range(400)]
+    assert labels.count("calibrated") >= 392
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "label"),
+    [
+        (1.5, 0.0, "over-confident"),
+        (1 / 1.5, 0.0, "under-confident"),
+        (1.0, 0.3, "biased"),
+        (1.0, -0.3, "biased"),
+        (1.0, 2.0, "biased"),  # a large bias is no wrong spread
+    ],
+)
+def test_wrong_numbers_are_named(scale, shift, label):
+    generator = np.random.default_rng(1)
+    verdicts = [judge_numbers(scale * generator.normal(size=400) + shift) for _ in range(100)]
+    assert sum(verdict.label == label for verdict in verdicts) >= 95
+    if shift:
+        assert all((verdict.z > 0) == (shift > 0) for verdict in verdicts)
+    else:
+        assert all((verdict.z > 0) == (scale > 1) for verdict in verdicts)
+
+
+def test_numbers_of_another_shape_are_seen_by_the_histogram():
+    """Two points a standard deviation to each side: mean and spread are right."""
+    generator = np.random.default_rng(2)
+    z = generator.choice([-1.0, 1.0], size=400) + 1e-3 * generator.normal(size=400)
+    z = (z - z.mean()) / z.std()
+    assert judge_numbers(z).label == "miscalibrated"
+    assert number_verdict(z.sum(), (z**2).sum(), 400).label == "calibrated"
+
+
+def test_p_values_of_numbers_against_scipy():
+    z = np.random.default_rng(3).normal(size=50)
+    for scale in (0.7, 1.0, 1.4):
+        squares = ((scale * z) ** 2).sum()
+        verdict = number_verdict(0.0, squares, 50)
+        tail = min(stats.chi2.cdf(squares, 49), stats.chi2.sf(squares, 49))
+        assert verdict.p_value == pytest.approx(min(1, 2 * tail))
+        assert verdict.z == pytest.approx((squares - 49) / math.sqrt(98))
+    verdict = number_verdict(40.0, 100 + 16.0, 100)
+    assert verdict.label == "biased"
+    assert verdict.p_value == pytest.approx(2 * stats.norm.sf(4.0))
+
+
+def test_numbers_share_the_false_alarms_by_three():
+    limit = -ndtri(FALSE_ALARM / 6) * 10  # of a sum over 100 rows
+    assert number_verdict(limit - 1e-6, 100 + limit**2 / 100, 100).label == "calibrated"
+    assert number_verdict(limit + 1e-6, 100 + limit**2 / 100, 100).label == "biased"
+    low = stats.chi2.ppf(FALSE_ALARM / 6, 99)
+    assert number_verdict(0.0, low + 1e-6, 100).label == "calibrated"
+    assert number_verdict(0.0, low - 1e-6, 100).label == "under-confident"
+    assert pytest.approx(1 - FALSE_ALARM / 3) == NUMBER_BAND_LEVEL
+
+
+def test_of_two_faults_the_further_one_is_named():
+    assert number_verdict(50.0, 125 + 150.0, 100).label == "over-confident"
+    assert number_verdict(100.0, 150 + 100.0, 100).label == "biased"
+
+
+def test_a_target_beyond_all_that_was_possible():
+    verdict = number_verdict(math.nan, math.inf, 100, [0])
+    assert (verdict.label, verdict.z, verdict.p_value) == ("over-confident", math.inf, 0.0)
+    assert verdict.outside == [0]
+
+
+def test_one_row_says_nothing_of_spread():
+    assert number_verdict(0.5, 0.25, 1).label == "calibrated"
+    assert number_verdict(6.0, 36.0, 1).label == "biased"
