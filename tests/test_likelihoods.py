@@ -164,7 +164,7 @@ def test_metric_names():
     assert set(Categorical().metrics()) == set(Bernoulli().metrics()) == names
     names = {"rmse", "nll", "crps", "coverage"}
     assert set(Gaussian().metrics()) == set(HeteroscedasticGaussian().metrics()) == names
-    assert set(Poisson().metrics()) == {"rmse", "nll", "coverage"}
+    assert set(Poisson().metrics()) == {"rmse", "nll", "crps", "coverage"}
 
 
 class TestGaussianScale:

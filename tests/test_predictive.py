@@ -440,3 +440,95 @@ def test_bad_outputs_and_joins():
         Predictive.mix([BernoulliPredictive(randn(5, 2)), BernoulliPredictive(randn(5, 3))])
     with pytest.raises(DataError, match=r"a BernoulliPredictive .* a PoissonPredictive"):
         Predictive.mix([BernoulliPredictive(randn(5, 2)), PoissonPredictive(randn(5, 2))])
+
+
+class TestPoissonCrps:
+    """Against the sum of (F(k) - 1[k >= y])^2 over the counts, with SciPy's F."""
+
+    @staticmethod
+    def expected(rates: np.ndarray, targets) -> np.ndarray:
+        """Of rates of shape (S, B) and B targets."""
+        support = np.arange(int(rates.max() + 20 * rates.max() ** 0.5 + np.max(targets) + 60))
+        cdf = np.stack([stats.poisson(r[:, None]).cdf(support).mean(0) for r in rates.T])
+        return ((cdf - (support >= np.reshape(targets, (-1, 1)))) ** 2).sum(1)
+
+    @staticmethod
+    def crps(rates: np.ndarray, targets) -> torch.Tensor:
+        return PoissonPredictive(torch.tensor(rates).log()).crps(torch.tensor(targets))
+
+    @pytest.mark.parametrize("draws", [1, 2, 30])
+    @pytest.mark.parametrize("scale", [0.01, 1.0, 40.0, 150.0])
+    def test_small_rates_are_exact(self, draws, scale):
+        generator = np.random.default_rng(draws)
+        rates = np.minimum(scale * generator.gamma(2, size=(draws, 12)), 250)
+        targets = np.append(generator.poisson(rates[0])[:-3], [0, 1, 2000])
+        close(self.crps(rates, targets), self.expected(rates, targets), 1e-9)
+
+    def test_large_rates(self):
+        """Pairs with a rate above 250 are taken from a series: right to 1e-6 of the score."""
+        rates = np.array(
+            [
+                [251.0, 260.0, 249.0, 1e3, 5e3, 9e4, 3e3, 300.0],
+                [251.0, 240.0, 251.0, 1.1e3, 5.01e3, 9e4, 0.2, 1e-3],
+                [251.0, 255.0, 900.0, 900.0, 5e2, 9.1e4, 0.1, 2e3],
+            ]
+        )
+        for targets in (rates[0], rates[1], 1.02 * rates.mean(0), np.zeros(8)):
+            targets = targets.astype(np.int64)
+            close(self.crps(rates, targets), self.expected(rates, targets), 1e-6)
+
+    def test_the_series_meets_the_sum(self, monkeypatch):
+        """The same pairs both ways, so that no step shows where one takes over from the other."""
+        rates = np.random.default_rng(0).uniform(250, 400, (6, 9))
+        targets = np.full(9, 320)
+        series = self.crps(rates, targets)
+        monkeypatch.setattr(poisson_module, "LARGEST_SUMMED", 1000.0)
+        summed = self.crps(rates, targets)
+        close(series, summed.numpy(), 1e-6)
+        assert (series != summed).all()
+
+    def test_a_sure_prediction_has_the_absolute_error(self):
+        outputs = torch.full((2, 3), -math.inf, dtype=torch.float64)  # rates of 0
+        close(PoissonPredictive(outputs).crps(torch.tensor([0, 1, 7])), [0, 1, 7])
+        huge = PoissonPredictive(torch.tensor([[1e12]], dtype=torch.float64).log())
+        close(huge.crps(torch.tensor([0])), 1e12, 1e-5)
+
+    def test_values_that_are_no_counts(self):
+        """Between counts the score is a straight line, as E|X - y| is; below 0 it goes on."""
+        two, half, three, below, zero = self.crps(np.full((1, 5), 2.7), [2.0, 2.5, 3.0, -1.0, 0.0])
+        assert half == pytest.approx(((two + three) / 2).item())
+        assert below == pytest.approx(zero.item() + 1)
+
+    def test_a_bad_rate_spoils_only_its_own_example(self):
+        rates = np.array([[3.0, np.nan, np.inf, 400.0], [4.0, 2.0, 3.0, np.nan]])
+        crps = self.crps(rates, [2, 2, 2, 2])
+        close(crps[:1], self.expected(rates[:, :1], [2]), 1e-10)
+        assert not crps[1:].isfinite().any()
+
+    def test_it_is_proper(self):
+        """On average over true counts the true rate scores best, by its own spread."""
+        counts = np.arange(40)
+        weights = stats.poisson(4.0).pmf(counts)
+        scores = [
+            weights @ self.crps(np.full((1, 40), rate), counts).numpy()
+            for rate in (3.0, 3.8, 4.0, 4.2, 5.0)
+        ]
+        assert min(scores) == scores[2]
+
+    def test_shapes_dtypes_and_chunks(self, monkeypatch):
+        outputs = randn(DRAWS, BATCH, 2, dtype=torch.float32)
+        targets = torch.randint(5, (BATCH, 2), generator=torch.Generator().manual_seed(0))
+        whole = PoissonPredictive(outputs).crps(targets)
+        assert whole.shape == (BATCH, 2)
+        assert whole.dtype == torch.float32
+        assert PoissonPredictive(outputs.half()).crps(targets).dtype == torch.float32
+        row = PoissonPredictive(outputs[:, :, :1]).crps(targets[:, 0])
+        torch.testing.assert_close(row, whole[:, :1])
+        monkeypatch.setattr(poisson_module, "BUDGET", 1)
+        torch.testing.assert_close(PoissonPredictive(outputs).crps(targets), whole)
+        large = PoissonPredictive(outputs + 7).crps(targets)
+        monkeypatch.undo()
+        torch.testing.assert_close(PoissonPredictive(outputs + 7).crps(targets), large)
+        assert PoissonPredictive(outputs[:, :0]).crps(targets[:0]).shape == (0, 2)
+        with pytest.raises(DataError, match="expected targets of shape"):
+            PoissonPredictive(outputs).crps(targets[:, 0])

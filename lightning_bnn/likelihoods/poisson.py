@@ -23,7 +23,7 @@ class Poisson(Likelihood):
     """Counts, from their log rates.
 
     Outputs are ``(B,)`` or ``(B, D)``; targets have the same shape and hold whole numbers from 0
-    on, in any dtype. ``(B, 1)`` and ``(B,)`` go together. Metrics: rmse, nll, coverage.
+    on, in any dtype. ``(B, 1)`` and ``(B,)`` go together. Metrics: rmse, nll, crps, coverage.
 
     Example:
         >>> import torch
@@ -57,5 +57,5 @@ class Poisson(Likelihood):
         )
 
     def metrics(self) -> MetricCollection:
-        """Root mean squared error, negative log likelihood, coverage of 90% intervals."""
+        """Root mean squared error, negative log likelihood, crps, coverage of 90% intervals."""
         return count_metrics()

@@ -57,17 +57,18 @@ def regression_metrics() -> MetricCollection:
 
 
 def count_metrics() -> MetricCollection:
-    """Rmse, nll and the coverage of the central 90% interval.
+    """Rmse, nll, crps and the coverage of the central 90% interval.
 
     Example:
         >>> from lightning_bnn.metrics import count_metrics
         >>> sorted(count_metrics())
-        ['coverage', 'nll', 'rmse']
+        ['coverage', 'crps', 'nll', 'rmse']
     """
     return MetricCollection(
         {
             "rmse": RootMeanSquaredError(),
             "nll": NegativeLogLikelihood(),
+            "crps": ContinuousRankedProbabilityScore(),
             "coverage": IntervalCoverage(0.9),
         },
         compute_groups=False,

@@ -5,16 +5,17 @@ from __future__ import annotations
 from torch import Tensor
 
 from lightning_bnn.metrics.mean_score import MeanScore
-from lightning_bnn.predictive import GaussianPredictive
+from lightning_bnn.predictive import GaussianPredictive, PoissonPredictive
 
 __all__ = ["ContinuousRankedProbabilityScore"]
 
 
-class ContinuousRankedProbabilityScore(MeanScore[GaussianPredictive]):
-    r"""Mean of :math:`\int (F(z) - 1[z \ge y])^2 dz` over all outputs, in closed form.
+class ContinuousRankedProbabilityScore(MeanScore[GaussianPredictive | PoissonPredictive]):
+    r"""Mean of :math:`\int (F(z) - 1[z \ge y])^2 dz` over all outputs.
 
     It is in the unit of the targets, 0 is best, and for a point prediction it is the absolute
-    error.
+    error. For counts F is a step function, and the integral the sum of the ranked probability
+    score.
 
     Example:
         >>> import torch
@@ -29,6 +30,6 @@ class ContinuousRankedProbabilityScore(MeanScore[GaussianPredictive]):
 
     higher_is_better: bool | None = False
 
-    def score(self, predictive: GaussianPredictive, targets: Tensor) -> Tensor:
+    def score(self, predictive: GaussianPredictive | PoissonPredictive, targets: Tensor) -> Tensor:
         """CRPS of each output."""
         return predictive.crps(targets)

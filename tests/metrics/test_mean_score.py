@@ -101,6 +101,17 @@ def test_crps_against_samples():
     assert over_batches(metric, predictive, targets) == pytest.approx(expected, abs=1e-3)
 
 
+def test_crps_of_counts_against_a_sum():
+    log_rates = randn(DRAWS, 81, 2)
+    targets = torch.randint(6, (81, 2), generator=torch.Generator().manual_seed(1))
+    support = np.arange(200)
+    cdf = stats.poisson(log_rates.exp().numpy()[..., None]).cdf(support).mean(0)
+    expected = ((cdf - (support >= targets.numpy()[..., None])) ** 2).sum(-1).mean()
+    metric = ContinuousRankedProbabilityScore()
+    actual = over_batches(metric, PoissonPredictive(log_rates), targets)
+    assert actual == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize("level", [0.5, 0.9])
 def test_coverage_of_calibrated_predictions(level):
     """Targets drawn from the mixture: within 5 standard errors (false alarm: 6e-7)."""
