@@ -1,1 +1,11 @@
-"""Figures of what a posterior predicts."""
+"""Calibration reports: how far a model's uncertainty can be trusted, in numbers, words and figures.
+
+``report`` takes plain arrays, ``report_posteriors`` posteriors or networks and their data; the
+callback :class:`lightning_bnn.callbacks.CalibrationReport` writes the same pages in a run.
+"""
+
+from lightning_bnn.report.arrays import report
+from lightning_bnn.report.document import Report
+from lightning_bnn.report.posteriors import report_posteriors
+
+__all__ = ["Report", "report", "report_posteriors"]

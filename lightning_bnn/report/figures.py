@@ -1,21 +1,66 @@
-"""Figures of predictions, drawn with matplotlib.
+"""Figures drawn with matplotlib: of predictions, and of a calibration report's numbers.
 
-They draw on axes that the caller made, so that they can stand alone or side by side.
+The figures of predictions draw on axes that the caller made, so that they can stand alone or side
+by side. Those of a report are whole figures, made without pyplot, so that a logger can take them
+from any thread and none stays behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import OrderedPredictive
+from lightning_bnn.report.figures_of_classes import class_figures
+from lightning_bnn.report.figures_of_numbers import number_figures
 
-__all__ = ["draw_regression", "draw_shift"]
+__all__ = ["calibration_figures", "draw_regression", "draw_shift"]
 
 _BLUE, _ORANGE, _GREY = "#2f6db5", "#d9762b", "#6b7280"
+
+
+def calibration_figures(numbers: Mapping[str, Any]) -> dict[str, Figure]:
+    """The main figures of a calibration report, for loggers and papers.
+
+    ``"calibration"``: reliability and confidence of a classifier, PIT and coverage of a
+    regression. ``"selection"``: what the uncertainty is worth for choosing, by risk and coverage
+    or by error against predicted standard deviation. ``"shift"``, where the report has data from
+    elsewhere: how far the uncertainty tells them apart. ``"fit"``, where the input is one number.
+    All models of the report are in each.
+
+    Args:
+        numbers: The numbers of a report, such as ``Report.numbers`` or its JSON file.
+
+    Returns:
+        The figures by name.
+
+    Raises:
+        ConfigurationError: If these are not the numbers of a report.
+
+    Example:
+        >>> reliability = {"edges": [0, 0.5, 1], "count": [0, 8], "stated": [None, 0.8],
+        ...                "came": [None, 0.75], "lower": [None, 0.4], "upper": [None, 1.0]}
+        >>> block = {"name": "net", "verdict": {"label": "calibrated"}, "scalars": {"ece": 0.05},
+        ...          "reliability": {"width": reliability, "mass": reliability},
+        ...          "confidence": {"edges": [0, 0.5, 1], "right": [0, 6], "wrong": [0, 2]}}
+        >>> sorted(calibration_figures({"task": "classes", "models": [block]}))
+        ['calibration']
+    """
+    drawn = {"classes": class_figures, "numbers": number_figures}
+    task = numbers.get("task")
+    if task not in drawn or not numbers.get("models"):
+        raise ConfigurationError(
+            "calibration_figures expected the numbers of a report, with a task of 'classes' or "
+            f"'numbers' and its models; got task={task!r} and the keys {sorted(numbers)}. Pass "
+            "Report.numbers."
+        )
+    return drawn[task](numbers["models"])
 
 
 def draw_regression(

@@ -1,0 +1,114 @@
+"""Compare saved posteriors on test data, and write one page about them.
+
+``lightning-bnn report --posterior runs/vi --posterior runs/chains --data configs/data/digits.yaml``
+reads posteriors from their folders, makes their networks from the configurations that their fits
+left, predicts the test data, and writes ``report.html`` and ``report.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Sequence
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.report.networks import (
+    instantiate,
+    load_posterior,
+    path_names,
+    read_configuration,
+)
+from lightning_bnn.report.posteriors import report_posteriors
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit code.
+
+    Args:
+        arguments: The words after ``lightning-bnn report``.
+
+    Raises:
+        ConfigurationError: A folder, a file or a name is wrong.
+    """
+    options = _parser().parse_args(arguments)
+    names = options.name or path_names(options.posterior)
+    if len(names) != len(options.posterior) or len(set(names)) != len(names):
+        raise ConfigurationError(
+            f"--name is given once for each --posterior, each different: there are "
+            f"{len(options.posterior)} posteriors and the names {names}."
+        )
+    given = None
+    if options.config is not None:
+        given = instantiate(read_configuration(options.config), "model", options.config)
+    net, likelihood = (None, None) if given is None else (given.net, given.likelihood)
+    posteriors = {
+        name: load_posterior(path, net, likelihood)
+        for name, path in zip(names, options.posterior, strict=True)
+    }
+    data = instantiate(read_configuration(options.data), "data", options.data)
+    ood = {
+        name: instantiate(read_configuration(file), "data", file)
+        for name, file in map(_name_and_file, options.ood)
+    }
+    with warnings.catch_warnings():
+        # Lightning's advice on workers of loaders is no part of a report
+        warnings.filterwarnings("ignore", message=".*does not have many workers")
+        made = report_posteriors(posteriors, data, ood=ood, draws=options.draws)
+    saved = made.save(options.out)
+    print(f"{made}\nThe report is in {saved}")
+    return 0
+
+
+def _name_and_file(text: str) -> tuple[str, str]:
+    name, equals, file = text.partition("=")
+    if not name or not equals or not file:
+        raise ConfigurationError(
+            "--ood is expected as NAME=FILE, such as rotated=configs/data/digits_rotated.yaml; "
+            f"got {text!r}."
+        )
+    return name, file
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "lightning-bnn report",
+        usage="lightning-bnn report --posterior FOLDER [--posterior FOLDER ...] --data FILE "
+        "[options]",
+        description="Write a page that says how far posteriors can be trusted, side by side: "
+        "calibration, scores with intervals, what to do, and how data from elsewhere are told "
+        "apart. The network of a posterior is read from the config.yaml that `lightning-bnn fit` "
+        "left in its folder or in the one above.",
+    )
+    parser.add_argument(
+        "--posterior", action="append", required=True, metavar="FOLDER",
+        help="folder or URL of a posterior, or of the run that holds it; give it several times to "
+        "compare",
+    )  # fmt: skip
+    parser.add_argument(
+        "--data", required=True, metavar="FILE",
+        help="YAML file with class_path and init_args of a data module, or the configuration of a "
+        "fit; its test data are used, and its validation data for the temperature",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", default="report.html", metavar="FILE",
+        help="the page; the numbers go beside it as .json (default: report.html)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--ood", action="append", default=[], metavar="NAME=FILE",
+        help="data from elsewhere: a name, and a YAML file as for --data; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--name", action="append", metavar="NAME",
+        help="name of a posterior in the report, once for each; by default the folder's",
+    )  # fmt: skip
+    parser.add_argument(
+        "--config", metavar="FILE",
+        help="configuration of the fit, where a posterior has none beside it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--draws", type=int, metavar="N",
+        help="draws of each posterior; by default 32, or all that are stored",
+    )  # fmt: skip
+    return parser

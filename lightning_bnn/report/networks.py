@@ -1,0 +1,235 @@
+"""Posteriors and networks by name, from objects or from folders.
+
+A saved posterior holds weights, not the network's code. ``lightning-bnn fit`` leaves the
+configuration of the network beside it: ``config.yaml`` in the folder of the posterior or in the one
+above. Where there is none, the network has to be given.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import fsspec
+import pytorch_lightning as pl
+import yaml
+from torch import nn
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.posteriors import DrawsPosterior, Posterior
+from lightning_bnn.posteriors.base import network_tensors
+from lightning_bnn.posteriors.manifest import MANIFEST
+from lightning_bnn.strategies.base import Strategy
+from lightning_bnn.strategies.resume import isolated_random_state
+
+__all__ = [
+    "find_configuration",
+    "instantiate",
+    "load_posterior",
+    "make_posterior",
+    "name_all",
+    "path_names",
+    "read_configuration",
+]
+
+Path = str | os.PathLike[str]
+
+
+def path_names(paths: Sequence[Path]) -> list[str]:
+    """Short names for folders: as few of their last parts as tell them apart.
+
+    A last part called ``posterior`` says nothing and is left out.
+
+    Example:
+        >>> path_names(["runs/vi/posterior", "runs/chains/posterior"])
+        ['vi', 'chains']
+        >>> path_names(["a/version_0", "b/version_0"])
+        ['a/version_0', 'b/version_0']
+    """
+    parts = []
+    for path in paths:
+        found = [part for part in PurePosixPath(os.fspath(path)).parts if part not in ("/", ".")]
+        parts.append(found[:-1] if len(found) > 1 and found[-1] == "posterior" else found)
+    for length in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(found[-length:]) for found in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise ConfigurationError(
+        f"The folders {[os.fspath(path) for path in paths]} are not different from each other. "
+        "Name each once, or pass a mapping from names to folders."
+    )
+
+
+def name_all(values: Any, what: str) -> dict[str, Any]:
+    """A mapping as it is; names for a list of folders, or for a single one.
+
+    Example:
+        >>> name_all(["runs/vi", "runs/chains"], "compare")
+        {'vi': 'runs/vi', 'chains': 'runs/chains'}
+    """
+    if isinstance(values, Mapping):
+        return dict(values)
+    if isinstance(values, (str, os.PathLike)):
+        values = [values]
+    paths = isinstance(values, (list, tuple))
+    if not paths or not all(isinstance(one, (str, os.PathLike)) for one in values):
+        raise ConfigurationError(
+            f"{what}= is a mapping from names to posteriors, networks or folders, or a list of "
+            f"folders; got {values!r}. Posteriors and networks need names: "
+            f'{what}={{"ensemble": posterior}}.'
+        )
+    return dict(zip(path_names(values), values, strict=True))
+
+
+def make_posterior(
+    value: Any, name: str, net: nn.Module | None, likelihood: Likelihood | None
+) -> Posterior:
+    """A posterior from itself, a strategy, a plain network, or a folder.
+
+    Args:
+        value: One of these.
+        name: Its name, for errors.
+        net: The network of a folder without a configuration.
+        likelihood: The likelihood of a plain network.
+
+    Raises:
+        ConfigurationError: It is something else, or something is missing.
+
+    Example:
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> len(make_posterior(nn.Linear(1, 1), "net", None, Gaussian()))
+        1
+    """
+    if isinstance(value, Posterior):
+        return value
+    if isinstance(value, Strategy):
+        return value.posterior()
+    if isinstance(value, nn.Module):
+        if likelihood is None:
+            raise ConfigurationError(
+                f"{name!r} is a network, and nothing says how its outputs give targets. Pass "
+                "likelihood=, such as Categorical()."
+            )
+        return DrawsPosterior(value, likelihood, [network_tensors(value)])
+    if isinstance(value, (str, os.PathLike)):
+        return load_posterior(value, net, likelihood)
+    raise ConfigurationError(
+        f"{name!r} is expected to be a posterior, a network or the folder of a posterior; got "
+        f"{type(value).__name__}."
+    )
+
+
+def load_posterior(
+    path: Path, net: nn.Module | None = None, likelihood: Likelihood | None = None
+) -> Posterior:
+    """The posterior in a folder, with the network of its configuration, else with ``net``.
+
+    Args:
+        path: A folder or an fsspec URL of the posterior, or of the run that holds it in
+            ``posterior``.
+        net: The network where there is no ``config.yaml`` in the folder or above it.
+        likelihood: The likelihood to go with ``net``, where it is one of the user's own.
+
+    Raises:
+        ConfigurationError: No network is known.
+    """
+    path = _folder_of(path)
+    found = find_configuration(path)
+    if found is not None:
+        strategy = instantiate(read_configuration(found), "model", found)
+        return Posterior.load(path, strategy.net, _if_own(strategy.likelihood))
+    if net is None:
+        raise ConfigurationError(
+            f"{os.fspath(path)} holds weights, and nothing says of which network: there is no "
+            "config.yaml in it or in the folder above, as `lightning-bnn fit` leaves it. Give the "
+            "configuration of the fit with --config FILE, or pass the network in Python."
+        )
+    return Posterior.load(path, net, _if_own(likelihood))
+
+
+def _folder_of(path: Path) -> str:
+    """The folder of a posterior, or that in the folder of the run that left it."""
+    filesystem, name = fsspec.core.url_to_fs(os.fspath(path))
+    below = f"{name.rstrip('/')}/posterior"
+    if filesystem.exists(f"{name.rstrip('/')}/{MANIFEST}") or not filesystem.exists(below):
+        return os.fspath(path)
+    return f"{os.fspath(path).rstrip('/')}/posterior"
+
+
+def _if_own(likelihood: Likelihood | None) -> Likelihood | None:
+    """A likelihood that a manifest cannot name; ours are read from the manifest itself."""
+    ours = likelihood is None or type(likelihood).__module__.startswith("lightning_bnn.")
+    return None if ours else likelihood
+
+
+def find_configuration(path: Path) -> str | None:
+    """The ``config.yaml`` in a folder or in the one above, if there is one with a model."""
+    filesystem, name = fsspec.core.url_to_fs(os.fspath(path))
+    name = name.rstrip("/")
+    for folder in (name, name.rpartition("/")[0]):
+        candidate = f"{folder}/config.yaml"
+        if filesystem.exists(candidate):
+            found = str(filesystem.unstrip_protocol(candidate))
+            if "model" in read_configuration(found):
+                return found
+    return None
+
+
+def read_configuration(path: Path) -> dict[str, Any]:
+    """The content of a YAML file.
+
+    Raises:
+        ConfigurationError: There is no such file, or it is no mapping.
+    """
+    try:
+        with fsspec.open(os.fspath(path), "r", encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"There is no configuration {os.fspath(path)}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{os.fspath(path)} is not YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{os.fspath(path)} is expected to be a YAML mapping; got {type(content).__name__}."
+        )
+    return content
+
+
+def instantiate(content: Mapping[str, Any], part: str, path: Path) -> Any:
+    """The strategy (``"model"``) or the data module (``"data"``) that a configuration describes.
+
+    Args:
+        content: A whole configuration of a fit; for data also just ``class_path`` and
+            ``init_args``.
+        part: ``"model"`` or ``"data"``.
+        path: Where it was read, for errors.
+
+    Raises:
+        ConfigurationError: The part is missing or cannot be made.
+    """
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    import lightning_bnn.data
+    import lightning_bnn.nets  # noqa: F401  so that short names of classes are known
+    from lightning_bnn.cli import import_function
+
+    described = content.get(part, content if "class_path" in content else None)
+    if described is None:
+        raise ConfigurationError(
+            f"{os.fspath(path)} has no {part}: expected class_path and init_args, or a "
+            f"configuration of a fit with {part!r}; got {sorted(content)}."
+        )
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Strategy if part == "model" else pl.LightningDataModule, part)
+    try:
+        with isolated_random_state():  # a network is initialised, and its values are not used
+            parsed = parser.parse_object({part: described})
+            key = f"{part}.init_args.bayesian"
+            if (function := import_function(parsed.get(key))) is not None:
+                parsed[key] = function
+            return parser.instantiate_classes(parsed)[part]
+    except ArgumentError as error:
+        raise ConfigurationError(f"The {part} of {os.fspath(path)} is wrong: {error}") from error

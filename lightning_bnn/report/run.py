@@ -1,0 +1,156 @@
+"""The models of a run, asked about the run's own data and about data from elsewhere.
+
+The strategy predicts with the snapshot of the running evaluation, the others with all their draws.
+Batches pass through the trainer's hooks and precision as those of a step do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.posteriors import Posterior
+from lightning_bnn.predictive import Predictive
+from lightning_bnn.report.collection import Collection
+from lightning_bnn.report.gather import (
+    add,
+    add_outside,
+    check_predicts,
+    inputs_for,
+    numbered_batches,
+    undisturbed,
+)
+from lightning_bnn.report.outside import Outside
+from lightning_bnn.report.statistics import Statistics
+from lightning_bnn.strategies.base import Strategy
+from lightning_bnn.strategies.resume import isolated_random_state
+
+__all__ = ["RunModels"]
+
+
+class RunModels:
+    """A strategy in its trainer, and the posteriors that it is compared with.
+
+    Args:
+        trainer: The trainer.
+        strategy: The strategy that runs in it.
+        posteriors: The compared ones, by name.
+        loaders: Loaders of data from elsewhere, by name.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        strategy: Strategy,
+        posteriors: Mapping[str, Posterior],
+        loaders: Mapping[str, Any],
+    ) -> None:
+        self.trainer, self.strategy = trainer, strategy
+        self.posteriors, self.loaders = posteriors, loaders
+        self.own = type(strategy).__name__
+        self._checked = False
+
+    @property
+    def names(self) -> list[str]:
+        """The name of the strategy's class, and those of the others."""
+        return [self.own, *self.posteriors]
+
+    def check(self, batch: Any) -> None:
+        """Predict the first batch with every model, and one of every loader from elsewhere.
+
+        Raises:
+            DataError: A loader is empty, or its inputs do not go through the network.
+            ConfigurationError: A compared model predicts something else.
+        """
+        if self._checked:
+            return
+        self._checked = True
+        if not self.posteriors and not self.loaders:
+            return
+        inputs = self.strategy.inputs(batch)
+        fix = "A compared model takes the inputs of this run."
+        own = self.strategy.posterior()  # no snapshot: how it runs draws is measured on several
+        with isolated_random_state(), self.trainer.precision_plugin.forward_context():
+            kind = check_predicts(lambda x: own.predict(x, draws=1), inputs, self.own, fix)
+            for name, posterior in self.posteriors.items():
+                posterior.to(self.strategy.device)
+                found = check_predicts(
+                    lambda x, p=posterior: p.predict(inputs_for(p, x), draws=1),  # type: ignore[misc]
+                    inputs,
+                    f"compare[{name!r}], tried on the data of this run,",
+                    fix,
+                )
+                if found != kind:
+                    raise ConfigurationError(
+                        f"compare[{name!r}] predicts a {found} and {self.own} a {kind}: only "
+                        "models of one task can be compared. Leave it out, or give it a report of "
+                        "its own."
+                    )
+        shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else "of this run"
+        for place, loader in self.loaders.items():
+            with undisturbed(loader), self.trainer.precision_plugin.forward_context():
+                first = next(iter(loader), None)
+                if first is None:
+                    raise DataError(f"ood[{place!r}] is empty: its loader gives no batch.")
+                check_predicts(
+                    lambda x: own.predict(x, draws=1),
+                    self.strategy.inputs(self._on_device(first)),
+                    f"ood[{place!r}]",
+                    f"Inputs of the shape {shape} per example are expected.",
+                )
+
+    def add(
+        self, into: Mapping[str, Statistics], predictive: Predictive, batch: Any, numbers: Tensor
+    ) -> None:
+        """Add a batch that the strategy has predicted, and what the others say of it."""
+        inputs, targets = self.strategy.split(batch)
+        add(into[self.own], predictive, targets, numbers, inputs)
+        for name, posterior in self.posteriors.items():
+            add(into[name], self._ask(posterior, inputs), targets, numbers, inputs)
+
+    def gather(
+        self, loader: Any, into: Mapping[str, Statistics], limit: float = float("inf")
+    ) -> None:
+        """Predict a whole loader, or at most so many of its batches, with all models."""
+        trainer = self.trainer
+        with undisturbed(loader), torch.no_grad():
+            batches = numbered_batches(loader, trainer.global_rank, trainer.world_size, limit)
+            for batch, number in batches:
+                moved = self._on_device(batch)
+                predictive = self._predict(self.strategy.split(moved)[0])
+                self.add(into, predictive, moved, number(len(predictive)))
+
+    def gather_outside(self, collection: Collection) -> None:
+        """Predict all loaders from elsewhere with all models."""
+        trainer = self.trainer
+        for place, loader in self.loaders.items():
+            with undisturbed(loader), torch.no_grad():
+                batches = numbered_batches(loader, trainer.global_rank, trainer.world_size)
+                for batch, number in batches:
+                    inputs = self.strategy.inputs(self._on_device(batch))
+                    made = {self.own: self._predict(inputs)}
+                    for name, posterior in self.posteriors.items():
+                        made[name] = self._ask(posterior, inputs)
+                    numbers = number(len(made[self.own]))
+                    for name, predictive in made.items():
+                        found = collection.outside[name].setdefault(place, Outside())
+                        add_outside(found, predictive, numbers)
+
+    def _predict(self, inputs: Any) -> Predictive:
+        with self.trainer.precision_plugin.forward_context():
+            return self.strategy.predictive(inputs)
+
+    def _ask(self, posterior: Posterior, inputs: Any) -> Predictive:
+        with self.trainer.precision_plugin.forward_context():
+            return posterior.predict(inputs_for(posterior, inputs))
+
+    def _on_device(self, batch: Any) -> Any:
+        """A batch as Lightning hands it to a step."""
+        batch = self.trainer.precision_plugin.convert_input(batch)
+        batch = self.strategy._on_before_batch_transfer(batch)
+        return self.trainer.strategy.batch_to_device(batch)

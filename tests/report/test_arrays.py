@@ -1,0 +1,287 @@
+"""Reports from plain arrays: the same numbers as by hand, and errors that say what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.metrics import log_loss, roc_auc_score
+
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.predictive import CategoricalPredictive, GaussianPredictive, PoissonPredictive
+from lightning_bnn.report import arrays, report
+
+
+def classes(count: int = 400, draws: int | None = None, seed: int = 0) -> tuple[Any, Any]:
+    generator = np.random.default_rng(seed)
+    shape = (count,) if draws is None else (draws, count)
+    probabilities = generator.dirichlet([1.0, 1.0, 1.0], size=shape)
+    mean = probabilities if draws is None else probabilities.mean(0)
+    targets = np.array([generator.choice(3, p=row / row.sum()) for row in mean])
+    return probabilities, targets
+
+
+def block(made: Any, index: int = 0) -> dict[str, Any]:
+    return made.numbers["models"][index]
+
+
+# -------------------------------------------------------------------- what comes out
+
+
+def test_classes() -> None:
+    probabilities, targets = classes()
+    scalars = block(report(probabilities, targets))["scalars"]
+    assert scalars["nll"] == pytest.approx(log_loss(targets, probabilities), abs=1e-10)
+    assert scalars["accuracy"] == np.mean(probabilities.argmax(1) == targets)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "float32", "torch", "list", "reversed", "readonly"])
+def test_any_array(kind: str) -> None:
+    probabilities, targets = classes(60)
+    given: Any = {
+        "numpy": probabilities,
+        "float32": probabilities.astype(np.float32),
+        "torch": torch.from_numpy(probabilities).requires_grad_(),
+        "list": probabilities.tolist(),
+        "reversed": probabilities[::-1, ::-1][::-1, ::-1],
+        "readonly": probabilities.view(),
+    }[kind]
+    if kind == "readonly":
+        given.flags.writeable = False
+    wanted = log_loss(targets, probabilities)
+    found = block(report(given, targets.tolist()))["scalars"]["nll"]
+    assert found == pytest.approx(wanted, abs=1e-6)
+
+
+def test_draws_are_mixed() -> None:
+    probabilities, targets = classes(draws=5)
+    found = block(report(probabilities, targets))
+    assert found["draws"] == 5
+    mean = probabilities.mean(0)
+    entropy = stats.entropy(mean, axis=1).mean()
+    expected = stats.entropy(probabilities, axis=2).mean()
+    assert found["scalars"]["nll"] == pytest.approx(log_loss(targets, mean), abs=1e-10)
+    assert found["scalars"]["entropy"] == pytest.approx(entropy, abs=1e-10)
+    assert found["scalars"]["epistemic"] == pytest.approx(entropy - expected, abs=1e-10)
+
+
+def test_yes_or_no() -> None:
+    generator = np.random.default_rng(1)
+    yes = np.concatenate([generator.uniform(size=300), [0.0, 1.0]])
+    came = np.concatenate([generator.uniform(size=300) < yes[:300], [False, True]])
+    for targets in (came, came.astype(int)):
+        made = report(yes, targets)
+        assert made.numbers["data"]["classes"] == 2
+        assert block(made)["scalars"]["nll"] == pytest.approx(log_loss(came, yes), abs=1e-10)
+
+
+def test_numbers_with_scales() -> None:
+    generator = np.random.default_rng(2)
+    means, sd = generator.normal(size=300), generator.uniform(0.5, 2, size=300)
+    targets = generator.normal(means, sd)
+    made = report(means, targets, scales=sd)
+    assert made.numbers["task"] == "numbers"
+    wanted = -stats.norm(means, sd).logpdf(targets).mean()
+    assert block(made)["scalars"]["nll"] == pytest.approx(wanted, abs=1e-10)
+    assert block(made)["scalars"]["rmse"] == pytest.approx(np.sqrt(np.mean((means - targets) ** 2)))
+
+
+def test_numbers_with_draws_and_outputs() -> None:
+    generator = np.random.default_rng(3)
+    means = generator.normal(size=(4, 50, 2))
+    targets = generator.normal(size=(50, 2))
+    made = report(means, targets, scales=0.7)
+    components = stats.norm(means, 0.7).logpdf(targets).sum(2)  # outputs within a draw first
+    wanted = -np.log(np.exp(components).mean(0)).mean()
+    assert block(made)["scalars"]["nll"] == pytest.approx(wanted, abs=1e-10)
+    assert made.numbers["data"]["examples"] == 50
+    assert made.numbers["data"]["rows"] == 100
+
+
+def test_predictives() -> None:
+    logits = torch.randn(3, 80, 4, 5, generator=torch.Generator().manual_seed(0))
+    targets = torch.randint(0, 4, (80, 5), generator=torch.Generator().manual_seed(1))
+    made = report(CategoricalPredictive(logits), targets)
+    assert made.numbers["data"]["rows"] == 400  # a row for each position
+    counts = PoissonPredictive(torch.randn(2, 60, generator=torch.Generator().manual_seed(2)))
+    made = report({"poisson": counts}, torch.arange(60) % 4)
+    assert made.numbers["task"] == "numbers"
+
+
+def test_several_models_shift_and_validation() -> None:
+    probabilities, targets = classes(300)
+    bold = probabilities**2 / (probabilities**2).sum(1, keepdims=True)
+    validation, validation_targets = classes(200, seed=5)
+    strange = np.full((100, 3), 1 / 3)
+    made = report(
+        {"true": probabilities, "bold": bold},
+        targets,
+        ood={"flat": {"true": strange, "bold": strange}},
+        validation=(
+            {"true": validation, "bold": validation**2 / (validation**2).sum(1, keepdims=True)},
+            validation_targets,
+        ),
+        class_names=["a", "b", "c"],
+    )
+    first, second = made.numbers["models"]
+    assert made.numbers["comparison"]["columns"] == ["true", "bold"]
+    assert made.numbers["data"]["class_names"] == ["a", "b", "c"]
+    entropy = stats.entropy(probabilities, axis=1)
+    label = np.repeat([0, 1], [300, 100])
+    wanted = roc_auc_score(label, np.concatenate([entropy, stats.entropy(strange, axis=1)]))
+    assert first["shift"]["flat"]["by"]["entropy"]["auroc"] == pytest.approx(wanted, abs=1e-6)
+    assert second["temperature"]["fitted_on"] == "validation"
+    # squaring the probabilities is undone by a temperature twice as high
+    ratio = second["temperature"]["value"] / first["temperature"]["value"]
+    assert ratio == pytest.approx(2, abs=1e-6)
+
+
+@pytest.mark.parametrize("draws", [1, 3])
+def test_shift_of_numbers(draws: int) -> None:
+    generator = np.random.default_rng(4)
+    means, sd = generator.normal(size=(draws, 60)), generator.uniform(0.5, 2, size=60)
+    strange, wide = generator.normal(size=(draws, 40)), generator.uniform(1, 3, size=40)
+    if draws == 1:
+        means, strange = means[0], strange[0]
+    made = report(means, np.zeros(60), scales=sd, ood={"far": (strange, wide)})
+    spread = (means.var(0), strange.var(0)) if draws > 1 else (0.0, 0.0)
+    score = np.concatenate([sd**2 + spread[0], wide**2 + spread[1]])
+    wanted = roc_auc_score(np.repeat([0, 1], [60, 40]), score)
+    found = block(made)["shift"]["far"]["by"]["sd"]["auroc"]
+    assert found == pytest.approx(wanted, abs=1e-6)
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    probabilities, targets = classes(100, draws=2)
+    options: dict[str, Any] = {"ood": {"other": probabilities[:, :37]}}
+    whole = report(probabilities, targets, **options).numbers
+    monkeypatch.setattr(arrays, "_CHUNK", 6 * 7)  # seven examples at a time
+    parts = report(probabilities, targets, **options).numbers
+    assert parts["models"][0]["scalars"] == pytest.approx(whole["models"][0]["scalars"], abs=1e-12)
+    assert parts["models"][0]["shift"] == whole["models"][0]["shift"]
+
+
+def test_inputs_are_shown() -> None:
+    probabilities, targets = classes(40)
+    images = np.random.default_rng(0).uniform(size=(40, 1, 8, 8))
+    made = report(probabilities, targets, inputs=images)
+    assert block(made)["uncertain"][0]["image"].startswith("data:image/png;base64,")
+    x = np.linspace(-1, 1, 50)
+    made = report(np.sin(x), np.sin(x) + 0.1, scales=0.1, inputs=x)
+    assert block(made)["fit"] is not None
+
+
+# -------------------------------------------------------------------- bad input
+
+
+def test_nan_is_counted_and_named() -> None:
+    probabilities, targets = classes(60)
+    probabilities[7] = np.nan
+    probabilities[31, 0] = np.nan
+    made = report(probabilities, targets)
+    assert block(made)["invalid"]["count"] == 2
+    assert block(made)["invalid"]["examples"] == [7, 31]
+    assert any(line["level"] == "bad" and "31" in line["text"] for line in made.numbers["summary"])
+    sd = np.ones(60)
+    sd[5] = np.nan
+    assert block(report(np.zeros(60), np.zeros(60), scales=sd))["invalid"]["examples"] == [5]
+
+
+def test_sums() -> None:
+    probabilities, targets = classes(60)
+    probabilities[11] *= 0.5
+    with pytest.raises(DataError, match=r"row 11 sums to 0\.5 \(1 of 60 rows"):
+        report(probabilities, targets)
+    with pytest.raises(DataError, match=r"row 11 of draw 1 sums to 0\.5"):
+        report(np.stack([classes(60)[0], probabilities]), targets)
+
+
+@pytest.mark.parametrize("value", [-0.2, 3.0, np.inf, -np.inf])
+def test_logits(value: float) -> None:
+    probabilities, targets = classes(60)
+    probabilities[4, 1] = value
+    with pytest.raises(DataError, match=r"at \[4, 1\].*softmax"):
+        report(probabilities, targets)
+    with pytest.raises(DataError, match=r"at \[1\].*exp"):
+        report(np.array([0.5, value, 0.1]), [0, 1, 0])
+
+
+CASES: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "one column": (np.ones((30, 1)), np.zeros(30, int), {}, r"shape \(N,\)"),
+    "empty": (np.ones((0, 3)), np.zeros(0, int), {}, r"\(0, 3\)"),
+    "four axes": (np.ones((1, 2, 3, 4)), np.zeros(2, int), {}, r"\(1, 2, 3, 4\)"),
+    "text": (np.array(["a", "b"]), [0, 1], {}, "array of numbers"),
+    "length": (np.full((30, 2), 0.5), np.zeros(29, int), {}, r"\(30,\); got \(29,\)"),
+    "one-hot": (np.full((30, 2), 0.5), np.eye(2)[np.zeros(30, int)], {}, r"argmax\(1\)"),
+    "float": (np.full((30, 2), 0.5), np.zeros(30), {}, "integer type"),
+    "range": (np.full((30, 2), 0.5), np.r_[np.zeros(29, int), 2], {}, "example 29 has 2"),
+    "negative": (np.full((30, 2), 0.5), np.r_[-1, np.zeros(29, int)], {}, "example 0 has -1"),
+    "few": (np.full((9, 2), 0.5), np.zeros(9, int), {}, "9"),
+    "ood classes": (
+        np.full((30, 2), 0.5),
+        np.zeros(30, int),
+        {"ood": {"other": np.full((30, 4), 0.25)}},
+        r"ood\['other'\].*\(4,\).*\(2,\)",
+    ),
+    "ood kind": (
+        np.full((30, 2), 0.5),
+        np.zeros(30, int),
+        {"ood": {"other": np.full(30, 0.5)}},
+        "BernoulliPredictive",
+    ),
+    "validation": (
+        np.full((30, 2), 0.5),
+        np.zeros(30, int),
+        {"validation": np.full((30, 2), 0.5)},
+        r"pair \(predictions, targets\)",
+    ),
+    "validation classes": (
+        np.full((30, 2), 0.5),
+        np.zeros(30, int),
+        {"validation": (np.full((30, 4), 0.25), np.zeros(30, int))},
+        "4 classes",
+    ),
+    "inputs": (np.full((30, 2), 0.5), np.zeros(30, int), {"inputs": np.ones((9, 1, 8, 8))}, "9"),
+    "no scale": ({"a": np.ones(30), "b": np.ones(30)}, np.ones(30), {"scales": {"a": 1}}, "scales"),
+    "scale": (np.ones(30), np.ones(30), {"scales": np.r_[np.ones(29), -2]}, "-2"),
+    "scale shape": (np.ones(30), np.ones(30), {"scales": np.ones(29)}, r"\(29,\)"),
+    "column": (np.ones((30, 1)), np.ones(30), {"scales": 1.0}, r"\(30, 1\)"),
+    "target": (np.ones(30), np.r_[np.ones(29), np.nan], {"scales": 1.0}, "example 29 has nan"),
+    "ood pair": (np.ones(30), np.ones(30), {"scales": 1.0, "ood": {"o": np.ones(3)}}, "pair"),
+    "no model": ({}, [0], {}, "no model"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_says_what_is_wrong(case: str) -> None:
+    predictions, targets, options, text = CASES[case]
+    with pytest.raises((DataError, ConfigurationError), match=text):
+        report(predictions, targets, **options)
+
+
+def test_options_that_do_not_go_together() -> None:
+    means = np.ones(30)
+    with pytest.raises(ConfigurationError, match="temperature"):
+        report(means, means, scales=1.0, validation=(means, means))
+    predictive = GaussianPredictive(torch.ones(1, 30), torch.tensor(1.0))
+    with pytest.raises(ConfigurationError, match="scales already"):
+        report(predictive, means, scales=1.0)
+    probabilities, targets = classes(30)
+    classifier = CategoricalPredictive(torch.zeros(1, 30, 3))
+    with pytest.raises(ConfigurationError, match="one kind"):
+        report({"a": predictive, "b": classifier}, targets)
+    with pytest.raises(DataError, match="'b' is missing"):
+        report(
+            {"a": probabilities, "b": probabilities}, targets, ood={"other": {"a": probabilities}}
+        )
+    with pytest.raises(ConfigurationError, match="without a name"):
+        report(means, means, scales={"a": 1.0})
+
+
+def test_a_class_that_never_occurs() -> None:
+    probabilities, targets = classes(100)
+    made = report(probabilities[targets != 2], targets[targets != 2], class_names=["a", "b", "c"])
+    assert any(line["level"] == "note" and "c" in line["text"] for line in made.numbers["summary"])

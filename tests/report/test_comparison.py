@@ -1,0 +1,201 @@
+"""The table: values, intervals, the best and the tied."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_bnn.predictive import CategoricalPredictive, GaussianPredictive
+from lightning_bnn.report.class_block import class_block
+from lightning_bnn.report.comparison import comparison
+from lightning_bnn.report.number_block import number_block
+from lightning_bnn.report.statistics import Statistics
+from tests.report.predictions import (
+    class_data,
+    class_statistics,
+    number_data,
+    number_statistics,
+    outside_of,
+)
+
+
+def class_table(models, outside=None):
+    outside = outside or {}
+    blocks = [class_block(n, m, outside.get(n, {}), None, 0.1) for n, m in models.items()]
+    return comparison(models, blocks, outside), blocks
+
+
+def rows_of(table):
+    return {row["key"]: row for row in table["rows"]}
+
+
+@pytest.fixture(scope="module")
+def two():
+    logits, targets = class_data(count=400)
+    noisy = logits + 1.5 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(9))
+    models = {
+        "good": class_statistics(logits, targets),
+        "noisy": class_statistics(noisy, targets),
+        "again": class_statistics(logits.flip(0), targets),
+    }
+    foreign = 0.2 * class_data(count=100, seed=4)[0]
+    outside = {
+        "good": {"letters": outside_of(CategoricalPredictive(foreign))},
+        "again": {"letters": outside_of(CategoricalPredictive(foreign))},
+    }
+    return class_table(models, outside)
+
+
+def test_rows_and_values(two):
+    table, blocks = two
+    assert table["columns"] == ["good", "noisy", "again"]
+    assert (table["replicates"], table["examples"], table["complete"]) == (1000, 400, True)
+    assert [row["key"] for row in table["rows"]] == [
+        "accuracy",
+        "nll",
+        "brier",
+        "ece",
+        "adaptive_ece",
+        "classwise_ece",
+        "aurc",
+        "scaled_nll",
+        "scaled_ece",
+        "auroc_entropy:letters",
+        "auroc_mutual_information:letters",
+    ]
+    for row in table["rows"]:
+        for block, value in zip(blocks, row["values"], strict=True):
+            if row["key"] in block["scalars"]:
+                assert value["value"] == block["scalars"][row["key"]]
+            elif row["key"].startswith("scaled"):
+                assert value["value"] == block["temperature"]["after"][row["key"][7:]]
+            if not math.isnan(value["value"]):
+                assert value["lower"] <= value["value"] <= value["upper"]
+
+
+def test_the_best_and_the_tied(two):
+    table, _ = two
+    nll = rows_of(table)["nll"]["values"]
+    assert [value["tied"] for value in nll].count(True) == 1
+    assert not nll[1]["best"]
+    assert not nll[1]["tied"]  # clearly worse
+    for row in table["rows"]:
+        assert sum(value["best"] for value in row["values"]) == 1
+        assert not any(value["best"] and value["tied"] for value in row["values"])
+        known = [v["value"] for v in row["values"] if not math.isnan(v["value"])]
+        best = next(value["value"] for value in row["values"] if value["best"])
+        assert best == (max if row["better"] == "higher" else min)(known)
+
+
+def test_a_model_without_the_loader_has_no_value(two):
+    table, _ = two
+    values = rows_of(table)["auroc_entropy:letters"]["values"]
+    assert math.isnan(values[1]["value"])
+    assert not values[1]["tied"]
+
+
+def test_the_interval_of_the_accuracy_is_that_of_a_proportion(two):
+    """Percentile bootstrap against the normal interval: within a fifth of its width."""
+    table, _ = two
+    value = rows_of(table)["accuracy"]["values"][0]
+    half = 1.96 * math.sqrt(value["value"] * (1 - value["value"]) / 400)
+    assert value["upper"] - value["lower"] == pytest.approx(2 * half, rel=0.2)
+
+
+def test_one_model_is_not_the_best_of_anything():
+    table, _ = class_table({"net": class_statistics(*class_data(count=100))})
+    assert not any(
+        value["best"] or value["tied"] for row in table["rows"] for value in row["values"]
+    )
+
+
+def test_one_draw_has_no_value_by_mutual_information():
+    logits, targets = class_data(count=100, draws=1)
+    outside = {"net": {"same": outside_of(CategoricalPredictive(logits))}}
+    table, _ = class_table({"net": class_statistics(logits, targets)}, outside)
+    found = rows_of(table)
+    assert math.isnan(found["auroc_mutual_information:same"]["values"][0]["value"])
+    assert found["auroc_entropy:same"]["values"][0]["value"] == pytest.approx(0.5)
+
+
+def test_invalid_rows_of_one_model_are_left_out_for_all():
+    logits, targets = class_data(count=100)
+    damaged = logits.clone()
+    damaged[0, :30] = math.nan
+    models = {"a": class_statistics(logits, targets), "b": class_statistics(damaged, targets)}
+    table, _ = class_table(models)
+    assert (table["complete"], table["examples"]) == (False, 70)
+    expected = class_statistics(logits[:, 30:], targets[30:]).sums
+    for key, name in (("accuracy", "correct"), ("nll", "nll"), ("brier", "brier")):
+        for value in rows_of(table)[key]["values"]:
+            assert value["value"] == pytest.approx(expected.mean(name), abs=1e-6)
+
+
+def test_rows_of_one_example_stay_together():
+    """Forty equal rows an example: the interval is that of the examples, not of the rows."""
+    logits, targets = class_data(count=60, draws=1)
+    each = class_table({"net": class_statistics(logits, targets)})[0]
+    many = Statistics(bins=10)
+    places = logits[..., None].expand(1, 60, 4, 40)
+    many.update(CategoricalPredictive(places), targets[:, None].expand(60, 40))
+    wide = class_table({"net": many})[0]
+    for key in ("accuracy", "nll", "brier"):
+        one, other = (rows_of(table)[key]["values"][0] for table in (each, wide))
+        assert other["upper"] - other["lower"] == pytest.approx(
+            one["upper"] - one["lower"], rel=0.15
+        )
+
+
+def test_a_part_of_the_rows_moves_to_the_value_of_all(monkeypatch):
+    monkeypatch.setattr("lightning_bnn.report.comparison.MOST_ROWS", 100)
+    statistics = class_statistics(*class_data(count=900))
+    table, blocks = class_table({"net": statistics})
+    value = rows_of(table)["accuracy"]["values"][0]
+    assert value["value"] == blocks[0]["scalars"]["accuracy"]
+    middle, width = (value["lower"] + value["upper"]) / 2, value["upper"] - value["lower"]
+    part = statistics.sample["correct"][np.argsort(statistics.sample["priority"])[:100]].mean()
+    assert abs(part - value["value"]) > 0.1 * width  # the part alone would say something else
+    assert abs(middle - value["value"]) < 0.05 * width
+
+
+def test_numbers():
+    predictive, targets = number_data(count=300)
+    narrow = GaussianPredictive(predictive.means, predictive.scales / 2)
+    models = {
+        "right": number_statistics(predictive, targets),
+        "narrow": number_statistics(narrow, targets),
+    }
+    outside = {name: {"far": outside_of(number_data(narrow=0.3)[0])} for name in models}
+    blocks = [number_block(name, model, outside[name]) for name, model in models.items()]
+    found = rows_of(comparison(models, blocks, outside))
+    assert list(found) == [
+        "rmse",
+        "nll",
+        "crps",
+        "coverage_90",
+        "sharpness",
+        "auroc_sd:far",
+        "auroc_epistemic_sd:far",
+    ]
+    coverage = found["coverage_90"]
+    assert (coverage["better"], coverage["aim"]) == ("near", 0.9)
+    assert [value["best"] for value in coverage["values"]] == [True, False]
+    assert not coverage["values"][1]["tied"]
+    assert found["rmse"]["values"][1]["tied"] != found["rmse"]["values"][1]["best"]
+    assert found["sharpness"]["better"] is None
+    assert not any(value["best"] for value in found["sharpness"]["values"])
+
+
+def test_an_infinite_score_is_never_the_best():
+    logits, targets = class_data(count=100)
+    impossible = logits.clone()
+    impossible[:, 0] = -math.inf
+    impossible[:, 0, (targets[0] + 1) % 4] = 0.0
+    models = {"a": class_statistics(impossible, targets), "b": class_statistics(logits, targets)}
+    table, _ = class_table(models)
+    nll = rows_of(table)["nll"]["values"]
+    assert nll[0]["value"] == math.inf
+    assert nll[1]["best"]
+    both = class_table({"a": models["a"], "c": class_statistics(impossible, targets)})[0]
+    assert np.isinf([value["value"] for value in rows_of(both)["nll"]["values"]]).all()

@@ -1,0 +1,115 @@
+"""Batches into statistics: shares of processes, random numbers left alone."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from lightning_bnn.errors import DataError
+from lightning_bnn.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+from lightning_bnn.report.gather import (
+    add,
+    add_outside,
+    batch_inputs,
+    check_predicts,
+    kind_of,
+    numbered_batches,
+    undisturbed,
+)
+from lightning_bnn.report.outside import Outside
+from lightning_bnn.report.statistics import Statistics
+
+
+@given(
+    examples=st.integers(1, 25), size=st.integers(1, 6), world=st.integers(1, 4), limit=st.just(3)
+)
+def test_processes_share_batches(examples: int, size: int, world: int, limit: int) -> None:
+    data = torch.arange(examples)
+    for most in (float("inf"), limit):
+        found = [
+            pair
+            for rank in range(world)
+            for batch, number in numbered_batches(DataLoader(data, size), rank, world, most)
+            for pair in zip(batch.tolist(), number(len(batch)).tolist(), strict=True)
+        ]
+        seen = min(examples, size * limit) if most == limit else examples
+        assert sorted(found) == [(value, value) for value in range(seen)]
+
+
+def test_nobodys_random_numbers_move() -> None:
+    generator, inner = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    data = TensorDataset(torch.arange(20))
+    sampler = RandomSampler(data, generator=inner)
+    loader = DataLoader(data, 4, sampler=sampler, generator=generator)
+    states = [torch.get_rng_state(), generator.get_state(), inner.get_state()]
+    numpy, python = np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    orders = []
+    for _ in range(2):
+        with undisturbed(loader):
+            orders.append(torch.cat([batch[0] for batch in loader]))
+            np.random.rand(), random.random(), torch.rand(1)  # noqa: NPY002
+    assert torch.equal(*orders)  # the same each time
+    for before, after in zip(
+        states, [torch.get_rng_state(), generator.get_state(), inner.get_state()], strict=True
+    ):
+        assert torch.equal(before, after)
+    assert np.random.get_state()[1].tolist() == numpy  # noqa: NPY002
+    assert random.getstate() == python
+
+
+def test_repeats_are_left_out() -> None:
+    logits = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(6) % 3
+    numbers = torch.tensor([4, -1, 0, 9, -1, 2])
+    kept = numbers >= 0
+    whole, part = Statistics(bins=2), Statistics(bins=2)
+    add(whole, CategoricalPredictive(logits), targets, numbers, torch.zeros(6, 1, 4, 4))
+    add(part, CategoricalPredictive(logits[:, kept]), targets[kept], numbers[kept], None)
+    assert whole.examples == part.examples == 4
+    assert whole.sums.mean("nll") == pytest.approx(part.sums.mean("nll"), abs=1e-12)
+    add(whole, CategoricalPredictive(logits), targets, torch.full((6,), -1), None)
+    assert whole.examples == 4  # nothing but repeats
+
+    outside, other = Outside(), Outside()
+    add_outside(outside, CategoricalPredictive(logits), numbers)
+    add_outside(outside, CategoricalPredictive(logits), torch.full((6,), -1))
+    add_outside(other, CategoricalPredictive(logits[:, kept]), numbers[kept])
+    assert outside.examples == other.examples == 4
+
+
+def test_inputs_of_batches() -> None:
+    x, y = torch.zeros(3), torch.ones(3)
+    assert batch_inputs([x, y]) is x
+    assert batch_inputs((x,)) is x
+    assert batch_inputs(x) is x
+    named = {"a": x}
+    assert batch_inputs(named) is named
+    with pytest.raises(DataError, match="pair"):
+        batch_inputs([x, y, y])
+
+
+def test_kinds() -> None:
+    kinds = [
+        kind_of(CategoricalPredictive(torch.zeros(2, 4, 3))),
+        kind_of(CategoricalPredictive(torch.zeros(2, 4, 5))),
+        kind_of(BernoulliPredictive(torch.zeros(2, 4))),
+        kind_of(BernoulliPredictive(torch.zeros(2, 4, 3))),
+        kind_of(GaussianPredictive(torch.zeros(2, 4), torch.tensor(1.0))),
+        kind_of(GaussianPredictive(torch.zeros(2, 4, 2), torch.tensor(1.0))),
+    ]
+    assert len(set(kinds)) == len(kinds)
+    positions = CategoricalPredictive(torch.zeros(9, 1, 3, 7))
+    assert kind_of(positions) == kinds[0]
+
+
+def test_what_does_not_go_through_is_named() -> None:
+    net = nn.Linear(4, 2)
+    with pytest.raises(DataError, match=r"letters.*\(3, 5\).*Pass others.*RuntimeError"):
+        check_predicts(lambda x: net(x), torch.zeros(3, 5), "letters", "Pass others.")

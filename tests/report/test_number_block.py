@@ -1,0 +1,115 @@
+"""The numbers of a model of numbers against SciPy and direct formulas."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from lightning_bnn.predictive import GaussianPredictive, PoissonPredictive
+from lightning_bnn.report.number_block import number_block, widening
+from lightning_bnn.report.statistics import Statistics
+from tests.report.predictions import number_data, number_statistics
+
+
+def test_scalars_and_curves():
+    predictive, targets = number_data(count=400, outputs=2)
+    block = number_block("net", number_statistics(predictive, targets), {})
+    error = (predictive.mean - targets).ravel().numpy()
+    sd = predictive.variance.sqrt().ravel().numpy()
+    scalars = block["scalars"]
+    assert scalars["rmse"] == pytest.approx(np.sqrt((error**2).mean()))
+    assert scalars["bias"] == pytest.approx(error.mean())
+    assert scalars["nll"] == pytest.approx(-predictive.log_prob(targets).mean().item())
+    assert scalars["crps"] == pytest.approx(predictive.crps(targets).mean().item())
+    assert scalars["coverage_90"] == predictive.covers(targets, 0.9).double().mean().item()
+    assert scalars["sharpness"] == pytest.approx(sd.mean())
+    epistemic, aleatoric = predictive.epistemic.mean().item(), predictive.aleatoric.mean().item()
+    assert scalars["epistemic_share"] == pytest.approx(epistemic / (epistemic + aleatoric))
+    for nominal, observed in zip(
+        *(block["coverage"][k] for k in ("nominal", "observed")), strict=True
+    ):
+        assert observed == predictive.covers(targets, float(nominal)).double().mean().item()
+    assert block["pit"]["count"].sum() == 800
+    order = np.argsort(sd).reshape(10, 80)
+    rmse = np.sqrt((error[order] ** 2).mean(1))
+    np.testing.assert_allclose(block["error_sd"]["rmse"], rmse)
+    parts = block["uncertainty"]
+    np.testing.assert_allclose(parts["sd"], sd[order].mean(1))
+    np.testing.assert_allclose(
+        parts["epistemic"], predictive.epistemic.ravel().numpy()[order].mean(1)
+    )
+    np.testing.assert_allclose(
+        parts["aleatoric"], predictive.aleatoric.ravel().numpy()[order].mean(1)
+    )
+    np.testing.assert_allclose(np.sort(block["scatter"]["sd"]), np.sort(sd))
+    assert block["fit"] is None
+
+
+def test_the_scatter_is_a_bounded_sample_of_pairs():
+    predictive, targets = number_data(count=3000)
+    block = number_block("net", number_statistics(predictive, targets, batch=3000), {})
+    pairs = {
+        (round(a, 9), round(b, 9))
+        for a, b in zip(
+            predictive.variance.sqrt().ravel().tolist(),
+            (predictive.mean - targets).ravel().tolist(),
+            strict=True,
+        )
+    }
+    found = list(zip(*(block["scatter"][name].round(9) for name in ("sd", "error")), strict=True))
+    assert len(found) == 1000
+    assert set(found) <= pairs
+
+
+def test_equal_sds_share_one_bin():
+    statistics = Statistics(bins=5)
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randn(50, generator=generator)
+    statistics.update(GaussianPredictive(torch.zeros(1, 50), torch.ones(1, 50)), targets)
+    block = number_block("net", statistics, {})
+    assert block["uncertainty"]["count"].tolist() == [50]
+    assert block["scalars"]["epistemic_share"] == 0
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 1.7])
+def test_widening(factor):
+    """The factor found mends exactly the 90 percent interval."""
+    z = factor * np.random.default_rng(0).normal(size=5000)
+    found = widening(stats.norm.cdf(z))
+    assert found == pytest.approx(factor, rel=0.05)
+    assert (np.abs(z / found) <= stats.norm.ppf(0.95)).mean() == pytest.approx(0.9, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("narrow", "label"),
+    [(1.0, "calibrated"), (1.5, "over-confident"), (0.66, "under-confident")],
+)
+def test_verdict(narrow, label):
+    """At 1,000 rows the power is above 0.999; a false alarm has 1 percent, for this seed none."""
+    statistics = number_statistics(*number_data(count=1000, narrow=narrow, seed=1))
+    assert number_block("net", statistics, {})["verdict"]["label"] == label
+
+
+def test_a_bias_is_found_with_its_sign():
+    predictive, targets = number_data(count=1000)
+    block = number_block("net", number_statistics(predictive, targets + 0.3), {})
+    assert block["verdict"]["label"] == "biased"
+    assert block["scalars"]["mean_score"] > 0
+    assert block["scalars"]["bias"] < 0
+
+
+def test_counts():
+    generator = torch.Generator().manual_seed(2)
+    rates = torch.rand(1, 500, generator=generator) * 5
+    targets = torch.poisson(rates[0], generator=generator)
+    statistics = Statistics()
+    statistics.update(PoissonPredictive(rates.log()), targets, inputs=rates[0])
+    block = number_block("net", statistics, {})
+    expected = -stats.poisson.logpmf(targets.numpy(), rates[0].double().numpy()).mean()
+    assert block["scalars"]["nll"] == pytest.approx(expected, rel=1e-6)
+    assert block["verdict"]["label"] == "calibrated"
+    assert math.isfinite(block["scalars"]["crps"])
+    assert np.all(np.diff(block["fit"]["x"]) >= 0)
+    assert len(block["fit"]["x"]) == 400

@@ -1,0 +1,131 @@
+"""The whole document: its form, and what cannot be reported."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.predictive import CategoricalPredictive
+from lightning_bnn.report.numbers import report_numbers
+from lightning_bnn.report.plain import plain
+from lightning_bnn.report.statistics import Statistics
+from tests.report.predictions import (
+    class_data,
+    class_statistics,
+    number_data,
+    number_statistics,
+    outside_of,
+)
+
+COMMON = {"name", "draws", "verdict", "invalid", "scalars", "shift"}
+CLASSES = COMMON | {
+    "nll_parts", "nll_decomposition", "brier_decomposition", "reliability", "confidence",
+    "risk_coverage", "entropy_accuracy", "confusion", "per_class", "temperature", "uncertain",
+}  # fmt: skip
+NUMBERS = COMMON | {"pit", "coverage", "error_sd", "uncertainty", "scatter", "fit"}
+
+
+def test_a_document_of_classes_is_json():
+    logits, targets = class_data(count=120)
+    statistics = Statistics(bins=8)
+    statistics.update(CategoricalPredictive(logits), targets, inputs=torch.rand(120, 3, 5, 5))
+    outside = {"net": {"letters": outside_of(CategoricalPredictive(logits))}}
+    numbers = report_numbers(
+        {"net": statistics}, outside, title="T", source="validation", class_names="abcd"
+    )
+    assert json.loads(json.dumps(numbers, allow_nan=False)) == numbers
+    assert list(numbers) == [
+        "format", "title", "library", "task", "summary", "data", "models", "comparison",
+    ]  # fmt: skip
+    assert numbers["format"] == 1
+    assert numbers["library"].startswith("lightning_bnn ")
+    assert numbers["data"] == {
+        "source": "validation",
+        "examples": 120,
+        "rows": 120,
+        "classes": 4,
+        "class_names": ["a", "b", "c", "d"],
+        "bins": 8,
+        "sampled": None,
+    }
+    (block,) = numbers["models"]
+    assert set(block) == CLASSES
+    assert len(block["uncertain"]) == 24
+    assert block["uncertain"][0]["image"].startswith("data:image/png;base64,")
+    assert len(block["reliability"]["width"]["count"]) == 8
+
+
+def test_a_document_of_numbers_is_json():
+    numbers = report_numbers({"net": number_statistics(*number_data(count=100))})
+    assert json.loads(json.dumps(numbers, allow_nan=False)) == numbers
+    assert set(numbers["models"][0]) == NUMBERS
+    assert numbers["data"]["classes"] is None
+
+
+def test_validation_data_of_one_model_only():
+    logits, targets = class_data(count=200)
+    models = {"a": class_statistics(logits, targets), "b": class_statistics(2 * logits, targets)}
+    validation = {"b": class_statistics(*class_data(count=150, seed=1))}
+    found = report_numbers(models, validation=validation)["models"]
+    assert [block["temperature"]["fitted_on"] for block in found] == ["cross-fit", "validation"]
+    other = {"b": class_statistics(*class_data(count=150, classes=3))}
+    with pytest.raises(ConfigurationError, match=r"'b \(validation\)'"):
+        report_numbers(models, validation=other)
+
+
+def test_fewer_rows_than_bins():
+    statistics = class_statistics(*class_data(count=9))
+    with pytest.raises(
+        DataError, match=r"in 10 bins needs at least 10 rows; 'net' has 9\. .*bins=9"
+    ):
+        report_numbers({"net": statistics})
+    logits, targets = class_data(count=30)
+    logits[:] = math.nan
+    with pytest.raises(DataError, match=r"has 0 \(30 predictions are not finite\)"):
+        report_numbers({"net": class_statistics(logits, targets)})
+    with pytest.raises(DataError, match="'net' has 0"):
+        report_numbers({"net": Statistics()})
+
+
+def test_options_that_do_not_fit():
+    statistics = class_statistics(*class_data(count=50))
+    with pytest.raises(ConfigurationError, match="at least one model"):
+        report_numbers({})
+    with pytest.raises(ConfigurationError, match=r"risk strictly between 0 and 1, got 5"):
+        report_numbers({"net": statistics}, risk=5)
+    with pytest.raises(ConfigurationError, match="each of the 4 classes, got 2"):
+        report_numbers({"net": statistics}, class_names=["a", "b"])
+    with pytest.raises(ConfigurationError, match="models of one task"):
+        report_numbers({"a": statistics, "b": number_statistics(*number_data(count=50))})
+
+
+def test_statistics_can_go_on_after_a_report():
+    logits, targets = class_data(count=100)
+    statistics = class_statistics(logits[:, :50], targets[:50])
+    report_numbers({"net": statistics})
+    statistics.update(CategoricalPredictive(logits[:, 50:]), targets[50:])
+    whole = report_numbers({"net": class_statistics(logits, targets)})
+    assert report_numbers({"net": statistics})["models"][0]["scalars"] == pytest.approx(
+        whole["models"][0]["scalars"]
+    )
+
+
+def test_perfect_and_constant_predictions():
+    sure = torch.full((1, 40, 2), -math.inf)
+    targets = torch.arange(40) % 2
+    sure[0, torch.arange(40), targets] = 0.0
+    numbers = report_numbers({"net": class_statistics(sure, targets)})
+    block = numbers["models"][0]
+    assert block["scalars"]["nll"] == block["scalars"]["ece"] == block["scalars"]["aurc"] == 0
+    assert block["verdict"]["label"] == "calibrated"
+    numbers = report_numbers({"net": class_statistics(torch.zeros(1, 40, 2), targets)})
+    assert numbers["models"][0]["scalars"]["nll"] == pytest.approx(math.log(2))
+    json.dumps(numbers, allow_nan=False)
+
+
+def test_plain_values():
+    given = {"a": np.array([[1.0, math.inf]]), "b": (np.float64("nan"), True), "c": np.arange(2)}
+    assert plain(given) == {"a": [[1.0, None]], "b": [None, True], "c": [0, 1]}

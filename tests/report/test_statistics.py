@@ -1,0 +1,202 @@
+"""Exact sums over any number of rows, in any split; what is kept stays bounded."""
+
+import math
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.predictive import (
+    BernoulliPredictive,
+    CategoricalPredictive,
+    GaussianPredictive,
+    PoissonPredictive,
+)
+from lightning_bnn.report.numbers import report_numbers
+from lightning_bnn.report.statistics import Statistics
+from tests.report.predictions import class_data, class_statistics, number_data
+
+
+def assert_same(one, other, path="document"):
+    if isinstance(one, dict):
+        assert one.keys() == other.keys(), path
+        for name in one:
+            assert_same(one[name], other[name], f"{path}.{name}")
+    elif isinstance(one, list):
+        assert len(one) == len(other), path
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{path}[{index}]")
+    elif isinstance(one, float):
+        assert other == pytest.approx(one, rel=1e-9, abs=1e-9), path
+    else:
+        assert one == other, path
+
+
+def split_statistics(update, count, parts, seed):
+    """Statistics of several processes, each given its batches in an order of its own, merged."""
+    generator = np.random.default_rng(seed)
+    total = Statistics(bins=10, keep=150)
+    for share in np.array_split(generator.permutation(count), parts):
+        process = Statistics(bins=10, keep=150)
+        for rows in np.array_split(share, 3):
+            if len(rows):
+                update(process, torch.from_numpy(rows))
+        total.merge(pickle.loads(pickle.dumps(process)))
+    return total
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_any_split_gives_the_same_numbers_of_classes(parts):
+    logits, targets = class_data(count=400, draws=2)
+    logits[0, 17] = math.nan
+    pictures = torch.rand(400, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+
+    def update(statistics, rows):
+        predictive = CategoricalPredictive(logits[:, rows])
+        statistics.update(predictive, targets[rows], rows, pictures[rows])
+
+    whole = Statistics(bins=10, keep=150)
+    update(whole, torch.arange(400))
+    merged = split_statistics(update, 400, parts, seed=parts)
+    assert merged.examples == 400
+    assert merged.invalid.tolist() == [17]
+    np.testing.assert_array_equal(merged.sample.example, whole.sample.example)
+    assert_same(report_numbers({"net": merged}), report_numbers({"net": whole}))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_any_split_gives_the_same_numbers_of_numbers(parts):
+    predictive, targets = number_data(count=400, outputs=1)
+    inputs = torch.linspace(-1, 1, 400)[:, None]
+
+    def update(statistics, rows):
+        part = GaussianPredictive(predictive.means[:, rows], predictive.scales[:, rows])
+        statistics.update(part, targets[rows], rows, inputs[rows])
+
+    whole = Statistics(bins=10, keep=150)
+    update(whole, torch.arange(400))
+    merged = split_statistics(update, 400, parts, seed=parts)
+    assert_same(report_numbers({"net": merged}), report_numbers({"net": whole}))
+
+
+def test_a_million_rows_in_bounded_memory_with_exact_sums():
+    generator = torch.Generator().manual_seed(0)
+    statistics = Statistics(keep=5000)
+    batch, batches = 20_000, 50
+    sums = {"correct": 0.0, "nll": 0.0, "brier": 0.0}
+    counts = np.zeros(15)
+    held = []
+    tracemalloc.start()
+    for _ in range(batches):
+        logits = 2 * torch.randn(1, batch, 3, generator=generator)
+        targets = torch.randint(0, 3, (batch,), generator=generator)
+        statistics.update(CategoricalPredictive(logits), targets)
+        p = logits[0].double().softmax(1).numpy()
+        y = targets.numpy()
+        sums["correct"] += (p.argmax(1) == y).sum()
+        sums["nll"] -= np.log(p[np.arange(batch), y]).sum()
+        sums["brier"] += ((p - np.eye(3)[y]) ** 2).sum()
+        counts += np.histogram(p.max(1), np.arange(16) / 15)[0]
+        del logits, targets, p, y
+        held.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert statistics.rows == 1_000_000
+    for name, total in sums.items():
+        assert statistics.sums.mean(name) == pytest.approx(total / 1e6, rel=1e-9), name
+    np.testing.assert_array_equal(statistics.sums.confidence.count[0], counts)
+    assert len(statistics.sample) == len(statistics.matrix) == 5000
+    assert max(held) < 5e6
+    assert held[-1] < 1.5 * max(held[:10])
+    numbers = report_numbers({"net": statistics})
+    assert numbers["data"]["sampled"] == 5000
+    assert "5,000 of 1,000,000 rows" in " ".join(line["text"] for line in numbers["summary"])
+
+
+def test_the_probabilities_kept_are_bounded_with_many_classes(monkeypatch):
+    monkeypatch.setattr("lightning_bnn.report.statistics.KEEP_NUMBERS", 1000)
+    logits, targets = class_data(count=300, classes=20)
+    statistics = class_statistics(logits, targets)
+    assert len(statistics.matrix) == 50
+    assert len(statistics.sample) == 300
+    assert set(statistics.matrix.example) < set(statistics.sample.example)
+    numbers = report_numbers({"net": statistics})
+    assert numbers["data"]["sampled"] == 50
+    assert numbers["models"][0]["scalars"]["nll"] == pytest.approx(statistics.sums.mean("nll"))
+
+
+def test_examples_count_on_without_indices():
+    logits, targets = class_data(count=30)
+    statistics = class_statistics(logits, targets, batch=7)
+    np.testing.assert_array_equal(statistics.sample.example, np.arange(30))
+    assert statistics.examples == statistics.rows == 30
+    assert statistics.draws == 3
+
+
+def test_the_fit_of_a_one_dimensional_input():
+    predictive, targets = number_data(count=900, outputs=1, draws=30)
+    inputs = torch.randn(900, 1, generator=torch.Generator().manual_seed(5))
+    statistics = Statistics()
+    for start in range(0, 900, 50):
+        part = slice(start, start + 50)
+        piece = GaussianPredictive(predictive.means[:, part], predictive.scales[:, part])
+        statistics.update(piece, targets[part], inputs=inputs[part])
+    fit = statistics.fit
+    assert len(fit) == 400
+    chosen = torch.from_numpy(fit.example)
+    lower, upper = predictive.interval(0.9)
+    np.testing.assert_allclose(fit["x"], inputs[chosen, 0])
+    np.testing.assert_allclose(fit["y"], targets[chosen, 0])
+    np.testing.assert_allclose(fit["mean"], predictive.mean[chosen, 0])
+    np.testing.assert_allclose(fit["lower"], lower[chosen, 0], atol=1e-6)
+    np.testing.assert_allclose(fit["upper"], upper[chosen, 0], atol=1e-6)
+    means = predictive.means[:, chosen, 0].numpy()
+    np.testing.assert_allclose(fit["epistemic_lower"], np.quantile(means, 0.05, axis=0))
+    np.testing.assert_allclose(fit["epistemic_upper"], np.quantile(means, 0.95, axis=0))
+
+
+def test_counts_have_a_fit_too_and_wide_inputs_have_none():
+    counts = PoissonPredictive(torch.zeros(2, 30))
+    targets = torch.ones(30)
+    statistics = Statistics()
+    statistics.update(counts, targets, inputs=torch.arange(30.0))
+    assert len(statistics.fit) == 30
+    assert statistics.fit["epistemic_lower"].tolist() == [1.0] * 30
+    for inputs in (None, torch.zeros(30, 2), torch.zeros(30, 1, 8, 8)):
+        statistics = Statistics()
+        statistics.update(counts, targets, inputs=inputs)
+        assert len(statistics.fit) == 0
+    several = GaussianPredictive(torch.zeros(1, 30, 2), torch.ones(1, 30, 2))
+    statistics = Statistics()
+    statistics.update(several, torch.zeros(30, 2), inputs=torch.arange(30.0))
+    assert len(statistics.fit) == 0
+
+
+def test_what_does_not_go_together():
+    logits, targets = class_data(count=20)
+    statistics = class_statistics(logits, targets)
+    with pytest.raises(ConfigurationError, match="were 4 classes, this one is 2 classes"):
+        statistics.update(BernoulliPredictive(torch.zeros(1, 2)), torch.zeros(2))
+    with pytest.raises(ConfigurationError, match="were 4 classes, this one is numbers"):
+        statistics.update(PoissonPredictive(torch.zeros(1, 2)), torch.zeros(2))
+    with pytest.raises(DataError, match="each of the 20 examples, got 3"):
+        statistics.update(CategoricalPredictive(logits), targets, torch.arange(3))
+    with pytest.raises(ConfigurationError, match="10 bins with those of 4 classes in 5 bins"):
+        statistics.merge(class_statistics(logits, targets, bins=5))
+    with pytest.raises(ConfigurationError, match="bins >= 2, got 1"):
+        Statistics(bins=1)
+    with pytest.raises(ConfigurationError, match="at least 2 of them, got 1"):
+        Statistics().update(CategoricalPredictive(torch.zeros(1, 3, 1)), torch.zeros(3).long())
+
+
+def test_a_process_without_batches():
+    logits, targets = class_data(count=20)
+    statistics = class_statistics(logits, targets)
+    statistics.merge(Statistics(bins=10))
+    assert statistics.rows == 20
+    empty = Statistics(bins=10)
+    empty.merge(statistics)
+    assert (empty.rows, empty.draws, empty.classes) == (20, 3, 4)
+    assert Statistics().rows == 0
