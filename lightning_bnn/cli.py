@@ -1,4 +1,4 @@
-"""The command line: ``lightning-bnn fit|validate|test|predict|demo``.
+"""The command line: ``lightning-bnn fit|validate|test|predict|report|demo``.
 
 The first word is the command; the words after it belong to that command. ``fit``,
 ``validate``, ``test`` and ``predict`` are Lightning's own command line, where a YAML file names
@@ -11,7 +11,8 @@ single values::
 ``fit`` saves the posterior in ``<log_dir>/posterior`` or where ``--posterior`` says, unless a
 SampleCollector has written its draws already. The other
 three take a checkpoint (``--ckpt_path``) or a posterior of any kind (``--posterior``). ``predict``
-writes ``<log_dir>/predictions.csv``, unless the configuration has a prediction writer.
+writes ``<log_dir>/predictions.csv``, unless the configuration has a prediction writer. ``report``
+compares saved posteriors (see :mod:`lightning_bnn.report.command`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ LIGHTNING_COMMANDS = {
 }
 # What it does, and the module whose main(argv) runs it; imported only when it is used.
 OTHER_COMMANDS = {
+    "report": (
+        "Say how far saved posteriors can be trusted, on one page.",
+        "lightning_bnn.report.command",
+    ),
     "demo": ("Show variational inference on two small data sets.", "lightning_bnn.demo"),
 }
 

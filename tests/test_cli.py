@@ -103,7 +103,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    for command in ("fit", "validate", "test", "predict", "demo"):
+    for command in ("fit", "validate", "test", "predict", "report", "demo"):
         assert f"\n  {command} " in text
     assert main([]) == 0
     assert capsys.readouterr().out == text

@@ -8,8 +8,10 @@ import pytest
 import yaml
 
 from lightning_bnn.cli import main
+from lightning_bnn.report.networks import instantiate
 
 CONFIGS = sorted((Path(__file__).parents[1] / "configs").glob("*.yaml"))
+DATA = sorted((Path(__file__).parents[1] / "configs" / "data").glob("*.yaml"))
 
 
 def name(path: Path) -> str:
@@ -21,6 +23,20 @@ def test_there_are_configurations() -> None:
     sampled = {"digits_sgmcmc", "toy_sghmc", "toy_hmc"}
     ensembles = {"digits_ensemble", "uci_ensemble", "mnist_ensemble"}
     assert variational | sampled | ensembles <= set(map(name, CONFIGS))
+
+
+@pytest.mark.parametrize("config", DATA, ids=name)
+def test_data_can_be_made(config: Path) -> None:
+    """A data module reads nothing before it is set up."""
+    values = yaml.safe_load(config.read_text())
+    assert values["init_args"].get("data_dir") is None
+    made = instantiate(values, "data", config)
+    assert type(made).__name__ == values["class_path"].rpartition(".")[2]
+    assert made.batch_size == values["init_args"]["batch_size"]
+
+
+def test_there_are_data() -> None:
+    assert {"digits", "digits_rotated", "mnist", "cifar10"} <= set(map(name, DATA))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name)

@@ -43,6 +43,7 @@ PUBLIC = {
         "check_prior",
     ],
     "lightning_bnn.callbacks": [
+        "CalibrationReport",
         "ChainMonitor",
         "PredictionWriter",
         "SWAGMoments",
@@ -57,6 +58,7 @@ PUBLIC = {
         "to_arviz",
         "trace_figure",
     ],
+    "lightning_bnn.report": ["Report", "report", "report_posteriors"],
     "lightning_bnn.samplers": [
         "BAOA",
         "HMC",

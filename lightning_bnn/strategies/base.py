@@ -11,7 +11,8 @@ the likelihood's business, so there is no strategy per task.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -207,23 +208,50 @@ class Strategy(pl.LightningModule, ABC):
         """Take a snapshot of the posterior for the whole prediction."""
         self._take_snapshot()
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Update the validation metrics."""
-        self._evaluate("val", batch, dataloader_idx)
+    def validation_step(  # type: ignore[override]
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> Predictive:
+        """Update the validation metrics; what was predicted goes to the callbacks."""
+        return self._evaluate("val", batch, dataloader_idx)
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Update the test metrics."""
-        self._evaluate("test", batch, dataloader_idx)
+    def test_step(  # type: ignore[override]
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> Predictive:
+        """Update the test metrics; what was predicted goes to the callbacks."""
+        return self._evaluate("test", batch, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Predictive:
         """The predictive mixture of a batch: of (inputs, targets), or of inputs alone."""
+        return self._predict(self.inputs(batch))
+
+    def inputs(self, batch: Any) -> Any:
+        """The inputs of a batch of (inputs, targets), or of inputs alone."""
         if isinstance(batch, (Tensor, Mapping)):
-            inputs: Any = batch
-        elif isinstance(batch, (tuple, list)) and len(batch) == 1:
-            inputs = batch[0]  # as DataLoader(TensorDataset(x)) gives it
-        else:
-            inputs = self.split(batch)[0]
-        return self._predict(inputs)
+            return batch
+        if isinstance(batch, (tuple, list)) and len(batch) == 1:
+            return batch[0]  # as DataLoader(TensorDataset(x)) gives it
+        return self.split(batch)[0]
+
+    def predictive(self, inputs: Any) -> Predictive:
+        """What validation, test or prediction says of more inputs while it runs.
+
+        Outside of them use it in :meth:`snapshot`.
+        """
+        with self.snapshot():
+            return self._predict(inputs)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Posterior]:
+        """The posterior that the running evaluation predicts with; outside of one, as it stands."""
+        running = self._snapshot is not None
+        if not running:
+            self._take_snapshot()
+        try:
+            assert self._snapshot is not None
+            yield self._snapshot
+        finally:
+            if not running:
+                self._drop_snapshot()
 
     def on_validation_epoch_end(self) -> None:
         """Log the validation metrics."""
@@ -265,11 +293,12 @@ class Strategy(pl.LightningModule, ABC):
         metrics = self.likelihood.metrics()
         self._metrics[stage] = [metrics.clone().to(self.device) for _ in range(count)]
 
-    def _evaluate(self, stage: str, batch: Any, dataloader_idx: int) -> None:
+    def _evaluate(self, stage: str, batch: Any, dataloader_idx: int) -> Predictive:
         inputs, targets = self.split(batch)
         predictive = self._predict(inputs)
         self.check(stage, predictive.outputs[0], targets)
         self._metrics[stage][dataloader_idx].update(predictive, targets)
+        return predictive
 
     def _predict(self, inputs: Any) -> Predictive:
         assert self._snapshot is not None

@@ -1,0 +1,94 @@
+"""Reports on two processes (gloo); rank 0 writes pages, each rank what it saw. Run by the tests."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    SequentialSampler,
+    TensorDataset,
+)
+
+from lightning_bnn import VariationalBNN
+from lightning_bnn.callbacks import CalibrationReport
+from lightning_bnn.errors import LightningBNNError
+from lightning_bnn.likelihoods import Categorical
+from tests.trainers import quiet_trainer
+
+torch.set_num_threads(1)
+
+
+class Sixes(BatchSampler):
+    """A batch sampler of the user's own, which Lightning makes anew around a distributed one."""
+
+
+def rows(count: int, seed: int, shift: float = 0.0) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(count, 4, generator=generator) + shift
+    return TensorDataset(inputs, torch.randint(0, 3, (count,), generator=generator))
+
+
+def batches(count: int, seed: int, **options: Any) -> DataLoader:
+    return DataLoader(rows(count, seed), batch_size=6, **options)
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def make_bnn() -> VariationalBNN:
+    return VariationalBNN(network(), Categorical(), predict_draws=4)
+
+
+def make_callback(directory: Path, **options: Any) -> CalibrationReport:
+    # odd numbers of examples and of batches: the processes do not get as many
+    ood = {"far": DataLoader(rows(23, 7, shift=2.0), batch_size=5, shuffle=True)}
+    return CalibrationReport(directory, ood=ood, compare={"plain": network()}, **options)
+
+
+def main(directory: Path) -> None:
+    warnings.simplefilter("ignore")
+    found: dict[str, Any] = {}
+    bnn = make_bnn()
+    callback = make_callback(directory / "reports", every_n_epochs=2)
+    options: dict[str, Any] = {"strategy": "ddp", "devices": 2, "precision": "64-true"}
+    trainer = quiet_trainer(max_epochs=3, callbacks=[callback], **options)
+    trainer.fit(bnn, batches(30, 0), batches(41, 1))
+    rank = trainer.global_rank
+    found["fitted"] = {name: float(value) for name, value in trainer.logged_metrics.items()}
+    (found["test"],) = trainer.test(bnn, batches(37, 2), verbose=False)
+
+    own = DataLoader(rows(37, 2), batch_sampler=Sixes(SequentialSampler(range(37)), 6, False))
+    for name, loader in (
+        ("batch_sampler", own),
+        ("shuffled", batches(37, 2, sampler=DistributedSampler(rows(37, 2), 2, rank, seed=4))),
+    ):
+        callback = CalibrationReport(directory / name)
+        trainer = quiet_trainer(callbacks=[callback], **options)
+        trainer.test(bnn, loader, verbose=False)
+        found[f"{name}_reports"] = len(callback.reports)
+
+    try:
+        # an error on the process that writes reaches the others, which would wait for ever
+        callback = CalibrationReport(directory / "failing", class_names=["too", "few"])
+        quiet_trainer(callbacks=[callback], **options).test(bnn, batches(37, 2), verbose=False)
+    except LightningBNNError as error:
+        found["failure"] = str(error)
+    if rank == 0:
+        torch.save(bnn.family.state_dict(), directory / "family.pt")
+    (directory / f"found{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
