@@ -1,4 +1,5 @@
-# make demo: set up, fit, write a picture and two posteriors. make test: set up, run the suite.
+# make demo: set up, fit, write a picture, two posteriors and a calibration report.
+# make test: set up, run the suite.
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin

@@ -1,14 +1,15 @@
-"""The demo's fits do what the README says of them."""
+"""The demo's toy fit does what the README says of it, and the demo writes what it says."""
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from lightning_bnn import Posterior, demo
+from lightning_bnn import Posterior, demo, demo_digits
 from lightning_bnn.nets import MLP
 
 
@@ -24,25 +25,27 @@ def test_toy_regression_is_unsure_beside_the_data() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:You passed in a .val_dataloader. but have no")
-def test_digits_are_no_worse_than_plain_adam() -> None:
-    """Same network, optimizer, schedule and seed; on all 719 digits that neither has seen."""
-    posterior, data = demo.fit_digits()
-    inputs, targets = demo.held_out(data)
-    ours = demo.evaluate(posterior, inputs, targets)
-    plain = demo.evaluate(demo.fit_plain_digits(), inputs, targets)
-    assert ours["accuracy"] >= 0.97
-    assert ours["nll"] <= plain["nll"]
-    assert ours["ece"] <= plain["ece"]
-
-
-@pytest.mark.filterwarnings("ignore:You passed in a .val_dataloader. but have no")
-def test_demo_writes_a_picture_and_posteriors(
+def test_demo_writes_a_picture_posteriors_and_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("fit_toy", "fit_digits", "fit_plain_digits"):
-        monkeypatch.setattr(demo, name, partial(getattr(demo, name), epochs=1))
+    monkeypatch.setattr(demo, "fit_toy", partial(demo.fit_toy, epochs=1))
+    short = {"fit_plain": 1, "fit_variational": 1, "fit_chains": 5, "fit_ensemble": 1}
+    for name, epochs in short.items():
+        monkeypatch.setattr(demo_digits, name, partial(getattr(demo_digits, name), epochs=epochs))
     demo.main(["--out", str(tmp_path)])
+
     assert (tmp_path / "predictive.png").stat().st_size > 10_000
     loaded = Posterior.load(tmp_path / "toy_posterior", MLP(1, [50, 50], 1))
     assert loaded.predict(torch.zeros(3, 1)).mean.shape == (3, 1)
-    assert "719 held-out examples" in capsys.readouterr().out
+    numbers = json.loads((tmp_path / "report.json").read_text())
+    names = ["plain Adam", "variational", "SG-MCMC", "deep ensemble"]
+    assert [block["name"] for block in numbers["models"]] == names
+    for name in ("report.html", "variational/fit.html"):
+        assert "<html" in (tmp_path / name).read_text(encoding="utf-8")
+    own = json.loads((tmp_path / "variational" / "fit.json").read_text())
+    assert own["data"]["examples"] == 359  # the validation digits
+
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "360 test examples" in printed
+    assert all(name in printed for name in names)
+    assert " ".join(numbers["summary"][0]["text"].split()) in printed

@@ -2,16 +2,21 @@
 
 1,797 images of ten classes that ship with scikit-learn (the test part of the UCI set "Optical
 Recognition of Handwritten Digits"). Split 60 / 20 / 20 into train, validation and test, with the
-classes in equal shares.
+classes in equal shares. Turned by some degrees they are a shift: the same digits, as no training
+digit was seen.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
+from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["Digits"]
 
@@ -24,6 +29,12 @@ class Digits(InMemoryDataModule):
         seed: Seed of the split, independent of any other seed.
         flatten: Give inputs of shape (64,) instead.
         num_workers: Worker processes per loader.
+        rotate: Degrees by which every image is turned, counter-clockwise about its centre. Pixels
+            are interpolated bilinearly, and what comes from outside the image is 0. The split and
+            the targets stay the same.
+
+    Raises:
+        ConfigurationError: If ``rotate`` is not a finite number.
 
     Example:
         >>> data = Digits(batch_size=32)
@@ -33,6 +44,14 @@ class Digits(InMemoryDataModule):
         >>> inputs, targets = next(iter(data.test_dataloader()))
         >>> inputs.shape, targets.dtype
         (torch.Size([32, 1, 8, 8]), torch.int64)
+
+        The same test digits, lying on their side:
+
+        >>> turned = Digits(batch_size=32, rotate=90)
+        >>> turned.setup()
+        >>> others, same = next(iter(turned.test_dataloader()))
+        >>> torch.equal(same, targets), torch.allclose(others, inputs.rot90(1, (2, 3)), atol=1e-5)
+        (True, True)
     """
 
     num_classes: int = 10
@@ -43,10 +62,14 @@ class Digits(InMemoryDataModule):
         seed: int = 0,
         flatten: bool = False,
         num_workers: int = 0,
+        rotate: float = 0.0,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
+        if not math.isfinite(rotate):
+            raise ConfigurationError(f"Digits(rotate=) is an angle in degrees; got {rotate}.")
         self.seed = seed
         self.flatten = flatten
+        self.rotate = rotate
 
     def load(self) -> Splits:
         """Read the images and split them, each class in the same shares."""
@@ -55,9 +78,11 @@ class Digits(InMemoryDataModule):
 
         pixels, labels = load_digits(return_X_y=True)
         # Pixels count the dark points in a 4 by 4 block: 0 to 16.
-        inputs = torch.from_numpy(pixels).float() / 16
-        if not self.flatten:
-            inputs = inputs.reshape(-1, 1, 8, 8)
+        inputs = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
+        if self.rotate:
+            inputs = _turned(inputs, self.rotate)
+        if self.flatten:
+            inputs = inputs.flatten(1)
         targets = torch.from_numpy(labels).long()
 
         def split(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
@@ -71,3 +96,12 @@ class Digits(InMemoryDataModule):
         return Splits(
             *(TensorRows(inputs[rows], targets[rows]) for rows in (train, validation, test))
         )
+
+
+def _turned(images: Tensor, degrees: float) -> Tensor:
+    # imported here: torchvision takes a second, and upright digits do not need it
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms.functional import rotate
+
+    # interpolation of numbers in [0, 1] leaves them there but for rounding
+    return rotate(images, degrees, InterpolationMode.BILINEAR).clamp(0, 1)

@@ -1,7 +1,13 @@
+import math
+
+import numpy as np
+import pytest
 import torch
+from scipy import ndimage
 from sklearn.datasets import load_digits
 
 from lightning_bnn.data import Digits
+from lightning_bnn.errors import ConfigurationError
 
 
 def loaded(**options):
@@ -50,3 +56,37 @@ def test_flatten():
     assert flat.input_shape == (64,)
     assert square.input_shape == (1, 8, 8)
     assert torch.equal(flat.splits.test.tensors[0], square.splits.test.tensors[0].flatten(1))
+
+
+@pytest.mark.parametrize("quarters", [1, 2, 3, 4, -1])
+def test_a_quarter_turn_moves_pixels_and_changes_none(quarters):
+    upright, turned = loaded(), loaded(rotate=90.0 * quarters)
+    for before, after in zip(parts(upright), parts(turned), strict=True):
+        torch.testing.assert_close(
+            after.tensors[0], before.tensors[0].rot90(quarters, (2, 3)), rtol=0, atol=1e-5
+        )
+        assert torch.equal(after.tensors[1], before.tensors[1])
+
+
+@pytest.mark.parametrize("degrees", [10.0, 30.0, -45.0, 60.0, 137.5])
+def test_other_angles_are_those_of_scipy(degrees):
+    """SciPy interpolates in another way only where a pixel's neighbour lies outside the image."""
+    before = loaded().splits.test.tensors[0].squeeze(1).numpy()
+    after = loaded(rotate=degrees).splits.test.tensors[0].squeeze(1).numpy()
+    padded = np.pad(before, ((0, 0), (4, 4), (4, 4)))
+    turned = ndimage.rotate(padded, degrees, axes=(2, 1), reshape=False, order=1)
+    # axes=(2, 1): from the columns to the rows, which is counter-clockwise as a picture is seen
+    np.testing.assert_allclose(after, turned[:, 4:-4, 4:-4], atol=2e-5)
+
+
+def test_turned_and_flat():
+    flat, square = loaded(flatten=True, rotate=30), loaded(rotate=30)
+    assert torch.equal(flat.splits.train.tensors[0], square.splits.train.tensors[0].flatten(1))
+    images = square.splits.train.tensors[0]
+    assert (images.min(), images.max()) == (0, 1)
+
+
+@pytest.mark.parametrize("degrees", [math.nan, math.inf])
+def test_an_angle_is_a_number(degrees):
+    with pytest.raises(ConfigurationError, match=r"angle in degrees; got (nan|inf)"):
+        Digits(rotate=degrees)

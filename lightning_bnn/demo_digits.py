@@ -1,0 +1,195 @@
+"""The digits of the demo: one network, fitted in four ways, and the report that compares them.
+
+The network is an MLP of 200-200 ReLU units. Plain Adam gives one set of weights, variational
+inference a Gaussian of them, SG-MCMC draws along four chains, a deep ensemble ten networks that
+started apart. The settings of the last two are those of ``configs/digits_sgmcmc.yaml`` and
+``configs/digits_ensemble.yaml``; none was chosen by looking at test digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.data import Digits
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.nets import MLP
+from lightning_bnn.posteriors import DrawsPosterior, Posterior
+from lightning_bnn.priors import Normal
+from lightning_bnn.report import Report, report_posteriors
+from lightning_bnn.samplers import SGHMC, Cyclical
+from lightning_bnn.strategies import SGMCMC, DeepEnsemble, VariationalBNN
+
+__all__ = [
+    "compare",
+    "digits_net",
+    "evaluate",
+    "fit_chains",
+    "fit_ensemble",
+    "fit_plain",
+    "fit_variational",
+    "held_out",
+    "make_trainer",
+    "make_variational",
+]
+
+EPOCHS, CHAIN_EPOCHS, ENSEMBLE_EPOCHS = 60, 180, 80
+STEPS = 17  # batches in an epoch
+SHIFTS = {"turned by 30°": 30.0, "turned by 90°": 90.0}
+
+
+def digits_net() -> nn.Module:
+    """The network of all four."""
+    return MLP(64, [200, 200], 10)
+
+
+def make_variational(epochs: int = EPOCHS) -> VariationalBNN:
+    """Mean field with the prior N(0, 0.5²) at temperature 0.03.
+
+    At T = 1 mean field keeps too much noise in 55,000 weights for 1,078 examples, and
+    underfits. A cold posterior is the usual remedy; it is not the Bayes posterior. Over the seeds
+    0 to 3 the NLL was 0.060 on average against 0.080 by plain Adam, the ECE 0.010 against 0.013
+    (chance moves the ECE of 719 digits by 0.004 from seed to seed).
+    """
+    return VariationalBNN(
+        digits_net(),
+        likelihood=Categorical(),
+        prior=Normal(0.0, 0.5),
+        temperature=0.03,
+        optimizer=partial(Adam, lr=5e-3),
+        scheduler=lambda optimizer: CosineAnnealingLR(optimizer, epochs),
+    )
+
+
+def fit_variational(
+    seed: int = 0, epochs: int = EPOCHS, callbacks: Sequence[pl.Callback] = ()
+) -> Posterior:
+    """Fit the digits by variational inference.
+
+    Args:
+        seed: Decides the start, the noise and the order of the batches.
+        epochs: How often every digit is seen.
+        callbacks: What else the trainer calls; with any, the last epoch is validated.
+    """
+    pl.seed_everything(seed, verbose=False)
+    bnn = make_variational(epochs)
+    options = {"limit_val_batches": None, "check_val_every_n_epoch": epochs} if callbacks else {}
+    make_trainer(epochs, callbacks=list(callbacks), **options).fit(bnn, Digits())
+    return bnn.posterior()
+
+
+class PlainClassifier(pl.LightningModule):
+    """The same network without anything Bayesian, to compare with."""
+
+    def __init__(self, net: nn.Module, epochs: int) -> None:
+        super().__init__()
+        self.net = net
+        self.epochs = epochs
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Cross entropy."""
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer and schedule of the variational fit."""
+        optimizer = Adam(self.parameters(), lr=5e-3)
+        return {"optimizer": optimizer, "lr_scheduler": CosineAnnealingLR(optimizer, self.epochs)}
+
+
+def fit_plain(seed: int = 0, epochs: int = EPOCHS) -> Posterior:
+    """Train the digits' network by plain Adam: a posterior of one draw."""
+    pl.seed_everything(seed, verbose=False)
+    module = PlainClassifier(digits_net(), epochs)
+    make_trainer(epochs).fit(module, Digits())
+    return DrawsPosterior(module.net, Categorical(), [dict(module.net.named_parameters())])
+
+
+def fit_chains(seed: int = 0, epochs: int = CHAIN_EPOCHS) -> Posterior:
+    """Sample the Bayes posterior under the prior N(0, 0.3²): four chains of cyclical SGHMC.
+
+    Adam carries the chains to the posterior in the first ninth of the epochs; each cycle is two
+    ninths, and draws are taken in the last three quarters of it. At T = 1, with so few digits for
+    so many weights, the predictions are under-confident, as the report says.
+    """
+    pl.seed_everything(seed, verbose=False)
+    warm_up = max(1, epochs // 9) * STEPS
+    bnn = SGMCMC(
+        digits_net(),
+        likelihood=Categorical(),
+        prior=Normal(0.0, 0.3),
+        sampler=partial(SGHMC, lr=0.01, friction=0.1),
+        chains=4,
+        start="reset",
+        warm_up=warm_up,
+        scheduler=partial(Cyclical, cycle_length=2 * warm_up, exploration=0.25),
+    )
+    collector = SampleCollector(burn_in=warm_up, every=2 * STEPS)
+    make_trainer(epochs, callbacks=[collector]).fit(bnn, Digits())
+    return bnn.posterior()
+
+
+def fit_ensemble(seed: int = 0, epochs: int = ENSEMBLE_EPOCHS) -> Posterior:
+    """Train ten networks under the prior N(0, 1), as one program."""
+    pl.seed_everything(seed, verbose=False)
+    ensemble = DeepEnsemble(
+        digits_net(),
+        likelihood=Categorical(),
+        prior=Normal(0.0, 1.0),
+        members=10,
+        optimizer=partial(Adam, lr=3e-3),
+    )
+    make_trainer(epochs).fit(ensemble, Digits())
+    return ensemble.posterior()
+
+
+def compare(posteriors: Mapping[str, Posterior]) -> Report:
+    """The calibration report of posteriors on the test digits, with turned digits as shift.
+
+    Temperatures are fitted on the validation digits. Digits on their side are the harder shift:
+    they have ink in the outer columns, which are blank in upright ones. No gradient ever moved
+    the weights there, and a plain network is surer of such digits than of upright ones, with one
+    in ten right.
+
+    Args:
+        posteriors: What to compare, by name.
+    """
+    turned = {name: Digits(rotate=degrees) for name, degrees in SHIFTS.items()}
+    return report_posteriors(
+        posteriors, Digits(), ood=turned, title="Handwritten digits, four ways"
+    )
+
+
+def held_out(data: Digits) -> tuple[Tensor, Tensor]:
+    """The digits that no fit has seen: validation and test together."""
+    data.setup()
+    parts = [split.tensors for split in (data.splits.validation, data.splits.test)]
+    return torch.cat([inputs for inputs, _ in parts]), torch.cat([targets for _, targets in parts])
+
+
+def evaluate(
+    posterior: Posterior, inputs: Tensor, targets: Tensor, draws: int | None = None
+) -> dict[str, float]:
+    """The metrics of a posterior on some digits."""
+    metrics = posterior.likelihood.metrics()
+    metrics.update(posterior.predict(inputs, draws), targets)
+    return {name: float(value) for name, value in metrics.compute().items()}
+
+
+def make_trainer(epochs: int, **options: Any) -> pl.Trainer:
+    """A trainer that leaves nothing behind and says nothing, and does not validate unless told."""
+    quiet: dict[str, Any] = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_model_summary": False,
+        "enable_progress_bar": False,
+        "limit_val_batches": 0,
+    }
+    return pl.Trainer(max_epochs=epochs, accelerator="cpu", devices=1, **{**quiet, **options})

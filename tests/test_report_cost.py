@@ -1,0 +1,66 @@
+"""The benchmark of reports runs, and judges as it says; no test looks at a measured time."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import report_cost
+from benchmarks.report_cost import DEFAULT, WITHOUT, Turns
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.posteriors import DrawsPosterior, Posterior
+
+
+@pytest.fixture
+def _logging() -> Iterator[None]:
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("_logging")
+def test_it_measures_every_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "new" / "figures.json"
+    report_cost.main(["--quick", "--rounds", "1", "--steps", "2", "--json", str(file)])
+    result = json.loads(file.read_text())
+    assert result["command"].startswith("python -m benchmarks.report_cost --quick --rounds 1")
+    rows = result["settings"]
+    assert list(rows) == list(report_cost.SETTINGS)
+    assert [row["pages"] for row in rows.values()] == [0, 1, 1, 2]
+    for row in rows.values():
+        assert 0 < row["predicting_seconds"][0] < row["fit_seconds"][0]
+    (bar,) = result["bars"]
+    assert (bar["value"], bar["limit"]) == (rows[DEFAULT]["cost"], 0.05)
+    assert "an epoch without the callback" in capsys.readouterr().out
+
+
+def test_predictions_are_taken_out_of_both_sides() -> None:
+    plain = Turns(fit=[10.0, 20.0], predicting=[1.0, 2.0])
+    ours = Turns(fit=[11.5, 22.0], predicting=[2.0, 2.0], pages=5)
+    assert report_cost.costs(ours, plain) == pytest.approx([0.05, 0.1])
+    rows = report_cost.summarise({WITHOUT: plain, DEFAULT: ours}, epochs=10)
+    assert rows[DEFAULT]["cost"] == pytest.approx(0.075)
+    assert rows[DEFAULT]["page_milliseconds"] == pytest.approx(1e3 * 1.25 / 5)
+    assert rows[DEFAULT]["added_predictions"] == pytest.approx(0.5 / 15)
+    assert rows[WITHOUT]["epoch_milliseconds"] == pytest.approx(1500)
+    assert [bar["passed"] for bar in report_cost.judge(rows)] == [False]
+    rows[DEFAULT]["cost"] = 0.049
+    assert [bar["passed"] for bar in report_cost.judge(rows)] == [True]
+    assert report_cost.judge({WITHOUT: rows[WITHOUT]}) == []
+
+
+def test_the_clock_is_taken_off_again() -> None:
+    original = Posterior.predict
+    net = nn.Linear(2, 3)
+    posterior = DrawsPosterior(net, Categorical(), [dict(net.named_parameters())])
+    start = time.perf_counter()
+    with report_cost.predictions_timed() as seconds:
+        posterior.predict(torch.zeros(1, 2))
+        posterior.predict(torch.zeros(1, 2))
+    assert len(seconds) == 2
+    assert 0 < sum(seconds) < time.perf_counter() - start
+    assert Posterior.predict is original
