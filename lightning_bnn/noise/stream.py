@@ -154,6 +154,20 @@ class NormalStream:
         self._lanes = torch.as_tensor(state["lanes"]).cpu().clone()
         self._compiled = state["compiled"]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A torch.Generator cannot be sent to a process that is spawned: its state is sent as a
+        # tensor in shared memory that is gone when the process looks for it.
+        fields = dict(vars(self))
+        generator = fields.pop("_generator")
+        state = generator.get_state().numpy().tobytes()
+        return {**fields, "_generator": (generator.device.type, state)}
+
+    def __setstate__(self, fields: dict[str, Any]) -> None:
+        kind, state = fields["_generator"]
+        generator = torch.Generator(kind)
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        vars(self).update({**fields, "_generator": generator})
+
 
 def _available(kind: str) -> bool:
     accelerator = torch.accelerator.current_accelerator(check_available=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import math
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -177,3 +179,26 @@ def test_a_stream_begun_without_the_compiler_stays_so(monkeypatch: pytest.Monkey
     other.load_state_dict(state)
     assert other.key() is None
     assert torch.equal(fill(other, 50), expected)
+
+
+def test_a_copy_goes_on_where_the_stream_was():
+    stream = NormalStream(seed=3)
+    stream.fill_(torch.empty(5))
+    stream.fill_(torch.empty(5, dtype=torch.float64))
+    copies = [pickle.loads(pickle.dumps(stream)), copy.deepcopy(stream)]
+    for dtype in (torch.float32, torch.float64):
+        expected = stream.fill_(torch.empty(7, dtype=dtype))
+        for other in copies:
+            assert torch.equal(other.fill_(torch.empty(7, dtype=dtype)), expected)
+
+
+def draw_in_another_process(index: int, stream: NormalStream, path: str) -> None:
+    torch.save(stream.fill_(torch.empty(7, dtype=torch.float64)), path)
+
+
+def test_a_spawned_process_gets_the_stream(tmp_path: Path):
+    """As with Lightning's ddp_spawn; a torch.Generator by itself does not arrive."""
+    stream = NormalStream(seed=3)
+    path = tmp_path / "drawn.pt"
+    torch.multiprocessing.spawn(draw_in_another_process, (stream, str(path)), nprocs=1)
+    assert torch.equal(torch.load(path), stream.fill_(torch.empty(7, dtype=torch.float64)))
