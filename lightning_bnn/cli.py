@@ -54,7 +54,10 @@ OTHER_COMMANDS = {
         "Say how far saved posteriors can be trusted, on one page.",
         "lightning_bnn.report.command",
     ),
-    "demo": ("Show variational inference on two small data sets.", "lightning_bnn.demo"),
+    "demo": (
+        "Fit small data sets in several ways, and write a calibration report.",
+        "lightning_bnn.demo",
+    ),
 }
 
 # Lightning's own texts speak of much that does not concern this command line.
