@@ -33,6 +33,7 @@ __all__ = [
     "basic_interval",
     "mean_replicates",
     "paired_difference_is_clear",
+    "paired_distance_is_clear",
     "percentile_interval",
     "replicates",
     "resample_weights",
@@ -203,6 +204,38 @@ def paired_difference_is_clear(best: Array, other: Array, level: float = 0.95) -
         difference = best - other
     lower, upper = percentile_interval(difference, level)
     return lower > 0 or upper < 0
+
+
+def paired_distance_is_clear(
+    best_estimate: float, other_estimate: float, best: Array, other: Array, level: float = 0.95
+) -> bool:
+    r"""Whether two distances >= 0 that noise inflates, such as calibration errors, differ.
+
+    The noise adds :math:`c` to the squared distance of the data and again to that of a replicate,
+    and more of it for one model than for the other. So the differences
+    :math:`d = a^2 - b^2` of the replicates are reflected at that of the data, :math:`d_0`, and it
+    is clear where the interval from :math:`2 d_0 - q_{(1+\text{level})/2}` to
+    :math:`2 d_0 - q_{(1-\text{level})/2}` does not hold 0.
+
+    Args:
+        best_estimate: One distance, on all rows.
+        other_estimate: The other one.
+        best: Replicates of the one, ``(R,)``.
+        other: Replicates of the other, from the same weights.
+        level: Of the interval.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.bootstrap import paired_distance_is_clear
+        >>> noisy = np.linspace(0.04, 0.06, 101)  # an estimate of 0.03 that is all noise
+        >>> paired_distance_is_clear(0.0, 0.03, np.zeros(101), noisy)
+        False
+        >>> paired_distance_is_clear(0.0, 0.09, np.zeros(101), noisy + 0.05)
+        True
+    """
+    lower, upper = percentile_interval(best**2 - other**2, level)
+    reflected = 2 * (best_estimate**2 - other_estimate**2)
+    return reflected - upper > 0 or reflected - lower < 0
 
 
 def _check_level(level: float) -> None:

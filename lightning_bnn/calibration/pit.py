@@ -24,8 +24,8 @@ from scipy.special import gammaincinv
 
 from lightning_bnn.calibration.bins import (
     Array,
-    _binomial_quantile,
     bin_index,
+    binomial_quantile,
     mass_edges,
     width_edges,
 )
@@ -118,18 +118,23 @@ def coverage_curve(
     return Coverage(nominal, np.asarray(central_counts) / count, lower / count, upper / count)
 
 
-def error_by_sd(sd: Array, error: Array, bins: int = 10, level: float = 0.99) -> dict[str, Array]:
+def error_by_sd(
+    sd: Array, error: Array, bins: int = 10, level: float = 0.99, rate: Array | None = None
+) -> dict[str, Array]:
     r"""The error in bins of the predicted standard deviation, each with as many rows.
 
     The band is :math:`\bar\sigma \sqrt{\chi^2_\nu / \nu}` with :math:`\bar\sigma^2` the mean of the
-    :math:`\sigma_i^2` of the bin and :math:`\nu = (\sum\sigma_i^2)^2 / \sum\sigma_i^4`.
+    :math:`\sigma_i^2` of the bin and :math:`\nu = (\sum\sigma_i^2)^2 / \sum\sigma_i^4`. The squared
+    error of a count of rate :math:`\lambda_i` has the variance :math:`2\sigma_i^4 + \lambda_i`, so
+    that :math:`\nu` is smaller there: :math:`2(\sum\sigma_i^2)^2 / \sum(2\sigma_i^4 + \lambda_i)`.
 
     Args:
         sd: Predicted standard deviations, ``(n,)``.
         error: Target minus predicted mean, ``(n,)``.
         bins: Number of bins; fewer come back where many sd are equal.
-        level: Probability with which all bins lie in the band if the errors are Gaussian and the
-            sd true.
+        level: Probability with which all bins lie in the band if the errors are Gaussian (Poisson
+            with ``rate``) and the sd true.
+        rate: Mean rates of counts, ``(n,)``; None for Gaussian errors.
 
     Returns:
         Of each bin that is not empty ``"sd"`` (root mean square), ``"rmse"``, ``"count"``, and the
@@ -152,7 +157,10 @@ def error_by_sd(sd: Array, error: Array, bins: int = 10, level: float = 0.99) ->
     np.maximum.at(unit, index, sd)
     variance = np.square(np.divide(sd, unit[index], out=np.zeros_like(sd), where=sd > 0))
     total = np.bincount(index, weights=variance)
-    squares = np.bincount(index, weights=variance**2)
+    squares: Array = np.bincount(index, weights=variance**2).astype(np.float64)
+    if rate is not None:
+        tails = np.divide(rate, unit[index] ** 4, out=np.zeros_like(sd), where=sd > 0)
+        squares = squares + np.bincount(index, weights=tails) / 2
     # A bin of certain predictions (sd = 0) has a band of no width, whatever the freedom.
     freedom = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
     mean_sd = unit * np.sqrt(total / count)
@@ -167,7 +175,7 @@ def error_by_sd(sd: Array, error: Array, bins: int = 10, level: float = 0.99) ->
 def _binomial_band(count: int, share: Array, false_alarm: float) -> tuple[Array, Array]:
     """Smallest and largest count that a binomial stays within, but for ``false_alarm``."""
     trials, tail = np.full(len(share), count, dtype=np.int64), false_alarm / 2
-    lower = _binomial_quantile(tail, trials, share)
+    lower = binomial_quantile(tail, trials, share)
     # Successes that are many are failures that are few, so that 1 - tail is not rounded.
-    upper = count - _binomial_quantile(tail, trials, 1 - share)
+    upper = count - binomial_quantile(tail, trials, 1 - share)
     return lower.astype(np.float64), upper.astype(np.float64)

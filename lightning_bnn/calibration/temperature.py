@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from lightning_bnn.calibration.bins import Array, bin_sums, width_edges
 from lightning_bnn.calibration.error import expected_calibration_error
+from lightning_bnn.calibration.verdict import rows_verdict
 from lightning_bnn.errors import ConfigurationError, DataError
 
-__all__ = ["apply_temperature", "fit_temperature", "scaled"]
+__all__ = ["apply_temperature", "cross_fitted", "fit_temperature", "scaled"]
 
 Integers = NDArray[np.int64]
 
@@ -164,9 +165,10 @@ def scaled(
 
     Returns:
         ``"value"``, the temperature (of all rows together where it is cross-fitted),
-        ``"fitted_on"`` (``"validation"`` or ``"cross-fit"``), and the scores ``"before"`` and
-        ``"after"``: ``"nll"``, ``"ece"`` and ``"brier"``. ``"after"`` is NaN where there is
-        nothing to fit on, as with a single example.
+        ``"fitted_on"`` (``"validation"`` or ``"cross-fit"``), ``"rows"``, how many it was fitted
+        on, and the scores ``"before"`` and ``"after"``: ``"nll"``, ``"ece"`` and ``"brier"``.
+        ``"after"`` is NaN where there is nothing to fit on, as with a single example.
+        ``"verdict_after"`` is the label of the verdict on the scaled rows, None without them.
 
     Example:
         >>> import numpy as np
@@ -183,19 +185,39 @@ def scaled(
         temperature = np.full(len(targets), value)
     else:
         value = fit_temperature(log_probabilities, targets)
-        temperature = _cross_fitted(log_probabilities, targets, examples)
+        temperature = cross_fitted(log_probabilities, targets, examples)
     known = bool(np.isfinite(temperature).all())
     after = apply_temperature(log_probabilities, temperature) if known else None
     return {
         "value": value,
         "fitted_on": "cross-fit" if validation is None else "validation",
+        "rows": len(targets if validation is None else validation[1]),
         "before": _scores(log_probabilities, targets, bins),
         "after": _scores(after, targets, bins),
+        "verdict_after": None
+        if after is None
+        else rows_verdict(after, targets, examples, bins).label,
     }
 
 
-def _cross_fitted(log_probabilities: Array, targets: Integers, examples: Integers) -> Array:
-    """For each row the temperature of the half that its example is not in."""
+def cross_fitted(log_probabilities: Array, targets: Integers, examples: Integers) -> Array:
+    """For each row the temperature of the half that its example is not in.
+
+    Args:
+        log_probabilities: Of shape ``(n, K)``.
+        targets: The classes that came, ``(n,)``.
+        examples: The example that each row belongs to, ``(n,)``.
+
+    Returns:
+        Of shape ``(n,)``; NaN where the other half is empty.
+
+    Example:
+        >>> import numpy as np
+        >>> from lightning_bnn.calibration.temperature import cross_fitted
+        >>> stated, targets = np.log([[0.9, 0.1]] * 4), np.array([0, 0, 0, 1])
+        >>> cross_fitted(stated, targets, np.zeros(4, np.int64))  # one example: no other half
+        array([nan, nan, nan, nan])
+    """
     names, inverse = np.unique(examples, return_inverse=True)
     # A random half: data sets are often sorted by class, or have pairs of like neighbours.
     second = (np.random.default_rng(0).permutation(len(names)) % 2 == 1)[inverse]

@@ -14,40 +14,40 @@ The tail of S comes from a scaled Poisson count a (N − λ) with the variance a
 of S. For many middling statements it is the normal tail; for sharp predictors, where S is the sum
 of a few rare surprises, it stays right where the normal tail would cry out at the second one.
 
-**Numbers.** z = Φ⁻¹(PIT) is standard normal if the predictive distribution is true. So Σ(z − z̄)²
-is chi-square with n − 1 degrees of freedom (too large: over-confident), and independently z̄ √n
-is standard normal (bias). The PIT histogram's band sees the rest. A third of the 1 % each.
-
-All of it is for rows that are independent given the inputs.
+Rows of one example depend on each other, and are judged as
+:mod:`lightning_bnn.calibration.clusters` says; the band is not used for the label then.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from scipy.special import chdtr, chdtrc, gammainc, gammaincc, ndtr
+import numpy as np
+from scipy.special import gammainc, gammaincc, ndtr
 
-from lightning_bnn.calibration.bins import ReliabilityCurve
-from lightning_bnn.errors import DataError
+from lightning_bnn.calibration.bins import (
+    Array,
+    ReliabilityCurve,
+    bin_sums,
+    reliability_curve,
+    width_edges,
+)
+from lightning_bnn.calibration.clusters import IMMATERIAL, ClusterSums, cluster_sums, cluster_test
 
 __all__ = [
     "CLASS_BAND_LEVEL",
     "FALSE_ALARM",
-    "NUMBER_BAND_LEVEL",
     "Verdict",
     "class_verdict",
-    "number_verdict",
+    "rows_verdict",
+    "score_moments",
 ]
 
 FALSE_ALARM = 0.01
 CLASS_BAND_LEVEL = 1 - FALSE_ALARM / 2
-NUMBER_BAND_LEVEL = 1 - FALSE_ALARM / 3
 
-# Below this mean score, in nats, a predictor is as good as its word, and rounding in float32
-# (all classes equally probable: variance 0) must not decide.
-_IMMATERIAL = 1e-6
 # Above this λ the scaled Poisson tail is the normal one to all digits that matter.
 _NORMAL = 1e8
 
@@ -63,16 +63,76 @@ class Verdict:
             the dispersion, above 0 is over-confident, or of the bias if the label says so.
         p_value: Of that statistic, two-sided.
         outside: The bins outside of the band.
+        spread_outside: Numbers only: the bins of sd whose spread is wrong.
+        clustered: Whether several rows of an example were allowed for.
     """
 
     label: str
     z: float
     p_value: float
     outside: list[int] = field(default_factory=list)
+    spread_outside: list[int] = field(default_factory=list)
+    clustered: bool = False
+
+
+def score_moments(
+    log_probabilities: Array, probabilities: Array, targets: Any
+) -> tuple[Array, Array, Array]:
+    """Give each row's score log p_y − Σ_k p_k log p_k, and its variance and third moment.
+
+    Args:
+        log_probabilities: Of shape (n, K).
+        probabilities: Their exponentials.
+        targets: The classes that came, (n,).
+
+    Example:
+        >>> p = np.array([[0.5, 0.5]])
+        >>> [float(moment[0]) for moment in score_moments(np.log(p), p, np.array([0]))]
+        [0.0, 0.0, 0.0]
+    """
+    finite = np.where(probabilities > 0, log_probabilities, 0.0)  # 0 log 0 = 0
+    negative_entropy = (probabilities * finite).sum(1)
+    centred = finite - negative_entropy[:, None]
+    moment = probabilities * centred**2
+    score = log_probabilities[np.arange(len(targets)), targets] - negative_entropy
+    return score, moment.sum(1), (moment * centred).sum(1)
+
+
+def rows_verdict(log_probabilities: Array, targets: Any, examples: Any, bins: int) -> Verdict:
+    """Judge rows of probabilities that are held in memory.
+
+    Args:
+        log_probabilities: Of shape (n, K).
+        targets: The classes that came, (n,).
+        examples: The example of each row, (n,).
+        bins: Number of bins of the reliability curve.
+
+    Example:
+        >>> stated = np.log([[0.9, 0.1]] * 200)
+        >>> rows_verdict(stated, np.arange(200) % 2, np.arange(200), bins=15).label
+        'over-confident'
+    """
+    probabilities = np.exp(log_probabilities)
+    index, predicted = np.arange(len(targets)), log_probabilities.argmax(1)
+    confidence = np.minimum(probabilities[index, predicted], 1.0)
+    sums = bin_sums(confidence, predicted == targets, width_edges(bins))
+    score, variance, third = score_moments(log_probabilities, probabilities, targets)
+    clusters = cluster_sums(examples, score)
+    return class_verdict(
+        reliability_curve(sums, level=CLASS_BAND_LEVEL),
+        float(score.sum()),
+        float(variance.sum()),
+        float(third.sum()),
+        clusters if clusters.examples < len(score) else None,
+    )
 
 
 def class_verdict(
-    curve: ReliabilityCurve, score_sum: float, score_variance: float, score_third: float
+    curve: ReliabilityCurve,
+    score_sum: float,
+    score_variance: float,
+    score_third: float,
+    clusters: ClusterSums | None = None,
 ) -> Verdict:
     """Judge the probabilities of classes.
 
@@ -83,6 +143,7 @@ def class_verdict(
         score_variance: The sum of the variances of s if p is true: Σ_k p_k (log p_k + H)², with
             the entropy H of the row.
         score_third: The sum of the third moments of s if p is true: Σ_k p_k (log p_k + H)³.
+        clusters: Of s, where examples have several rows.
 
     Returns:
         The direction of a significant score. Else that of the bins outside of the band if they
@@ -102,6 +163,10 @@ def class_verdict(
     if not count:
         return Verdict("unknown", math.nan, math.nan)
     outside = curve.outside
+    if clusters is not None:
+        z, p_value = cluster_test(score_sum, score_variance, clusters, count)
+        sides = ("over-confident" if z < 0 else "under-confident", "calibrated")
+        return Verdict(sides[p_value >= FALSE_ALARM], z, p_value, outside, clustered=True)
     z, p_value = _score_test(score_sum, score_variance, score_third, count)
     if p_value < FALSE_ALARM - (1 - CLASS_BAND_LEVEL):
         return Verdict("over-confident" if z < 0 else "under-confident", z, p_value, outside)
@@ -113,52 +178,9 @@ def class_verdict(
     return Verdict("miscalibrated" if any(above) else "over-confident", z, p_value, outside)
 
 
-def number_verdict(
-    z_sum: float, z_squared_sum: float, count: int, outside: Sequence[int] = ()
-) -> Verdict:
-    """Judge predictive distributions of numbers by z = Φ⁻¹(PIT).
-
-    Args:
-        z_sum: The sum of z.
-        z_squared_sum: The sum of z²; infinite if a PIT of 0 or 1 is among them.
-        count: The number of rows.
-        outside: The bins of the PIT histogram outside of its band at :data:`NUMBER_BAND_LEVEL`.
-
-    Returns:
-        ``"over-confident"`` or ``"under-confident"`` if the dispersion is significant, ``"biased"``
-        if the mean of z is (if both are, what lies further out), ``"miscalibrated"`` if only the
-        histogram leaves its band.
-
-    Example:
-        >>> import numpy as np
-        >>> z = 1.5 * np.random.default_rng(0).normal(size=500)  # errors 1.5 times what is said
-        >>> number_verdict(z.sum(), (z**2).sum(), 500).label
-        'over-confident'
-    """
-    if count < 0:
-        raise DataError(f"The number of rows must not be negative; {count} came.")
-    if not count:
-        return Verdict("unknown", math.nan, math.nan)
-    bins = list(outside)
-    if not math.isfinite(z_squared_sum):
-        return Verdict("over-confident", math.inf, 0.0, bins)
-    bias = z_sum / math.sqrt(count)
-    bias_p = float(2 * ndtr(-abs(bias)))
-    # About the mean, so that a bias is not taken for a wrong spread as well.
-    spread, spread_p = _spread_test(max(0.0, z_squared_sum - bias**2), count - 1)
-    each = FALSE_ALARM / 3
-    wide, off = spread_p < each, bias_p < each
-    if off and not (wide and abs(spread) >= abs(bias)):
-        return Verdict("biased", bias, bias_p, bins)
-    if wide:
-        label = "over-confident" if spread > 0 else "under-confident"
-        return Verdict(label, spread, spread_p, bins)
-    return Verdict("miscalibrated" if bins else "calibrated", spread, spread_p, bins)
-
-
 def _score_test(total: float, variance: float, third: float, count: int) -> tuple[float, float]:
     """Give z and the two-sided p-value of a sum with these moments and mean 0."""
-    if abs(total) <= _IMMATERIAL * count:
+    if abs(total) <= IMMATERIAL * count:
         return 0.0, 1.0
     if not math.isfinite(total) or variance <= 0:
         return math.copysign(math.inf, total), 0.0
@@ -172,12 +194,3 @@ def _score_test(total: float, variance: float, third: float, count: int) -> tupl
     many = gammainc(surprises, rate) if surprises > 0 else 1.0  # P(N >= surprises)
     few = gammaincc(max(surprises, 0.0) + 1, rate)  # P(N <= surprises)
     return z, float(min(1.0, 2 * min(many, few)))
-
-
-def _spread_test(squares: float, freedom: int) -> tuple[float, float]:
-    """Give the standard deviations that match a chi-square tail, and the two-sided p-value."""
-    if freedom < 1:
-        return 0.0, 1.0
-    smaller = min(chdtr(freedom, squares), chdtrc(freedom, squares))
-    size = (squares - freedom) / math.sqrt(2 * freedom)
-    return size, float(min(1.0, 2 * smaller))

@@ -9,25 +9,29 @@ batch by batch and added up over processes.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
+from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import rank_zero_warn
 
-from lightning_bnn.errors import ConfigurationError, LightningBNNError
+from lightning_bnn.callbacks.report_pages import ReportPages, noting, warn_of_failure
+from lightning_bnn.callbacks.report_schedule import validation_page
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.report.collection import Collection
 from lightning_bnn.report.document import Report
 from lightning_bnn.report.example_numbers import ExampleNumbers
-from lightning_bnn.report.loggers import headlines, log_figures, shows_figures
+from lightning_bnn.report.gather import batch_limit, flat_loaders
 from lightning_bnn.report.networks import make_posterior, name_all
-from lightning_bnn.report.numbers import report_numbers
 from lightning_bnn.report.posteriors import data_loader, validation_loader
 from lightning_bnn.report.run import RunModels
 from lightning_bnn.strategies.base import Strategy
-from lightning_bnn.strategies.resume import isolated_random_state
+from lightning_bnn.strategies.resume import ResumableLoader, isolated_random_state
 
 __all__ = ["CalibrationReport"]
 
@@ -35,17 +39,23 @@ __all__ = ["CalibrationReport"]
 class CalibrationReport(pl.Callback):
     """Write a page that says how far the uncertainty of a strategy can be trusted.
 
-    ``fit.html`` is made of the validation data at the end of a fit, ``test.html`` at the end of a
-    test, ``validation.html`` by ``trainer.validate``, and ``epoch-0009.html`` every n epochs if
-    asked for; with several loaders each gets a number, as in ``test-1.html``. The numbers lie
-    beside each page as JSON, the figures go to the trainer's loggers, and a few numbers to ``log``:
-    ``val_adaptive_ece``, ``val_excess_nll``, ``val_auroc_letters`` and others (see
-    :func:`lightning_bnn.report.loggers.headlines`).
+    ``fit.html`` is made of the validation data at the end of a fit (there is none in a fit without
+    validation data), ``test.html`` at the end of a test, ``validation.html`` by
+    ``trainer.validate``, and ``epoch-0009.html`` every n epochs if asked for; with several loaders
+    each gets a number, as in ``test-1.html``. The numbers lie beside each page as JSON, the figures
+    go to the trainer's loggers, and a few numbers to ``log``: ``val_adaptive_ece``,
+    ``val_excess_nll``, ``val_auroc_letters`` and others (see
+    :func:`lightning_bnn.report.loggers.headlines`). They are logged where a page is made: to
+    monitor one of them in every epoch, set ``every_n_epochs=1``.
 
-    It works with every strategy, and leaves training as it is, to the last bit. Under DDP every
-    example counts once: repeats that a ``DistributedSampler`` adds are left out. Where the data are
-    shared in another way (an ``IterableDataset``, or sampling of your own), each process counts
-    what it gets.
+    It works with every strategy, and leaves training as it is, to the last bit. What cannot work is
+    said before training; a page that fails in a fit is a warning, in a test an error. A test of
+    classes predicts the validation data once more, to fit the temperature on them.
+
+    Under DDP every example counts once: repeats that a ``DistributedSampler`` adds are left out.
+    Where the data are shared in another way (an ``IterableDataset``, or sampling of your own), each
+    process counts what it gets. With ``ddp_spawn`` the pages are there, but ``reports`` and
+    ``files`` stay in the processes that were spawned.
 
     Args:
         directory: The folder of the pages, or an fsspec URL; ``reports`` in the logger's folder if
@@ -112,21 +122,27 @@ class CalibrationReport(pl.Callback):
         self.every_n_epochs = every_n_epochs
         self.after_fit = after_fit
         self.bins, self.risk, self.class_names = bins, risk, class_names
-        self.reports: dict[str, Report] = {}
-        self.files: list[str] = []
-        self._folder = ""
+        self._pages = ReportPages(risk, class_names)
+        self.reports: dict[str, Report] = self._pages.reports
+        self.files: list[str] = self._pages.files
         self._models: RunModels
         self._name: str | None = None  # of the page that is being gathered; None: of none
         self._collections: list[Collection] = []
         self._numbers: list[ExampleNumbers] = []
-        self._made_at: int | None = None  # the step of the last page
-        # whose validation had which loaders
-        self._fitted: tuple[Any, list[Any]] | None = None
+        self._made_at: int | None = None  # the step of the last page of validation data
+        # whose validation had which loaders; the module is not kept alive for it
+        self._fitted: tuple[weakref.ref[Any], list[Any]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the weak reference, which cannot be sent to another process."""
+        return {**self.__dict__, "_fitted": None}
 
     # ---------------------------------------------------------------- before anything is lost
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Find the folder, and check the module."""
+        """Find the folder, try to write in it, and check the module."""
+        if stage == "predict":
+            return
         if not isinstance(pl_module, Strategy):
             raise ConfigurationError(
                 "CalibrationReport needs a strategy of lightning_bnn, which says what it predicts; "
@@ -140,15 +156,34 @@ class CalibrationReport(pl.Callback):
                 "the other one another name."
             )
         # Asked for here, where every process passes: Lightning broadcasts it.
-        self._folder = self.directory or os.path.join(trainer.log_dir or ".", "reports")
+        self._pages.folder = self.directory or os.path.join(trainer.log_dir or ".", "reports")
         self._made_at = self._name = None
+        if self._wants_page(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._pages.check_folder(trainer)
         with isolated_random_state():
             posteriors = {
                 name: make_posterior(one, name, pl_module.net, pl_module.likelihood)
                 for name, one in self.compare.items()
             }
-            loaders = {name: data_loader(one) for name, one in self.ood.items()}
-        self._models = RunModels(trainer, pl_module, posteriors, loaders)
+            loaders = {name: data_loader(one, f"ood[{name!r}]") for name, one in self.ood.items()}
+        self._models = RunModels(trainer, pl_module, posteriors, loaders, self.class_names)
+
+    def _wants_page(self, trainer: Any) -> bool:
+        """Whether what the trainer does can make a page."""
+        return trainer.state.fn != "fit" or self.after_fit or self.every_n_epochs is not None
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Let the trainer, its module and the data go."""
+        self._forget()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Let go of what was gathered; Lightning calls no teardown then."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._name = None
+        self._collections, self._numbers = [], []
+        self.__dict__.pop("_models", None)  # setup makes them
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -174,36 +209,29 @@ class CalibrationReport(pl.Callback):
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Begin to gather, if a page is due."""
-        # Lightning forgets them when a test begins.
-        self._fitted = pl_module, _flat(trainer.val_dataloaders)
-        self._begin(trainer, pl_module, self._validation_page(trainer), trainer.val_dataloaders)
+        # Lightning forgets them when a test begins. Its own wrapper would keep the trainer alive.
+        loaders = [
+            one.loader if isinstance(one, ResumableLoader) else one
+            for one in flat_loaders(trainer.val_dataloaders)
+        ]
+        self._fitted = weakref.ref(pl_module), loaders
+        name = validation_page(trainer, self.every_n_epochs, self.after_fit)
+        self._begin(trainer, name, trainer.val_dataloaders)
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Begin to gather."""
         name = None if trainer.fast_dev_run else "test"  # type: ignore[attr-defined]
-        self._begin(trainer, pl_module, name, trainer.test_dataloaders)
+        self._begin(trainer, name, trainer.test_dataloaders)
 
-    def _validation_page(self, trainer: Any) -> str | None:
-        if trainer.sanity_checking or trainer.fast_dev_run:
-            return None
-        if trainer.state.fn != "fit":
-            return "validation"
-        epoch = trainer.current_epoch + 1
-        if self.every_n_epochs is not None and epoch % self.every_n_epochs == 0:
-            return f"epoch-{trainer.current_epoch:04d}"
-        # The last validation serves for the page after the fit, if nothing is trained after it.
-        ends = epoch == trainer.max_epochs or trainer.global_step >= trainer.max_steps >= 0
-        return "fit" if self.after_fit and ends else None
-
-    def _begin(self, trainer: pl.Trainer, module: Any, name: str | None, loaders: Any) -> None:
+    def _begin(self, trainer: pl.Trainer, name: str | None, loaders: Any) -> None:
         self._name = name
         if name is None:
             return
         names = self._models.names
-        self._collections = [Collection(names, self.bins) for _ in _flat(loaders)]
+        self._collections = [Collection(names, self.bins) for _ in flat_loaders(loaders)]
         self._numbers = [
             ExampleNumbers(loader, trainer.global_rank, trainer.world_size)
-            for loader in _flat(loaders)
+            for loader in flat_loaders(loaders)
         ]
 
     def on_validation_batch_end(
@@ -221,16 +249,22 @@ class CalibrationReport(pl.Callback):
         self._add(trainer, pl_module, outputs, batch, dataloader_idx)
 
     def _add(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
-        if self._name is None:
+        if not self._wants_page(trainer):
             return
+        # said in the sanity check already, whether this validation makes a page or not
         if not isinstance(outputs, Predictive):
             raise ConfigurationError(
                 f"CalibrationReport expected the step of {type(module).__name__} to return what it "
                 f"predicts, a Predictive; got {type(outputs).__name__}. Return what the step of "
                 "Strategy returns."
             )
+        if self._name is None:
+            return
+        collection = self._collections[index]
         numbers = self._numbers[index].take(len(outputs))
-        self._models.add(self._collections[index].models, outputs, batch, numbers)
+        if collection.failure is None:
+            with noting(trainer, collection):
+                self._models.add(collection.models, outputs, batch, numbers)
 
     # ---------------------------------------------------------------- at the end
 
@@ -242,36 +276,55 @@ class CalibrationReport(pl.Callback):
         """Make the pages, and log their headlines."""
         if self._name is not None and self._collections:
             first = self._collections[0]
-            loaders = self._validation_loaders(trainer, pl_module)
-            if loaders and first.models[self._models.own].task != "numbers":
-                self._models.gather(loaders[0], first.validation)  # for the temperature
+            if first.models[self._models.own].task != "numbers":
+                self._gather_validation(trainer, pl_module, first)  # for the temperature
             for collection in self._collections[1:]:
                 collection.validation = first.validation
         self._finish(trainer, pl_module, "test")
 
-    def _validation_loaders(self, trainer: Any, module: Any) -> list[Any]:
-        """Loaders of validation data that a test knows of, to fit the temperature on."""
+    def _gather_validation(self, trainer: Any, module: Any, collection: Collection) -> None:
+        """Predict the first loader of validation data that a test knows of, as far as allowed."""
+        limit = trainer.limit_val_batches
+        if limit == 0:
+            return
         if trainer.datamodule is not None:
-            found = validation_loader(trainer.datamodule)
-            return [] if found is None else _flat(found)
-        return self._fitted[1] if self._fitted is not None and self._fitted[0] is module else []
+            loader = validation_loader(trainer.datamodule)
+            if loader is not None:
+                # as it comes, it is of all processes, and the limit is that of each of them
+                most = batch_limit(loader, limit, trainer.world_size)
+                self._models.gather(loader, collection.validation, most)
+        elif self._fitted is not None and self._fitted[0]() is module and self._fitted[1]:
+            loader = self._fitted[1][0]
+            most = batch_limit(loader, limit)
+            self._models.gather(loader, collection.validation, most, prepared=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Make the page after the fit, unless the last validation has made one."""
-        done = self._made_at == trainer.global_step
-        if not self.after_fit or done or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if not self.after_fit or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        if self._made_at == trainer.global_step:
+            self._pages.save_as_fit()
+            return
+        if trainer.val_dataloaders is None and trainer.enable_validation:
+            try:
+                _load_validation_data(trainer)
+            except Exception as error:  # what was trained stays
+                warn_of_failure("fit", f"{type(error).__name__}: {error}")
+                return
         loaders = trainer.val_dataloaders
         if loaders is None:
             return  # a fit without validation data
         with isolated_random_state(), _evaluating(pl_module), pl_module.snapshot():
-            self._begin(trainer, pl_module, "fit", loaders)
+            self._begin(trainer, "fit", loaders)
             limits = trainer.num_val_batches
             for loader, limit, collection in zip(
-                _flat(loaders), limits, self._collections, strict=True
+                flat_loaders(loaders), limits, self._collections, strict=True
             ):
-                self._models.gather(loader, collection.models, limit)
+                with noting(trainer, collection):
+                    self._models.gather(loader, collection.models, limit, prepared=True)
             for logged in self._finish(trainer, pl_module, "val", through_module=False):
+                values = {name: torch.tensor(value) for name, value in logged.items()}
+                trainer.callback_metrics.update(values)
                 for logger in trainer.loggers:
                     logger.log_metrics(logged, step=trainer.global_step)
 
@@ -282,16 +335,21 @@ class CalibrationReport(pl.Callback):
         if self._name is None:
             return []
         page, self._name = self._name, None
-        self._made_at = trainer.global_step if stage == "val" else self._made_at
+        if stage == "val":
+            self._made_at, self._pages.last = trainer.global_step, []
         if self._collections:
-            self._models.gather_outside(self._collections[0])
+            first = self._collections[0]
+            if first.failure is None:
+                with noting(trainer, first):
+                    self._models.gather_outside(first)
             for collection in self._collections[1:]:  # the same for every loader of this run
-                collection.outside = self._collections[0].outside
+                collection.outside = first.outside
+                collection.failure = collection.failure or first.failure
         logged = []
         several = len(self._collections) > 1
         for index, part in enumerate(self._collections):
             whole = part.gathered(trainer.world_size)
-            if whole.rows < self.bins:
+            if whole.failure is None and whole.rows < self.bins:
                 rank_zero_warn(
                     f"CalibrationReport makes no page: a diagram of {self.bins} bins needs as many "
                     f"predictions, and {whole.rows} of those of {whole.examples} examples are "
@@ -300,7 +358,7 @@ class CalibrationReport(pl.Callback):
                 )
                 continue
             name = f"{page}-{index + 1}" if several else page
-            scalars = self._write(trainer, module, whole, name, stage)
+            scalars = self._pages.write(trainer, self._models.own, whole, name, stage)
             suffix = f"/dataloader_idx_{index}" if several else ""
             logged.append({f"{stage}_{key}{suffix}": value for key, value in scalars.items()})
             if through_module:
@@ -308,57 +366,14 @@ class CalibrationReport(pl.Callback):
         self._collections, self._numbers = [], []
         return logged
 
-    def _write(
-        self, trainer: Any, module: Any, whole: Collection, name: str, stage: str
-    ) -> dict[str, float]:
-        """Make a report on process 0; its headlines, on all of them."""
-        scalars: dict[str, float] = {}
-        failure: Exception | None = None
-        if trainer.is_global_zero:
-            try:
-                scalars = self._make(trainer, module, whole, name, stage)
-            except Exception as error:  # the other processes wait for an answer
-                failure = error
-        said = trainer.strategy.broadcast((scalars, None if failure is None else str(failure)))
-        if failure is not None:
-            raise failure
-        if said[1] is not None:
-            raise LightningBNNError(f"The report {name} failed on process 0: {said[1]}")
-        return said[0]
 
-    def _make(
-        self, trainer: Any, module: Any, whole: Collection, name: str, stage: str
-    ) -> dict[str, float]:
-        fitted = {key: one for key, one in whole.validation.items() if one.examples}
-        source = "test" if stage == "test" else "validation"
-        own = type(module).__name__
-        where = f"epoch {trainer.current_epoch}" if name.startswith("epoch") else source
-        made = Report(
-            report_numbers(
-                whole.models,
-                outside=whole.outside if self.ood else None,
-                validation=fitted or None,
-                title=f"Calibration of {own}, {where}",
-                source=source,
-                class_names=self.class_names,
-                risk=self.risk,
-            )
-        )
-        self.reports[f"{name}.html"] = made
-        self.files.append(made.save(f"{self._folder.rstrip('/')}/{name}.html"))
-        shown = [one for one in trainer.loggers if shows_figures(one)]
-        if shown:
-            from lightning_bnn.report.figures import calibration_figures
-
-            log_figures(shown, calibration_figures(made.numbers), stage, trainer.global_step)
-        return headlines(made.numbers, own)
-
-
-def _flat(loaders: Any) -> list[Any]:
-    """Loaders as a list, however the trainer has them."""
-    if isinstance(loaders, Mapping):
-        return list(loaders.values())
-    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+def _load_validation_data(trainer: Any) -> None:
+    """Set the validation data up as a validation would; none has come by the end of the fit."""
+    stage, trainer.state.stage = trainer.state.stage, RunningStage.VALIDATING
+    try:
+        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+    finally:
+        trainer.state.stage = stage
 
 
 @contextmanager

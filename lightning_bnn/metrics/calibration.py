@@ -21,10 +21,13 @@ class ExpectedCalibrationError(BinaryCalibrationError):
     labels "a 1 will come". Either way it is about a yes-or-no event, so that torchmetrics' binary
     error serves both and the number of classes need not be known. Guo et al. (2017).
 
-    The bins are those of the calibration reports, so that both give the same number: [a, b) with
-    the last one closed, where torchmetrics gives a stated 1.0 a bin of its own. The edges k / bins
-    are float64 whatever the type of the probabilities, which are taken for the exact numbers that
-    they are: with 10 bins 0.7, which float32 rounds down, lies in the bin below 0.7.
+    The bins are those of the calibration reports: [a, b) with the last one closed, where
+    torchmetrics gives a stated 1.0 a bin of its own. What rounding leaves below an edge counts as
+    on it, so that 0.7 is in the bin from 0.7 in float32 too. For classes a report gives the same
+    number, up to a millionth where the predictions are float32, which it takes to six digits. For
+    labels it does not: a report looks at the most probable value, at "a 0 will come, with 0.8"
+    where this metric has "a 1 will come, with 0.2"; the report's classwise error is the one that
+    has both.
 
     Args:
         bins: The number of bins of [0, 1].

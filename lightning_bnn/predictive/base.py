@@ -55,6 +55,8 @@ def sum_event(values: Tensor, batch_axes: int) -> Tensor:
 
 def mixture_log_prob(component_log_prob: Tensor) -> Tensor:
     """Log density of the equally weighted mixture, from those of its components on axis 0."""
+    if component_log_prob.shape[0] == 1:
+        return component_log_prob[0]  # of one component: itself, to the last digit
     return component_log_prob.logsumexp(0) - math.log(component_log_prob.shape[0])
 
 

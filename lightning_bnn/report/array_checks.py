@@ -25,6 +25,7 @@ __all__ = ["as_tensor", "check_classes", "class_predictive", "number_predictive"
 
 # What rounding in half precision leaves of a sum of ten classes.
 TOLERANCE = 1e-3
+_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 SHAPES = "(N, K) with a column per class, (N,) for yes or no, or (S, N, K) with an axis of draws"
 
 
@@ -67,7 +68,9 @@ def class_predictive(probabilities: Any, what: str) -> ClassPredictive:
         tensor([[0.8000, 0.2000],
                 [0.5000, 0.5000]], dtype=torch.float64)
     """
-    values = as_tensor(probabilities, what).to(torch.float64)
+    values = as_tensor(probabilities, what)
+    # float32 stays float32: it needs half of the memory, and tells how many digits are meant
+    values = values.to(torch.float32 if values.dtype in _SINGLE else torch.float64)
     if values.ndim not in (1, 2, 3) or values.numel() == 0:
         raise DataError(
             f"{what} is expected to hold probabilities of shape {SHAPES}; got shape "
@@ -107,7 +110,7 @@ def _check_range(values: Tensor, what: str) -> None:
 
 
 def _check_sums(values: Tensor, what: str) -> None:
-    sums = values.sum(-1)
+    sums = values.sum(-1, dtype=torch.float64)
     wrong = (sums - 1).abs() > TOLERANCE  # NaN is not wrong here: it is counted later
     if bool(wrong.any()):
         draw, row = wrong.nonzero()[0].tolist()

@@ -67,13 +67,21 @@ def class_block(
         sums.sums["score"],
         sums.sums["score_variance"],
         sums.sums["score_third"],
+        sums.clusters if sums.count > sums.clusters.examples else None,
     )
+    coverage = coverage_at_risk(curve, risk)
+    answered = round(coverage * len(curve.risk))
     count, right = sums.confidence.count[0], sums.confidence.came[0]
     entropy_count = sums.entropy.count[0]
     return {
         "name": name,
         "draws": statistics.draws,
-        "verdict": {"label": verdict.label, "z": verdict.z, "p_value": verdict.p_value},
+        "verdict": {
+            "label": verdict.label,
+            "z": verdict.z,
+            "p_value": verdict.p_value,
+            "clustered": verdict.clustered,
+        },
         "invalid": {
             "count": len(statistics.invalid),
             "examples": statistics.invalid[:20],
@@ -88,7 +96,9 @@ def class_block(
             "classwise_ece": classwise_calibration_error(sums.classwise),
             "max_calibration_error": maximum_calibration_error(sums.confidence),
             "aurc": curve.aurc,
-            "coverage_at_risk": coverage_at_risk(curve, risk),
+            "coverage_at_risk": coverage,
+            "answered_at_risk": answered,
+            "errors_at_risk": round(answered * curve.risk[answered - 1]) if answered else 0,
             "risk": risk,
             "mean_confidence": sums.mean("confidence"),
             "entropy": sums.mean("entropy"),
@@ -187,4 +197,5 @@ def _temperature(
     )
     for when in ("before", "after"):
         result[when]["brier"] *= brier_scale
+    result["invalid"] = 0 if validation is None else len(validation.invalid)
     return result

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from lightning_bnn.calibration.bins import BinSums, width_edges
+from lightning_bnn.calibration.clusters import ClusterSums, cluster_sums
 from lightning_bnn.report.rows import Array, Rows
 
 __all__ = ["MEANS", "PER_CLASS", "ClassSums"]
@@ -36,6 +37,7 @@ class ClassSums:
 
     Attributes:
         count: Number of rows.
+        clusters: Sums of powers of the examples' scores.
         impossible: Number of rows whose target had probability 0.
         sums: The sum of each column of MEANS.
         confidence: Confidence against whether the top class was right.
@@ -46,6 +48,7 @@ class ClassSums:
 
     def __init__(self, classes: int, bins: int) -> None:
         self.count = 0
+        self.clusters = ClusterSums()
         self.impossible = 0
         self.sums = dict.fromkeys(MEANS, 0.0)
         self.confidence = BinSums(width_edges(bins))
@@ -57,6 +60,8 @@ class ClassSums:
         """Add the rows of a batch."""
         columns = rows.columns
         self.count += len(rows)
+        # An example comes with all of its rows in one batch.
+        self.clusters += cluster_sums(rows.example, columns["score"])
         self.impossible += int(np.isinf(columns["nll"]).sum())
         for name in MEANS:
             self.sums[name] += float(columns[name].sum())
@@ -74,6 +79,7 @@ class ClassSums:
     def merge(self, other: ClassSums) -> None:
         """Add the sums of other rows."""
         self.count += other.count
+        self.clusters += other.clusters
         self.impossible += other.impossible
         for name in MEANS:
             self.sums[name] += other.sums[name]

@@ -28,6 +28,7 @@ class Collection:
         models: Statistics by model.
         outside: Scores by model, and by data from elsewhere.
         validation: Statistics of other data, which the temperature is fitted on, by model.
+        failure: Why no page can be made of it; None if nothing went wrong.
 
     Example:
         >>> Collection(["net", "ensemble"]).examples
@@ -38,6 +39,7 @@ class Collection:
         self.models = {name: Statistics(bins=bins) for name in names}
         self.validation = {name: Statistics(bins=bins) for name in names}
         self.outside: dict[str, dict[str, Outside]] = {name: {} for name in names}
+        self.failure: str | None = None
 
     @property
     def examples(self) -> int:
@@ -51,6 +53,7 @@ class Collection:
 
     def merge(self, other: Collection) -> None:
         """Add what another process gathered."""
+        self.failure = self.failure or other.failure
         for own, strange in ((self.models, other.models), (self.validation, other.validation)):
             for name, statistics in strange.items():
                 if own[name].examples and statistics.examples:

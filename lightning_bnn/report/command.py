@@ -8,10 +8,12 @@ left, predicts the test data, and writes ``report.html`` and ``report.json``.
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from collections.abc import Sequence
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.report.document import check_page_name, folder_problem
 from lightning_bnn.report.networks import (
     instantiate,
     load_posterior,
@@ -34,10 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     names = options.name or path_names(options.posterior)
-    if len(names) != len(options.posterior) or len(set(names)) != len(names):
+    if len(names) != len(options.posterior) or len(set(names)) != len(names) or "" in names:
         raise ConfigurationError(
             f"--name is given once for each --posterior, each different: there are "
             f"{len(options.posterior)} posteriors and the names {names}."
+        )
+    _check_out(options.out)
+    others = [_name_and_file(text) for text in options.ood]
+    if len(dict(others)) != len(others):
+        raise ConfigurationError(
+            f"--ood is given once for each name; got the names {[name for name, _ in others]}."
         )
     given = None
     if options.config is not None:
@@ -48,10 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, path in zip(names, options.posterior, strict=True)
     }
     data = instantiate(read_configuration(options.data), "data", options.data)
-    ood = {
-        name: instantiate(read_configuration(file), "data", file)
-        for name, file in map(_name_and_file, options.ood)
-    }
+    ood = {name: instantiate(read_configuration(file), "data", file) for name, file in others}
     with warnings.catch_warnings():
         # Lightning's advice on workers of loaders is no part of a report
         warnings.filterwarnings("ignore", message=".*does not have many workers")
@@ -59,6 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     saved = made.save(options.out)
     print(f"{made}\nThe report is in {saved}")
     return 0
+
+
+def _check_out(path: str) -> None:
+    """Find out before any work whether the page can be written."""
+    folder = os.path.dirname(check_page_name(path)) or "."
+    reason = folder_problem(folder)
+    if reason is not None:
+        raise ConfigurationError(f"--out cannot be written to {folder!r} ({reason}).")
 
 
 def _name_and_file(text: str) -> tuple[str, str]:

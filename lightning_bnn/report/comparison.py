@@ -3,7 +3,9 @@
 All models are judged on the same examples, and a replicate of the bootstrap draws the same examples
 for all of them. So a difference between two models is judged by its own replicates, which vary far
 less than each number by itself: a model is *tied* with the best one where the 95 percent interval
-of their difference holds 0.
+of their difference holds 0. Which one is the best is seen from the same data, so that with m models
+any of the m (m - 1) / 2 pairs may be compared: each interval has the level 1 - 0.1 / (m (m - 1)),
+and all of them hold together (Bonferroni).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 from lightning_bnn.calibration.bootstrap import (
     basic_interval,
     paired_difference_is_clear,
+    paired_distance_is_clear,
     percentile_interval,
     replicates,
     resample_weights,
@@ -56,7 +59,6 @@ SHIFT_SCORES = {
     "classes": {"entropy": "entropy", "mutual_information": "mutual information"},
     "numbers": {"sd": "sd", "epistemic_sd": "epistemic sd"},
 }
-EPISTEMIC_SCORES = ("mutual_information", "epistemic_sd")
 
 
 def comparison(
@@ -123,16 +125,13 @@ def _exact(block: Mapping[str, Any]) -> dict[str, float]:
 
 def _known_area(block: Mapping[str, Any], loader: str, score: str) -> float | None:
     found = block["shift"].get(loader)
-    if found is None or (block["draws"] == 1 and score in EPISTEMIC_SCORES):
-        return None
-    return float(found["by"][score]["auroc"])
+    return float(found["by"][score]["auroc"]) if found and score in found["by"] else None
 
 
 def _areas(
     model: Statistics, foreign: Outside | None, score: str, rows: Any, weights: Array
 ) -> Array:
-    # Of one draw nothing is epistemic: the score is 0 everywhere, and says nothing.
-    if foreign is None or (model.draws == 1 and score in EPISTEMIC_SCORES):
+    if foreign is None or not foreign.has_scores(score, model.draws):
         return np.full(len(weights), np.nan)
     inside = foreign.inside_scores(model.sample)[score][chosen_rows(model.sample, rows.priority)]
     kept = np.sort(np.argsort(foreign.scores("priority"))[:MOST_ROWS])
@@ -163,7 +162,7 @@ def _row(
         values.append(
             {"value": value, "lower": lower, "upper": upper, "best": False, "tied": False}
         )
-    _mark(values, samples, better, aim)
+    _mark(values, samples, better, aim, key.endswith("ece"))
     return {"key": key, "label": label, "better": better, "aim": aim, "values": values}
 
 
@@ -172,9 +171,13 @@ def _percentiles(value: float, samples: Array, level: float) -> tuple[float, flo
 
 
 def _mark(
-    values: list[dict[str, Any]], samples: Sequence[Array], better: str | None, aim: float | None
+    values: list[dict[str, Any]],
+    samples: Sequence[Array],
+    better: str | None,
+    aim: float | None,
+    distance: bool,
 ) -> None:
-    """Mark the best value, and those not clearly worse."""
+    """Mark the best values, all that equal the smallest loss, and those not clearly worse."""
     if better is None:
         return
 
@@ -186,10 +189,17 @@ def _mark(
     if len(judged) < 2:
         return
     best = int(judged[np.argmin(losses[judged])])
-    values[best]["best"] = True
+    # Any pair may turn out as that of the best and another: all of them are right with LEVEL.
+    level = 1 - (1 - LEVEL) / (len(judged) * (len(judged) - 1) / 2)
     for other in judged.tolist():
-        if other == best:
+        equal = bool(np.isclose(losses[other], losses[best], rtol=1e-9, atol=0.0))
+        values[other]["best"] = equal
+        if equal or np.isinf(losses[other]):  # a target of probability 0 is no accident of the draw
             continue
-        with np.errstate(invalid="ignore"):  # inf - inf: both have a target of probability 0
-            clear = paired_difference_is_clear(loss(samples[best]), loss(samples[other]), LEVEL)
+        first, second = loss(samples[best]), loss(samples[other])
+        if distance:
+            estimates = float(losses[best]), float(losses[other])
+            clear = paired_distance_is_clear(*estimates, first, second, level)
+        else:
+            clear = paired_difference_is_clear(first, second, level)
         values[other]["tied"] = not clear

@@ -15,10 +15,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from lightning_bnn.errors import ConfigurationError
 
-__all__ = ["Report"]
+__all__ = ["Report", "check_page_name", "folder_problem"]
 
 
 class Report:
@@ -94,12 +95,7 @@ class Report:
         Raises:
             ConfigurationError: The name does not end in ``.html``.
         """
-        target = os.fspath(path)
-        if PurePosixPath(target).suffix not in (".html", ".htm"):
-            raise ConfigurationError(
-                f"save expected the name of a page, such as 'report.html'; got {target!r}. The "
-                "numbers are written beside it as report.json."
-            )
+        target = check_page_name(path)
         # The page comes last: where it is, its numbers are too.
         stem = target.removesuffix(PurePosixPath(target).suffix)
         numbers = json.dumps(self.numbers, allow_nan=False, indent=1)
@@ -107,6 +103,47 @@ class Report:
         _write(f"{stem}.json", numbers)
         _write(target, page)
         return target
+
+
+def check_page_name(path: str | os.PathLike[str]) -> str:
+    """The name of a page, as text.
+
+    Raises:
+        ConfigurationError: It does not end in ``.html``.
+    """
+    target = os.fspath(path)
+    if PurePosixPath(target).suffix not in (".html", ".htm"):
+        raise ConfigurationError(
+            f"A report expected the name of a page, such as 'report.html'; got {target!r}. The "
+            "numbers are written beside it as report.json."
+        )
+    return target
+
+
+def folder_problem(folder: str) -> str | None:
+    """Why nothing can be written to a folder or an fsspec URL; None if it can.
+
+    A file is written and removed; a local folder that was made for it is removed as well.
+
+    Example:
+        >>> folder_problem("memory://reports") is None
+        True
+        >>> folder_problem("nothing://reports")
+        'ValueError: Protocol not known: nothing'
+    """
+    try:
+        filesystem, name = fsspec.core.url_to_fs(folder)
+        there = filesystem.exists(name)
+        filesystem.makedirs(name, exist_ok=True)
+        probe = f"{name.rstrip('/')}/{uuid.uuid4().hex[:8]}.part"
+        with filesystem.open(probe, "w", encoding="utf-8") as file:
+            file.write("can be written")
+        filesystem.rm(probe)
+        if not there and isinstance(filesystem, LocalFileSystem):
+            filesystem.rmdir(name)
+    except Exception as error:  # what a file system of fsspec raises is its own
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _write(path: str, text: str) -> None:

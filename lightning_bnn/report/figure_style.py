@@ -17,8 +17,10 @@ __all__ = [
     "OUTSIDE",
     "as_array",
     "colours",
+    "dashes",
     "grid",
     "middles",
+    "name_lines",
     "plain",
     "series",
     "shift_figure",
@@ -30,6 +32,9 @@ Block = Mapping[str, Any]
 PALETTE = ("#2f6db5", "#d9762b", "#1b8a5a", "#8e5ea2", "#b8860b", "#c2447a", "#3a9fbf", "#5b6472")
 INSIDE, OUTSIDE, GREY = PALETTE[0], PALETTE[1], "#6b7280"
 MOST_COLUMNS = 4
+LONGEST_NAME = 28
+LINES_BESIDE = 18
+"""The entries of a legend that find room below each other beside a figure."""
 
 
 def as_array(values: Iterable[float | None]) -> np.ndarray:
@@ -66,10 +71,17 @@ def colours(count: int) -> list[str]:
 def plain(name: str) -> str:
     r"""A name as matplotlib shows it unchanged: without formulas, and not left out of a legend.
 
+    The middle of a long one goes, since names often differ at their end.
+
     Example:
         >>> plain("$x$"), plain("_net")
         ('\\$x\\$', ' _net')
+        >>> plain("a network with a very long name, run 12")
+        'a network with… name, run 12'
     """
+    half = LONGEST_NAME // 2
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:half]}…{name[1 - half :]}"
     text = name.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
@@ -122,6 +134,39 @@ def grid(
     return figure, axes
 
 
+def dashes(models: Sequence[Block]) -> dict[int, str]:
+    """How the line of each model is dashed, by its id: colours that come again look different.
+
+    Example:
+        >>> models = [{"name": str(i)} for i in range(10)]
+        >>> dashes(models)[id(models[0])], dashes(models)[id(models[8])]
+        ('-', '--')
+    """
+    styles = ("-", "--", ":", "-.")
+    return {
+        id(block): styles[index // len(PALETTE) % len(styles)] for index, block in enumerate(models)
+    }
+
+
+def name_lines(axes: Axes) -> None:
+    """A legend inside of the axes for few lines, beside the figure for many.
+
+    Args:
+        axes: Axes with labelled lines, in a figure with a constrained layout.
+    """
+    lines, labels = axes.get_legend_handles_labels()
+    figure = axes.figure
+    if len(lines) <= len(PALETTE) or not isinstance(figure, Figure):
+        axes.legend(frameon=False, fontsize=8, loc="upper left")
+        return
+    columns = math.ceil(len(lines) / LINES_BESIDE)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width + 3.2 * columns, height)
+    figure.legend(
+        lines, labels, frameon=False, fontsize=8, loc="outside right upper", ncols=columns
+    )
+
+
 def series(models: Sequence[Block], key: str) -> list[tuple[Block, str]]:
     """The models that have a part, each with its colour among all models.
 
@@ -169,8 +214,8 @@ def _draw_shift(axes: Axes, block: Block, name: str, score: str) -> None:
         shares = np.nan_to_num(as_array(part[key]))
         axes.stairs(shares, edges, fill=True, color=colour, alpha=0.45, label=label)
         axes.stairs(shares, edges, color=colour, lw=1)
-    axes.set_title(
-        f"{plain(block['name'])}, {plain(name)}: AUROC {shown(part['auroc'])}", fontsize=9
-    )
+    model, loader = plain(block["name"]), plain(name)
+    between = ", " if len(model) + len(loader) <= LONGEST_NAME else ",\n"
+    axes.set_title(f"{model}{between}{loader}: AUROC {shown(part['auroc'])}", fontsize=9)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)

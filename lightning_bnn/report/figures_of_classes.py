@@ -13,8 +13,10 @@ from lightning_bnn.report.figure_style import (
     GREY,
     OUTSIDE,
     as_array,
+    dashes,
     grid,
     middles,
+    name_lines,
     plain,
     series,
     shift_figure,
@@ -37,7 +39,7 @@ def class_figures(models: Sequence[Block]) -> dict[str, Figure]:
     figures = {
         "calibration": _calibration(models),
         "selection": _selection(models),
-        "shift": shift_figure(models, "entropy", "entropy of the prediction"),
+        "shift": shift_figure(models, "entropy", "entropy of the prediction (nats)"),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
@@ -99,16 +101,18 @@ def _selection(models: Sequence[Block]) -> Figure | None:
     if not chosen:
         return None
     figure, ((left,), (right,)) = grid(2, heights=[3.2], width=4.6)
+    style = dashes(models)
     for block, colour in chosen:
         curve = block["risk_coverage"]
         aurc = (block.get("scalars") or {}).get("aurc")
         label = f"{plain(block['name'])}: AURC {shown(aurc, 4)}"
         left.plot(
-            as_array(curve["coverage"]), as_array(curve["risk"]), color=colour, lw=1.6, label=label
-        )
+            as_array(curve["coverage"]), as_array(curve["risk"]),
+            color=colour, ls=style[id(block)], lw=1.6, label=label,
+        )  # fmt: skip
     left.set(xlim=(0, 1.005), xlabel="share of examples answered", ylabel="error among them")
     left.set_ylim(bottom=0)
-    left.legend(frameon=False, fontsize=8, loc="upper left")
+    name_lines(left)
     drawn = [(b, b["entropy_accuracy"], c) for b, c in series(models, "entropy_accuracy")]
     if not drawn:
         right.set_axis_off()
@@ -117,8 +121,8 @@ def _selection(models: Sequence[Block]) -> Figure | None:
         accuracy = as_array(part["accuracy"])
         known = np.isfinite(accuracy)
         right.plot(
-            middles(part["edges"])[known], accuracy[known], "o-",
-            color=colour, lw=1.4, ms=3.5, label=plain(block["name"]),
+            middles(part["edges"])[known], accuracy[known], "o",
+            color=colour, ls=style[id(block)], lw=1.4, ms=3.5, label=plain(block["name"]),
         )  # fmt: skip
-    right.set(ylim=(0, 1.02), xlabel="entropy of the prediction", ylabel="accuracy")
+    right.set(ylim=(0, 1.02), xlabel="entropy of the prediction (nats)", ylabel="accuracy")
     return figure

@@ -70,6 +70,7 @@ def _draw_pit(axes: Axes, block: Block, colour: str) -> None:
     crps = (block.get("scalars") or {}).get("crps")
     axes.set_title(f"{plain(block['name'])}\n{verdict}, CRPS {shown(crps)}", fontsize=10)
     axes.set_xlabel("PIT of the target", fontsize=9)
+    axes.set_ylabel("targets", fontsize=9)
 
 
 def _draw_coverage(axes: Axes, part: Mapping[str, Any], colour: str) -> None:
@@ -124,5 +125,7 @@ def _fit(models: Sequence[Block]) -> Figure | None:
         axes.plot(x, part["mean"][order], color=colour, lw=1.6, label="mean")
         axes.scatter(part["x"], part["y"], s=5, color="black", alpha=0.4, lw=0, label="targets")
         axes.set_title(plain(block["name"]), fontsize=10)
+        axes.set_xlabel("input", fontsize=9)
+        axes.set_ylabel("target", fontsize=9)
     columns[0][0].legend(frameon=False, fontsize=8)
     return figure

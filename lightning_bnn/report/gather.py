@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning_fabric.utilities.data import sized_len
 from torch import Tensor
 
 from lightning_bnn.errors import DataError
@@ -23,7 +24,9 @@ __all__ = [
     "add",
     "add_outside",
     "batch_inputs",
+    "batch_limit",
     "check_predicts",
+    "flat_loaders",
     "inputs_for",
     "kind_of",
     "numbered_batches",
@@ -61,18 +64,24 @@ def undisturbed(loader: Any) -> Iterator[None]:
 
 
 def numbered_batches(
-    loader: Any, rank: int = 0, world_size: int = 1, limit: float = float("inf")
+    loader: Any,
+    rank: int = 0,
+    world_size: int = 1,
+    limit: float = float("inf"),
+    prepared: bool = False,
 ) -> Iterator[tuple[Any, Callable[[int], Tensor]]]:
     """The batches of a loader that are this process's, each with what numbers its examples.
 
-    A loader that is shared already by a distributed sampler gives all of its batches; of any other,
-    process r of W takes batches r, r + W, ... and the numbers count those of the others too.
+    A loader that Lightning has prepared, or that a distributed sampler shares, gives all of its
+    batches; of any other, process r of W takes batches r, r + W, ... and the numbers count those of
+    the others too.
 
     Args:
         loader: Any iterable of batches.
         rank: The rank of this process.
         world_size: The number of processes.
         limit: At most how many batches of the loader are looked at.
+        prepared: Whether it holds this process's share, however that came about.
 
     Yields:
         A batch, and a function from its number of examples to their numbers (-1: a repeat).
@@ -81,7 +90,7 @@ def numbered_batches(
         >>> [(batch, numbers(2)) for batch, numbers in numbered_batches([[7, 8], [5, 6]])]
         [([7, 8], tensor([0, 1])), ([5, 6], tensor([2, 3]))]
     """
-    if world_size == 1 or distributed_sampler(loader) is not None:
+    if world_size == 1 or prepared or distributed_sampler(loader) is not None:
         own = ExampleNumbers(loader, rank, world_size)
         for index, batch in enumerate(loader):
             if index >= limit:
@@ -95,6 +104,36 @@ def numbered_batches(
         if index % world_size == rank:
             yield batch, lambda count, start=start: torch.arange(start, start + count)  # type: ignore[misc]
         start += batch_size(batch) or 1
+
+
+def flat_loaders(loaders: Any) -> list[Any]:
+    """Loaders as a list, however a trainer or a data module has them.
+
+    Example:
+        >>> flat_loaders({"a": "first", "b": "second"}), flat_loaders("only")
+        (['first', 'second'], ['only'])
+    """
+    if isinstance(loaders, Mapping):
+        return list(loaders.values())
+    return list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+
+
+def batch_limit(loader: Any, limit: float, processes: int = 1) -> float:
+    """How many batches of a loader a trainer's limit allows: a number, or a share (float).
+
+    Args:
+        loader: The loader.
+        limit: As in ``Trainer(limit_val_batches=...)``.
+        processes: How many processes share the loader; a number of batches is that of each.
+
+    Example:
+        >>> batch_limit(range(10), 3), batch_limit(range(10), 0.5), batch_limit(range(10), 3, 2)
+        (3, 5, 6)
+    """
+    if isinstance(limit, int):
+        return limit * processes
+    length = sized_len(loader)
+    return float("inf") if limit >= 1 or length is None else int(length * limit)
 
 
 def inputs_for(posterior: Posterior, inputs: Any) -> Any:
@@ -147,10 +186,12 @@ def check_predicts(predict: Callable[[Any], Predictive], inputs: Any, what: str,
     try:
         return kind_of(predict(inputs))
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+        what_came = f"is a {type(inputs).__name__}"
+        if isinstance(inputs, Tensor):
+            what_came = f"has shape {tuple(inputs.shape)} and dtype {inputs.dtype}"
         first = str(error).strip().split("\n")[0]
         raise DataError(
-            f"{what} does not go through the network: a batch of inputs has shape {shape}. {fix} "
+            f"{what} does not go through the network: a batch of inputs {what_came}. {fix} "
             f"({type(error).__name__}: {first})"
         ) from error
 

@@ -17,7 +17,7 @@ import pytorch_lightning as pl
 import yaml
 from torch import nn
 
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
 from lightning_bnn.posteriors.base import network_tensors
@@ -52,6 +52,8 @@ def path_names(paths: Sequence[Path]) -> list[str]:
     parts = []
     for path in paths:
         found = [part for part in PurePosixPath(os.fspath(path)).parts if part not in ("/", ".")]
+        if set(found) <= {".."}:  # such as ".": its name is that of the folder
+            found = [*PurePosixPath(os.path.abspath(path)).parts[1:]]
         parts.append(found[:-1] if len(found) > 1 and found[-1] == "posterior" else found)
     for length in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(found[-length:]) for found in parts]
@@ -76,9 +78,12 @@ def name_all(values: Any, what: str) -> dict[str, Any]:
         values = [values]
     paths = isinstance(values, (list, tuple))
     if not paths or not all(isinstance(one, (str, os.PathLike)) for one in values):
+        got = type(values).__name__
+        if paths:
+            got += f" of {', '.join(sorted({type(one).__name__ for one in values}))}"
         raise ConfigurationError(
             f"{what}= is a mapping from names to posteriors, networks or folders, or a list of "
-            f"folders; got {values!r}. Posteriors and networks need names: "
+            f"folders; got {got}. Posteriors and networks need names: "
             f'{what}={{"ensemble": posterior}}.'
         )
     return dict(zip(path_names(values), values, strict=True))
@@ -134,6 +139,7 @@ def load_posterior(
         likelihood: The likelihood to go with ``net``, where it is one of the user's own.
 
     Raises:
+        PosteriorFormatError: There is no posterior.
         ConfigurationError: No network is known.
     """
     path = _folder_of(path)
@@ -152,11 +158,21 @@ def load_posterior(
 
 def _folder_of(path: Path) -> str:
     """The folder of a posterior, or that in the folder of the run that left it."""
-    filesystem, name = fsspec.core.url_to_fs(os.fspath(path))
-    below = f"{name.rstrip('/')}/posterior"
-    if filesystem.exists(f"{name.rstrip('/')}/{MANIFEST}") or not filesystem.exists(below):
-        return os.fspath(path)
-    return f"{os.fspath(path).rstrip('/')}/posterior"
+    given = os.fspath(path).rstrip("/") or "/"
+    try:
+        filesystem, name = fsspec.core.url_to_fs(given)
+        for folder, found in ((name, given), (f"{name}/posterior", f"{given}/posterior")):
+            if filesystem.exists(f"{folder.rstrip('/')}/{MANIFEST}"):
+                return found
+    except Exception as error:  # what a file system of fsspec raises is its own
+        raise ConfigurationError(
+            f"The folder {given} cannot be read ({type(error).__name__}: {error})."
+        ) from error
+    raise PosteriorFormatError(
+        f"There is no posterior in {given}: expected {MANIFEST} in it or in its folder "
+        "'posterior'. Name the folder that Posterior.save or `lightning-bnn fit` wrote, such as "
+        "runs/version_0."
+    )
 
 
 def _if_own(likelihood: Likelihood | None) -> Likelihood | None:
@@ -182,7 +198,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
     """The content of a YAML file.
 
     Raises:
-        ConfigurationError: There is no such file, or it is no mapping.
+        ConfigurationError: There is no such file, it cannot be read, or it is no mapping.
     """
     try:
         with fsspec.open(os.fspath(path), "r", encoding="utf-8") as file:
@@ -191,6 +207,10 @@ def read_configuration(path: Path) -> dict[str, Any]:
         raise ConfigurationError(f"There is no configuration {os.fspath(path)}.") from error
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{os.fspath(path)} is not YAML: {error}") from error
+    except (OSError, UnicodeDecodeError, ImportError, ValueError) as error:
+        raise ConfigurationError(
+            f"The configuration {os.fspath(path)} cannot be read ({type(error).__name__}: {error})."
+        ) from error
     if not isinstance(content, dict):
         raise ConfigurationError(
             f"{os.fspath(path)} is expected to be a YAML mapping; got {type(content).__name__}."

@@ -10,8 +10,12 @@ import numpy as np
 from scipy.special import ndtri
 
 from lightning_bnn.calibration.bins import bin_index, mass_edges
+from lightning_bnn.calibration.number_verdict import (
+    NUMBER_BAND_LEVEL,
+    number_verdict,
+    spread_by_sd,
+)
 from lightning_bnn.calibration.pit import coverage_curve, error_by_sd, pit_histogram
-from lightning_bnn.calibration.verdict import NUMBER_BAND_LEVEL, number_verdict
 from lightning_bnn.report.number_sums import LEVELS, NumberSums, normal_scores
 from lightning_bnn.report.outside import Outside
 from lightning_bnn.report.sample import Sample
@@ -24,16 +28,20 @@ SD_BINS = 10
 SCATTER_ROWS = 1000
 
 
-def widening(pit: Any, level: float = 0.9) -> float:
+def widening(scores: Any, level: float = 0.9) -> float:
     """The factor by which intervals must be widened for the central one to hold its level.
 
     It is exact where the predictive is Gaussian.
 
+    Args:
+        scores: The standard normal quantile of each PIT.
+        level: Of the interval.
+
     Example:
-        >>> round(widening(np.linspace(0, 1, 100_001)[1:-1]), 3)  # uniform: nothing to change
-        1.0
+        >>> round(widening(2 * ndtri(np.linspace(0, 1, 100_001)[1:-1])), 3)  # errors twice as large
+        2.0
     """
-    reached = float(np.quantile(np.abs(normal_scores(pit)), level))
+    reached = float(np.quantile(np.abs(scores), level))
     return reached / float(ndtri((1 + level) / 2))
 
 
@@ -50,11 +58,15 @@ def number_block(
     sums: NumberSums = statistics.sums
     sample = statistics.sample
     error = sample["mean"] - sample["target"]
+    scores = normal_scores(sample["pit"], -error, sample["sd"])
+    clustered = sums.count > sums.bias.examples
     verdict = number_verdict(
         sums.sums["z"],
         sums.sums["z_squared"],
         sums.count,
         pit_histogram(sums.pit, level=NUMBER_BAND_LEVEL).outside,
+        None if clustered else spread_by_sd(sample["sd"], scores, SD_BINS),
+        (sums.bias, sums.spread) if clustered else None,
     )
     histogram = pit_histogram(sums.pit)
     coverage = coverage_curve(sums.central, LEVELS, sums.count)
@@ -63,7 +75,13 @@ def number_block(
     return {
         "name": name,
         "draws": statistics.draws,
-        "verdict": {"label": verdict.label, "z": verdict.z, "p_value": verdict.p_value},
+        "verdict": {
+            "label": verdict.label,
+            "z": verdict.z,
+            "p_value": verdict.p_value,
+            "spread_outside": verdict.spread_outside,
+            "clustered": verdict.clustered,
+        },
         "invalid": {"count": len(statistics.invalid), "examples": statistics.invalid[:20]},
         "scalars": {
             "rmse": math.sqrt(sums.mean("squared_error")),
@@ -74,7 +92,7 @@ def number_block(
             "epistemic_share": sums.mean("epistemic") / variance if variance > 0 else math.nan,
             "bias": sums.mean("error"),
             "mean_score": sums.mean("z"),
-            "widening_90": widening(sample["pit"]),
+            "widening_90": widening(scores),
         },
         "pit": {
             "edges": histogram.edges,
@@ -88,7 +106,9 @@ def number_block(
             "lower": coverage.lower,
             "upper": coverage.upper,
         },
-        "error_sd": error_by_sd(sample["sd"], error, SD_BINS),
+        "error_sd": error_by_sd(
+            sample["sd"], error, SD_BINS, rate=sample["aleatoric"] if statistics.counts else None
+        ),
         "uncertainty": _by_sd(sample),
         "scatter": {"sd": sample["sd"][scattered], "error": error[scattered]},
         "fit": _fit(statistics.fit),

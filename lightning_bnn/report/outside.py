@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_bnn.calibration.digits import rounded, rounded_probability
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.report.rows import (
@@ -16,7 +17,9 @@ from lightning_bnn.report.rows import (
 )
 from lightning_bnn.report.sample import Sample
 
-__all__ = ["KEEP_ROWS", "Outside"]
+__all__ = ["EPISTEMIC_SCORES", "KEEP_ROWS", "Outside"]
+
+EPISTEMIC_SCORES = ("mutual_information", "epistemic_sd")
 
 # Rows that a sample keeps: statistics that need ranks or single rows are made from it.
 KEEP_ROWS = 200_000
@@ -31,6 +34,7 @@ class Outside:
     Attributes:
         task: "classes" or "numbers", known after the first batch.
         classes: Number of classes, None for numbers.
+        draws: The fewest draws of the posterior in a batch, None before the first.
         examples: Number of examples seen, the invalid ones included.
         invalid: Number of examples whose prediction is not finite.
         sample: Columns "entropy", "mutual_information" and "maximum_probability" for classes,
@@ -47,6 +51,7 @@ class Outside:
     def __init__(self, keep: int = KEEP_ROWS) -> None:
         self.task: str | None = None
         self.classes: int | None = None
+        self.draws: int | None = None
         self.examples = 0
         self.invalid = 0
         self.sample = Sample(keep)
@@ -68,6 +73,7 @@ class Outside:
                 "Use one posterior for all batches."
             )
         self.task = task
+        self.draws = min(predictive.draws, self.draws or predictive.draws)
         start = self.examples
         count = len(predictive)
         index = np.arange(start, start + count) if example is None else example.cpu().numpy()
@@ -78,9 +84,9 @@ class Outside:
                 self.classes = log_p.shape[1]
                 entropy, within = wide.entropy.reshape(-1).numpy(), wide.aleatoric.reshape(-1)
                 columns = {
-                    "entropy": entropy,
-                    "mutual_information": np.maximum(entropy - within.numpy(), 0.0),
-                    "maximum_probability": np.minimum(np.exp(log_p.max(1)), 1.0),
+                    "entropy": rounded(entropy),
+                    "mutual_information": rounded(entropy - within.numpy()),
+                    "maximum_probability": _largest(log_p, predictive.outputs.dtype),
                 }
             else:
                 parts = wide.aleatoric.reshape(-1).numpy(), wide.epistemic.reshape(-1).numpy()
@@ -108,6 +114,7 @@ class Outside:
                 "Use one posterior in all processes."
             )
         self.task, self.classes = other.task, other.classes
+        self.draws = min(n for n in (self.draws, other.draws) if n is not None)
         self.examples += other.examples
         self.invalid += other.invalid
         self.sample.merge(other.sample)
@@ -125,3 +132,15 @@ class Outside:
                 "maximum_probability": sample["confidence"],
             }
         return {"sd": sample["sd"], "epistemic_sd": np.sqrt(sample["epistemic"])}
+
+    def has_scores(self, score: str, draws: int | None) -> bool:
+        """Whether a score says something: of one draw, here or inside, nothing is epistemic."""
+        return score not in EPISTEMIC_SCORES or 1 not in (self.draws, draws)
+
+
+def _largest(log_p: Array, dtype: torch.dtype) -> Array:
+    probabilities = np.exp(log_p)
+    index, place = np.arange(len(log_p)), log_p.argmax(1)
+    top = probabilities[index, place]
+    probabilities[index, place] = 0.0
+    return rounded_probability(top, probabilities.sum(1), dtype != torch.float64)

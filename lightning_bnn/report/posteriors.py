@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
 from pytorch_lightning.utilities.model_helpers import is_overridden
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Likelihood
@@ -18,6 +20,7 @@ from lightning_bnn.report.gather import (
     add_outside,
     batch_inputs,
     check_predicts,
+    flat_loaders,
     inputs_for,
     numbered_batches,
     undisturbed,
@@ -27,6 +30,7 @@ from lightning_bnn.report.numbers import report_numbers
 from lightning_bnn.report.outside import Outside
 from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.strategies.base import Strategy
+from lightning_bnn.strategies.resume import isolated_random_state
 from lightning_bnn.target import split_batch
 
 __all__ = ["data_loader", "report_posteriors", "validation_loader"]
@@ -36,7 +40,7 @@ def report_posteriors(
     posteriors: Any,
     data: Any,
     *,
-    ood: Mapping[str, Any] | None = None,
+    ood: Any = None,
     validation: Any = None,
     draws: int | None = None,
     likelihood: Likelihood | None = None,
@@ -52,7 +56,8 @@ def report_posteriors(
         posteriors: A mapping from names to posteriors, strategies, plain networks (one draw) or
             folders of saved posteriors whose fit left its configuration; or a single posterior.
         data: A loader of (inputs, targets), or a data module, whose test data are taken.
-        ood: Loaders or data modules from elsewhere, by name. Their batches may hold inputs alone.
+        ood: Loaders or data modules from elsewhere, by name, or one of them. Their batches may hold
+            inputs alone.
         validation: A loader of the data that the temperature is fitted on. That of a data module is
             found by itself.
         draws: Draws of each posterior; by default what suits it.
@@ -89,7 +94,11 @@ def report_posteriors(
     loader = data_loader(data)
     if validation is None and isinstance(data, pl.LightningDataModule):
         validation = validation_loader(data)
-    elsewhere = {name: data_loader(one) for name, one in (ood or {}).items()}
+    elif validation is not None:
+        validation = _refuse_what_is_no_loader(validation, "validation")
+    if ood is not None and not isinstance(ood, Mapping):
+        ood = {"ood": ood}
+    elsewhere = {name: data_loader(one, f"ood[{name!r}]") for name, one in (ood or {}).items()}
     _check(models, loader, elsewhere, draws)
 
     statistics = _statistics(models, loader, draws, bins)
@@ -105,6 +114,8 @@ def report_posteriors(
     fitted = None
     if validation is not None and first.task == "classes":
         fitted = _statistics(models, validation, draws, bins)
+        if not next(iter(fitted.values())).examples:
+            fitted = None  # a data module without validation rows
     return Report(
         report_numbers(
             statistics,
@@ -137,13 +148,25 @@ def _predict(posterior: Posterior, inputs: Any, draws: int | None) -> Any:
     return posterior.predict(inputs_for(posterior, inputs), draws)
 
 
+def _split(batch: Any) -> tuple[Any, Any]:
+    try:
+        return split_batch(batch)
+    except DataError as error:
+        keys = f" with {list(batch)}" if isinstance(batch, Mapping) else ""
+        raise DataError(
+            f"report_posteriors expected batches of (inputs, targets); got {type(batch).__name__}"
+            f"{keys}. Pass a loader of pairs, such as [(b['x'], b['y']) for b in loader], or use "
+            "CalibrationReport, which asks the strategy's split()."
+        ) from error
+
+
 def _statistics(
     models: Mapping[str, Posterior], loader: Any, draws: int | None, bins: int
 ) -> dict[str, Statistics]:
     found = {name: Statistics(bins=bins) for name in models}
     with undisturbed(loader):
         for batch, number in numbered_batches(loader):
-            inputs, targets = split_batch(batch)
+            inputs, targets = _split(batch)
             numbers = number(len(targets))
             for name, posterior in models.items():
                 predictive = _predict(posterior, inputs, draws)
@@ -156,7 +179,7 @@ def _check(
     models: Mapping[str, Posterior], loader: Any, elsewhere: Mapping[str, Any], draws: int | None
 ) -> None:
     """Try every model on a batch of everything, before any work is done."""
-    inputs, _ = split_batch(_first(loader, "data"))
+    inputs, _ = _split(_first(loader, "data"))
     kinds = {
         name: check_predicts(
             lambda x, p=posterior: _predict(p, x, 1),  # type: ignore[misc]
@@ -192,21 +215,68 @@ def _first(loader: Any, what: str) -> Any:
     raise DataError(f"{what} is empty: its loader gives no batch.")
 
 
-def data_loader(data: Any) -> Any:
-    """A loader as it is, or that of a data module's test data."""
-    if not isinstance(data, pl.LightningDataModule):
-        return data
-    data.prepare_data()
-    data.setup("test")
-    return data.test_dataloader()
+def data_loader(data: Any, what: str = "data") -> Any:
+    """A loader as it is, or that of a data module's test data.
+
+    Args:
+        data: A loader, any other iterable of batches that can be read several times, or a data
+            module.
+        what: What it is, for errors.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(data, pl.LightningDataModule):
+        data.prepare_data()
+        data.setup("test")
+        data = data.test_dataloader()
+    return _refuse_what_is_no_loader(data, what)
+
+
+def _refuse_what_is_no_loader(data: Any, what: str) -> Any:
+    fix = None
+    if isinstance(data, Iterator):
+        fix = "It can be read only once: pass the loader itself, or a list of its batches."
+    elif isinstance(data, Tensor):
+        fix = "Pass DataLoader(tensor, batch_size=128)."
+    elif isinstance(data, Dataset):
+        fix = "Pass DataLoader(dataset, batch_size=128)."
+    elif isinstance(data, (list, tuple, Mapping)):
+        inner = list(data.values() if isinstance(data, Mapping) else data)
+        if isinstance(data, Mapping) or any(isinstance(one, DataLoader) for one in inner):
+            fix = "Pass one loader. Several of ood= go by name: ood={'near': loader, ...}."
+    elif not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
+        fix = "Pass a DataLoader or a data module."
+    if fix is not None:
+        raise ConfigurationError(
+            f"{what} is expected to be a loader or a data module; got {type(data).__name__}. {fix}"
+        )
+    return data
 
 
 def validation_loader(data: pl.LightningDataModule) -> Any:
-    """The loader of a data module's validation data; None if it has none."""
+    """The first loader of a data module's validation data; None, with a warning, if it fails.
+
+    Data that are set up already are taken as they are: another setup might split them anew.
+    """
     if not is_overridden("val_dataloader", data):
         return None
     try:
-        data.setup("validate")
+        with isolated_random_state():
+            try:
+                found = data.val_dataloader()
+            except Exception:  # not set up for it yet
+                data.setup("validate")
+                found = data.val_dataloader()
+        return next(iter(flat_loaders(found)), None)
     except ConfigurationError:
         return None  # data of ours that say that they hold no validation rows
-    return data.val_dataloader()
+    except Exception as error:
+        rank_zero_warn(
+            f"A report has no temperature from validation data: {type(data).__name__} gave none "
+            f"({type(error).__name__}: {error}). It is fitted on halves of the test data, each for "
+            "the other. Let setup('validate') make the validation data, or pass validation= to "
+            "report_posteriors.",
+            category=UserWarning,
+        )
+        return None

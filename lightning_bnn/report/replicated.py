@@ -12,7 +12,7 @@ from lightning_bnn.calibration.bins import bin_index, mass_edges, width_edges
 from lightning_bnn.calibration.bootstrap import mean_replicates
 from lightning_bnn.calibration.error import expected_calibration_errors
 from lightning_bnn.calibration.selective import aurc_replicates
-from lightning_bnn.calibration.temperature import _cross_fitted, apply_temperature
+from lightning_bnn.calibration.temperature import apply_temperature, cross_fitted
 from lightning_bnn.report.common_rows import CommonRows, chosen_rows
 from lightning_bnn.report.rows import Array
 from lightning_bnn.report.statistics import Statistics
@@ -57,7 +57,7 @@ def _classes(
     if temperature["fitted_on"] == "validation":
         each: Array = np.full(len(target), temperature["value"])
     else:
-        each = _cross_fitted(log_p, target, rows.example)
+        each = cross_fitted(log_p, target, rows.example)
     if np.isfinite(each).all():
         cooled = apply_temperature(log_p, each)
         scaled_nll = -np.take_along_axis(cooled, target[:, None], 1)[:, 0]

@@ -13,7 +13,9 @@ a yes-or-no label is a statement about two classes. A regression has a row for e
   :math:`v` a fixed function of the example, so that it is uniform if the predictive is true (Czado
   et al., 2009, *Predictive Model Assessment for Count Data*).
 
-Examples whose prediction is not finite have no rows; their indices are kept.
+What is ranked (confidence, entropy, epistemic) is without the digits that rounding made
+(:mod:`lightning_bnn.calibration.digits`); scores and sums are not rounded. Examples whose
+prediction is not finite have no rows; their indices are kept.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_bnn.calibration.digits import rounded, rounded_probability
+from lightning_bnn.calibration.verdict import score_moments
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.predictive import (
     BernoulliPredictive,
@@ -133,7 +137,8 @@ def make_rows(predictive: Predictive, targets: Tensor, example: Array) -> Rows:
         wide = in_double(predictive)
         targets = targets.detach().cpu()
         if task == "classes":
-            return _class_rows(wide, targets, example)
+            single = predictive.outputs.dtype != torch.float64
+            return _class_rows(wide, targets, example, single)
         return _number_rows(wide, targets, example)
 
 
@@ -172,7 +177,7 @@ def _class_targets(predictive: ClassPredictive, targets: Tensor, classes: int) -
     return flat.astype(np.int64)
 
 
-def _class_rows(predictive: ClassPredictive, targets: Tensor, example: Array) -> Rows:
+def _class_rows(predictive: ClassPredictive, targets: Tensor, example: Array, single: bool) -> Rows:
     log_p = class_log_probabilities(predictive).numpy()
     count, classes = log_p.shape
     each = count // max(1, len(predictive))
@@ -188,11 +193,8 @@ def _class_rows(predictive: ClassPredictive, targets: Tensor, example: Array) ->
     index = np.arange(len(target))
     predicted = log_p.argmax(1)
     probabilities = np.exp(log_p)
-    finite = np.where(probabilities > 0, log_p, 0.0)  # 0 log 0 = 0
-    negative_entropy = (probabilities * finite).sum(1)
-    centred = finite - negative_entropy[:, None]
-    moment = probabilities * centred**2
-    confidence = np.minimum(probabilities[index, predicted], 1.0)
+    score, variance, third = score_moments(log_p, probabilities, target)
+    top = probabilities[index, predicted]
     probabilities[index, predicted] = 0.0
     others = probabilities.sum(1)  # 1 - confidence, without rounding it away
     correct = predicted == target
@@ -202,13 +204,14 @@ def _class_rows(predictive: ClassPredictive, targets: Tensor, example: Array) ->
     columns |= {
         "target": target,
         "predicted": predicted,
-        "confidence": confidence,
+        "confidence": rounded_probability(top, others, single),
         "correct": correct.astype(np.float64),
         "nll": -log_target + 0.0,
-        "epistemic": np.maximum(columns["entropy"] - columns["aleatoric"], 0.0),
-        "score": log_target - negative_entropy,
-        "score_variance": moment.sum(1),
-        "score_third": (moment * centred).sum(1),
+        "entropy": rounded(columns["entropy"]),
+        "epistemic": rounded(columns["entropy"] - columns["aleatoric"]),
+        "score": score,
+        "score_variance": variance,
+        "score_third": third,
         "which_class": which,
     }
     row_example, position = np.repeat(example, each), np.tile(np.arange(each), len(example))

@@ -6,7 +6,7 @@ Batches pass through the trainer's hooks and precision as those of a step do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.predictive import Predictive
+from lightning_bnn.predictive import ClassPredictive, Predictive
 from lightning_bnn.report.collection import Collection
 from lightning_bnn.report.gather import (
     add,
@@ -41,6 +41,7 @@ class RunModels:
         strategy: The strategy that runs in it.
         posteriors: The compared ones, by name.
         loaders: Loaders of data from elsewhere, by name.
+        class_names: Names of the classes.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class RunModels:
         strategy: Strategy,
         posteriors: Mapping[str, Posterior],
         loaders: Mapping[str, Any],
+        class_names: Sequence[str] | None = None,
     ) -> None:
         self.trainer, self.strategy = trainer, strategy
         self.posteriors, self.loaders = posteriors, loaders
+        self.class_names = class_names
         self.own = type(strategy).__name__
         self._checked = False
 
@@ -65,26 +68,28 @@ class RunModels:
 
         Raises:
             DataError: A loader is empty, or its inputs do not go through the network.
-            ConfigurationError: A compared model predicts something else.
+            ConfigurationError: A compared model predicts something else, or there are more or
+                fewer names than classes.
         """
         if self._checked:
             return
         self._checked = True
-        if not self.posteriors and not self.loaders:
+        if not self.posteriors and not self.loaders and self.class_names is None:
             return
-        inputs = self.strategy.inputs(batch)
+        inputs = self.strategy.split(batch)[0]
         fix = "A compared model takes the inputs of this run."
         own = self.strategy.posterior()  # no snapshot: how it runs draws is measured on several
+        asked: dict[str, Callable[[Any], Predictive]] = {
+            self.own: lambda x: own.predict(x, draws=1)
+        }
         with isolated_random_state(), self.trainer.precision_plugin.forward_context():
-            kind = check_predicts(lambda x: own.predict(x, draws=1), inputs, self.own, fix)
+            kind = check_predicts(asked[self.own], inputs, self.own, fix)
+            self._check_names(own.predict(inputs, draws=1))
             for name, posterior in self.posteriors.items():
                 posterior.to(self.strategy.device)
-                found = check_predicts(
-                    lambda x, p=posterior: p.predict(inputs_for(p, x), draws=1),  # type: ignore[misc]
-                    inputs,
-                    f"compare[{name!r}], tried on the data of this run,",
-                    fix,
-                )
+                asked[name] = lambda x, p=posterior: p.predict(inputs_for(p, x), draws=1)  # type: ignore[misc]
+                what = f"compare[{name!r}], tried on the data of this run,"
+                found = check_predicts(asked[name], inputs, what, fix)
                 if found != kind:
                     raise ConfigurationError(
                         f"compare[{name!r}] predicts a {found} and {self.own} a {kind}: only "
@@ -92,17 +97,31 @@ class RunModels:
                         "its own."
                     )
         shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else "of this run"
+        fix = f"Inputs of the shape {shape} per example are expected."
         for place, loader in self.loaders.items():
             with undisturbed(loader), self.trainer.precision_plugin.forward_context():
                 first = next(iter(loader), None)
                 if first is None:
                     raise DataError(f"ood[{place!r}] is empty: its loader gives no batch.")
-                check_predicts(
-                    lambda x: own.predict(x, draws=1),
-                    self.strategy.inputs(self._on_device(first)),
-                    f"ood[{place!r}]",
-                    f"Inputs of the shape {shape} per example are expected.",
-                )
+                strange = self.strategy.inputs(self._on_device(first))
+                for name, predict in asked.items():
+                    tried = "" if name == self.own else f", tried on compare[{name!r}],"
+                    check_predicts(predict, strange, f"ood[{place!r}]{tried}", fix)
+
+    def _check_names(self, predictive: Predictive) -> None:
+        if self.class_names is None:
+            return
+        if not isinstance(predictive, ClassPredictive):
+            raise ConfigurationError(
+                f"class_names= is for classes, and {self.own} predicts numbers. Leave it out."
+            )
+        several = predictive.mean.ndim > predictive.mode.ndim  # else a yes and a no
+        classes = predictive.mean.shape[1] if several else 2
+        if len(self.class_names) != classes:
+            raise ConfigurationError(
+                f"class_names= is expected to name each of the {classes} classes; got "
+                f"{len(self.class_names)} names."
+            )
 
     def add(
         self, into: Mapping[str, Statistics], predictive: Predictive, batch: Any, numbers: Tensor
@@ -114,12 +133,25 @@ class RunModels:
             add(into[name], self._ask(posterior, inputs), targets, numbers, inputs)
 
     def gather(
-        self, loader: Any, into: Mapping[str, Statistics], limit: float = float("inf")
+        self,
+        loader: Any,
+        into: Mapping[str, Statistics],
+        limit: float = float("inf"),
+        prepared: bool = False,
     ) -> None:
-        """Predict a whole loader, or at most so many of its batches, with all models."""
+        """Predict a whole loader, or at most so many of its batches, with all models.
+
+        Args:
+            loader: The loader.
+            into: The statistics by model.
+            limit: At most how many batches of the loader are looked at.
+            prepared: Whether Lightning has prepared it for this process.
+        """
         trainer = self.trainer
         with undisturbed(loader), torch.no_grad():
-            batches = numbered_batches(loader, trainer.global_rank, trainer.world_size, limit)
+            batches = numbered_batches(
+                loader, trainer.global_rank, trainer.world_size, limit, prepared
+            )
             for batch, number in batches:
                 moved = self._on_device(batch)
                 predictive = self._predict(self.strategy.split(moved)[0])

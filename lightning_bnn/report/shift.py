@@ -60,6 +60,8 @@ def shift_numbers(statistics: Statistics, outside: Mapping[str, Outside]) -> dic
             )
         scores = {}
         for score, inside in foreign.inside_scores(statistics.sample).items():
+            if not foreign.has_scores(score, statistics.draws):
+                continue
             values = foreign.scores(score)
             edges = _edges(score, statistics.classes, inside, values)
             scores[score] = {

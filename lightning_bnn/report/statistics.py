@@ -55,6 +55,7 @@ class Statistics:
         classes: Number of classes, None for numbers.
         draws: Number of draws of the posterior.
         yes_no: Whether the classes are the two values of a yes-or-no label.
+        counts: Whether the numbers are counts (Poisson).
         examples: Number of examples seen, the invalid ones included.
         rows: Number of rows: statements about valid examples.
         sums: Exact sums over all rows (ClassSums or NumberSums).
@@ -81,6 +82,7 @@ class Statistics:
         self.classes: int | None = None
         self.draws: int | None = None
         self.yes_no = False
+        self.counts = False
         self.examples = 0
         self._invalid: list[Array] = []
         self.sums: Any = None
@@ -161,6 +163,7 @@ class Statistics:
             )
         self.draws = predictive.draws
         self.yes_no = isinstance(predictive, BernoulliPredictive)
+        self.counts = isinstance(predictive, PoissonPredictive)
 
     def _begin(self, task: str, classes: int | None) -> None:
         if classes is not None and classes < 2:
@@ -215,7 +218,7 @@ class Statistics:
                 f"cannot merge statistics of {_name(self.task, self.classes)} in {self.bins} bins "
                 f"with those of {_name(other.task, other.classes)} in {other.bins} bins."
             )
-        self.draws, self.yes_no = other.draws, other.yes_no
+        self.draws, self.yes_no, self.counts = other.draws, other.yes_no, other.counts
         self.examples += other.examples
         self._invalid.extend(other._invalid)
         self.sums.merge(other.sums)

@@ -1,6 +1,8 @@
 """The report in words: few, short and true sentences that need no training in statistics.
 
-Each has a level: "good" (can be trusted), "bad" (must not be), "warn" (look at it) or "note".
+Each has a level: "bad" (must not be trusted), "warn" (look at it), "good" (can be) or "note"; they
+come in this order. What holds for these data only is said of them ("here"), and what is the
+model's own estimate is called so.
 """
 
 from __future__ import annotations
@@ -8,17 +10,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_bnn.report.headlines import class_headline, number_headline, percent, points
+from scipy.special import betaincinv
+
+from lightning_bnn.report.headlines import (
+    COARSE,
+    class_headline,
+    number_headline,
+    percent,
+    points,
+    unseen_gap,
+)
 
 __all__ = ["plural", "summary"]
 
 Numbers = Mapping[str, Any]
 Line = tuple[str | None, str, str]
 
-# AUROC from which foreign inputs count as told apart, and below which as not seen.
-TOLD_APART, NOT_SEEN = 0.9, 0.7
-# Gaps above this many hundredths that would go unseen are worth a word.
-COARSE = 0.05
+LEVELS = ("bad", "warn", "good", "note")
+# AUROC from which foreign inputs count as told apart, below which as not seen, and below which
+# the model is surer of them than of its own data: a little below chance, which is 0.5.
+TOLD_APART, NOT_SEEN, SURER = 0.9, 0.7, 0.45
+# Of fewer foreign examples an AUROC says little.
+FEW_FOREIGN = 30
+# Gaps above this that would go unseen are worth a word.
+WORTH_SAYING = 0.05
+# What the surest answers cost is said of at most so many models.
+FEW_MODELS = 4
 SCORES = {
     "entropy": "entropy",
     "mutual_information": "mutual information",
@@ -55,7 +72,8 @@ def summary(numbers: Numbers, notes: Sequence[str] = ()) -> list[dict[str, Any]]
         notes: Further sentences, which come last.
 
     Returns:
-        For each sentence ``"model"`` (None if about all), ``"level"`` and ``"text"``.
+        For each sentence ``"model"`` (None if about all), ``"level"`` and ``"text"``; the worst
+        levels first.
     """
     lines: list[Line] = []
     for block in numbers["models"]:
@@ -65,6 +83,7 @@ def summary(numbers: Numbers, notes: Sequence[str] = ()) -> list[dict[str, Any]]
     lines += _about_comparison(numbers["comparison"])
     lines += _about_data(numbers)
     lines += [(None, "note", note) for note in notes]
+    lines.sort(key=lambda line: LEVELS.index(line[1]))
     return [{"model": model, "level": level, "text": text} for model, level, text in lines]
 
 
@@ -89,21 +108,35 @@ def _about_model(block: Numbers, numbers: Numbers) -> Iterator[Line]:
     if impossible:
         had = plural(impossible, "target") + " had probability 0"
         yield name, "bad", f"{had}: what came was called impossible, and the NLL is infinite."
-    if task == "classes":
+    left_out = block.get("temperature", {}).get("invalid", 0)
+    if left_out:
+        are = "validation prediction is" if left_out == 1 else "validation predictions are"
+        yield name, "bad", f"{left_out:,} {are} not finite; the temperature is fitted without."
+    if task == "classes" and len(numbers["models"]) <= FEW_MODELS:
         yield from _about_risk(block)
 
 
 def _about_risk(block: Numbers) -> Iterator[Line]:
+    """What the surest answers cost, where there are enough of them to say."""
     scalars = block["scalars"]
     coverage, risk = scalars["coverage_at_risk"], scalars["risk"]
     if coverage is None or coverage >= 1:
         return
     if coverage <= 0:
-        yield block["name"], "warn", f"no share of the answers has at most {percent(risk)} errors."
+        text = f"even the answers it is surest of had more than {percent(risk)} errors here."
+        yield block["name"], "warn", text
         return
-    text = (
-        f"answering only the {percent(coverage)} it is surest of keeps errors to {percent(risk)}."
-    )
+    answered, errors = scalars.get("answered_at_risk"), scalars.get("errors_at_risk")
+    if not answered or errors is None:
+        return
+    # Clopper and Pearson's upper end, at 95 percent. It cannot be below the risk, since the
+    # coverage is the largest one at that risk; twice as much would be of no use.
+    upper = float(betaincinv(errors + 1, max(answered - errors, 0.5), 0.95))
+    if upper > 2 * risk:
+        return
+    had = f"{percent(errors / answered)} errors" if errors else "no errors"
+    chance = f"up to {percent(upper)} allowing for chance"
+    text = f"the {percent(coverage)} it is surest of had {had} here ({chance})."
     yield block["name"], "note", text
 
 
@@ -115,12 +148,13 @@ def _best_score(block: Numbers, loader: str) -> tuple[float, str] | None:
     areas = [
         (by["auroc"], SCORES[score])
         for score, by in (found["by"] if found else {}).items()
-        if score not in silent and by["auroc"] is not None
+        if score not in silent and by and by["auroc"] is not None
     ]
     return max(areas, key=lambda found: found[0]) if areas else None
 
 
 def _about_shift(blocks: Sequence[Numbers]) -> Iterator[Line]:
+    """Of each loader, who tells it apart and who does not; the level is that of the worst."""
     loaders = dict.fromkeys(loader for block in blocks for loader in block["shift"])
     for loader in loaders:
         for block in blocks:
@@ -128,52 +162,85 @@ def _about_shift(blocks: Sequence[Numbers]) -> Iterator[Line]:
             if bad:
                 text = f"{loader}: {plural(bad, 'prediction')} not finite and left out."
                 yield block["name"], "bad", text
-        found = [(best, block["name"]) for block in blocks if (best := _best_score(block, loader))]
-        if not found:
+        judged = [(best, block) for block in blocks if (best := _best_score(block, loader))]
+        if not judged:
             continue
-        found.sort(key=lambda entry: -entry[0][0])
-        (area, score), name = found[0]
-        if area >= TOLD_APART:
-            level, text = "good", f"told apart with AUROC {area:.2f} by {score}"
-        elif area >= NOT_SEEN:
-            level, text = "warn", f"partly told apart: AUROC {area:.2f} by {score}"
-        else:
-            level, text = "bad", f"not seen as foreign: AUROC {area:.2f} at best, by {score}"
-        if len(found) == 1:
-            yield name, level, f"{loader}: {text}."
+        found = [(*best, block["name"]) for best, block in judged]
+        worst = min(area for area, _, _ in found)
+        level = "good" if worst >= TOLD_APART else "warn" if worst >= NOT_SEEN else "bad"
+        text = _told_apart(found) if len(blocks) > 1 else _seen(*found[0][:2])
+        foreign = min(block["shift"][loader]["examples"] for _, block in judged)
+        if foreign < FEW_FOREIGN:
+            level, text = "note", f"{text}; {plural(foreign, 'example')} cannot say much"
+        yield blocks[0]["name"] if len(blocks) == 1 else None, level, f"{loader}: {text}."
+
+
+def _seen(area: float, score: str) -> str:
+    if area >= TOLD_APART:
+        return f"told apart with AUROC {area:.2f} by {score}"
+    if area >= NOT_SEEN:
+        return f"partly told apart: AUROC {area:.2f} by {score}"
+    if area >= SURER:
+        return f"not seen as foreign: AUROC {area:.2f} at best, by {score}"
+    return f"surer there than on its own data: AUROC {area:.2f} at best, by {score}"
+
+
+# How well a group does: from which AUROC, and what one model and what several do; then the same
+# where no better group was named before, to which the short form could refer.
+KINDS = (
+    (TOLD_APART, "tells it apart", "tell it apart", "tells it apart", "tell it apart"),
+    (NOT_SEEN, "does in part", "do in part", "partly tells it apart", "partly tell it apart"),
+    (SURER, "does not", "do not", "does not tell it apart", "do not tell it apart"),
+    (-1.0, *2 * ("is surer there than on its own data", "are surer there than on their own data")),
+)
+
+
+def _told_apart(found: Sequence[tuple[float, str, str]]) -> str:
+    """Several models, grouped by how well they do, with the range of their AUROC."""
+    parts: list[str] = []
+    left = list(found)
+    for lowest, *verbs in KINDS:
+        group = [entry for entry in left if entry[0] >= lowest]
+        left = [entry for entry in left if entry[0] < lowest]
+        if not group:
             continue
-        (least, _), last = found[-1]
-        yield None, level, f"{loader}: {text} ({name}); {last} reaches {least:.2f}."
+        verb = verbs[(len(group) > 1) + 2 * (not parts)]
+        areas = sorted({f"{area:.2f}" for area, _, _ in group})
+        shown = areas[0] if len(areas) == 1 else f"{areas[0]} to {areas[-1]}"
+        scores = {score for _, score, _ in group}
+        by = f" by {scores.pop()}" if len(scores) == 1 else ""
+        names = _listed([name for _, _, name in group])
+        parts.append(f"{names} {verb} ({'' if parts else 'AUROC '}{shown}{by})")
+    return "; ".join(parts)
 
 
 def _about_parts(numbers: Numbers) -> Iterator[Line]:
-    """What part of the uncertainty more data would remove, for the model of the best NLL."""
+    """What part of the uncertainty more data would remove, for the model of the best NLL.
+
+    Only a calibrated model of several draws can say: a wrong total has no right parts.
+    """
     blocks = [block for block in numbers["models"] if block["scalars"]["nll"] is not None]
     if not blocks:
         return
     block = min(blocks, key=lambda found: found["scalars"]["nll"])
     if block["draws"] == 1:
         if len(numbers["models"]) == 1:
-            text = "one set of weights cannot tell what more training data would bring."
+            text = "one draw cannot tell noise in the data from what more data would settle."
             yield block["name"], "note", text
         return
     scalars = block["scalars"]
     share = scalars.get("epistemic_share")
     if numbers["task"] == "classes" and scalars["entropy"]:
         share = scalars["epistemic"] / scalars["entropy"]
-    if share is None:
+    if share is None or block["verdict"]["label"] != "calibrated":
         return
-    if share >= 0.5:
-        text = f"{percent(share)} of the uncertainty is epistemic: more training data would help."
-    elif share <= 0.2:
-        text = (
-            f"{percent(1 - share)} of the uncertainty is in the data itself: more training data "
-            "of the same kind would change little."
-        )
+    if share <= 0.2:
+        part = f"{percent(1 - share)} of its uncertainty is noise in the data"
+        help_ = "would help little"
     else:
-        text = (
-            f"{percent(share)} of the uncertainty is epistemic; more training data would help some."
-        )
+        part = f"{percent(share)} of its uncertainty is about its weights"
+        help_ = "would help" if share >= 0.5 else "would help some"
+    text = f"by the model's own account {part}; more data of the same kind {help_}."
     yield block["name"], "note", text
 
 
@@ -182,43 +249,44 @@ def _about_comparison(table: Numbers) -> Iterator[Line]:
     if len(columns) < 2:
         return
     judged = [row for row in table["rows"] if any(value["best"] for value in row["values"])]
-    wins = [sum(bool(row["values"][i]["best"]) for row in judged) for i in range(len(columns))]
     if judged:
-        most = max(wins)
-        names = [name for name, won in zip(columns, wins, strict=True) if won == most]
-        each = "is best" if len(names) == 1 else "are each best"
-        text = f"{_listed(names)} {each} in {most} of {plural(len(judged), 'row')}"
-        yield None, "note", text + _about_nll(judged, columns) + "."
+        clear: dict[str, list[str]] = {}
+        for row in judged:
+            ahead = [value["best"] or value["tied"] for value in row["values"]]
+            if sum(ahead) == 1:
+                clear.setdefault(columns[ahead.index(True)], []).append(row["label"])
+        yield None, "note", _clearly_best(clear, len(judged))
     if not table["complete"]:
         used = plural(table["examples"], "example")
         yield None, "warn", f"the comparison uses only the {used} that every model could predict."
 
 
-def _about_nll(judged: Sequence[Numbers], columns: Sequence[str]) -> str:
-    for row in judged:
-        if row["key"] == "nll":
-            best = next(i for i, value in enumerate(row["values"]) if value["best"])
-            rest = [i for i, value in enumerate(row["values"]) if i != best]
-            clear = [columns[i] for i in rest if not row["values"][i]["tied"]]
-            start = f"; the NLL of {columns[best]} is"
-            if clear:
-                return f"{start} clearly better than that of {_listed(clear)}"
-            return f"{start} lowest, but not clearly"
-    return ""
+def _clearly_best(clear: Mapping[str, Sequence[str]], rows: int) -> str:
+    if not clear:
+        return "no model is clearly best in any row of the comparison."
+    ranked = sorted(clear.items(), key=lambda entry: -len(entry[1]))[:3]
+    parts = [f"{name} in {len(won)} ({_listed(won)})" for name, won in ranked[1:]]
+    name, won = ranked[0]
+    first = f"{name} is clearly best in {len(won)} of {plural(rows, 'row')} ({_listed(won)})"
+    return "; ".join([first, *parts]) + "."
 
 
 def _about_data(numbers: Numbers) -> Iterator[Line]:
-    data, task = numbers["data"], numbers["task"]
-    said = _said(data, task)
-    unseen = _unseen_gap(numbers)
-    if unseen > COARSE:
-        yield None, "warn", f"with {said}, only gaps above about {points(unseen)} would be seen."
+    data, task, blocks = numbers["data"], numbers["task"], numbers["models"]
+    unseen = sum(unseen_gap(block) for block in blocks) / len(blocks)
+    told = all(block["verdict"]["label"] == "nothing found" for block in blocks)
+    if unseen > WORTH_SAYING and not told:
+        where = "in a single bin" if task == "classes" else "in the 90% interval"
+        level = "warn" if unseen > COARSE else "note"
+        gaps = f"only gaps above about {points(unseen)} {where} would be seen"
+        yield None, level, f"with {_said(data, task)}, {gaps}."
     if data["rows"] > data["examples"]:
-        text = (
-            f"each of the {plural(data['examples'], 'example')} has several rows; bands take them "
-            "as independent, intervals of the comparison do not."
-        )
-        yield None, "note", text
+        if all(block["verdict"].get("clustered") for block in blocks):
+            taken = "verdicts and intervals allow for their dependence, bands do not"
+        else:
+            taken = "verdicts and bands take them as independent, intervals do not"
+        examples = plural(data["examples"], "example")
+        yield None, "note", f"the {examples} have several rows each: {taken}."
     if data["sampled"] is not None:
         part = f"{data['sampled']:,} of {plural(data['rows'], 'row')}"
         text = f"what needs ranks or single rows is from a uniform sample of {part}."
@@ -235,21 +303,6 @@ def _about_missing(numbers: Numbers) -> Iterator[Line]:
         shown = _listed([names[k] if names else k for k in missing])
         one = len(missing) == 1
         which = f"{'class' if one else 'classes'} {shown} never {'occurs' if one else 'occur'}"
-        yield None, "note", f"{which} in these data: nothing is said of {'it' if one else 'them'}."
-
-
-def _unseen_gap(numbers: Numbers) -> float:
-    """Half of the band's width: what a true gap must exceed to be noticed, on average."""
-    total = weight = 0.0
-    for block in numbers["models"]:
-        if numbers["task"] == "classes":
-            curve = block["reliability"]["width"]
-            counts = curve["count"]
-        else:
-            curve = block["coverage"]
-            counts = [float(abs(nominal - 0.9) < 1e-9) for nominal in curve["nominal"]]
-        for count, lower, upper in zip(counts, curve["lower"], curve["upper"], strict=True):
-            if count and lower is not None and upper is not None:
-                total += count * (upper - lower) / 2
-                weight += count
-    return total / weight if weight else 0.0
+        it, its = ("it", "its") if one else ("them", "their")
+        known = f"{its} accuracy is unknown, and the classwise ECE counts {it} with frequency 0"
+        yield None, "note", f"{which} in these data: {known}."

@@ -226,6 +226,11 @@ class Strategy(pl.LightningModule, ABC):
 
     def inputs(self, batch: Any) -> Any:
         """The inputs of a batch of (inputs, targets), or of inputs alone."""
+        if isinstance(batch, Mapping) and type(self).split is not Strategy.split:
+            try:
+                return self.split(batch)[0]
+            except KeyError:
+                return batch  # no targets in it
         if isinstance(batch, (Tensor, Mapping)):
             return batch
         if isinstance(batch, (tuple, list)) and len(batch) == 1:
@@ -315,6 +320,9 @@ class Strategy(pl.LightningModule, ABC):
 
     def on_fit_start(self) -> None:
         """Make every loader resumable, with one seed for all ranks."""
+        # A validation that died in an earlier fit has left them: Lightning calls no teardown then.
+        self._random_before_validation = None
+        self._drop_snapshot()
         strategy = self.trainer.strategy
         drawn = strategy.broadcast(int(torch.randint(2**31, ()).item()))
         # Lightning forgets the state of loaders in a checkpoint made at the end of an epoch.
@@ -370,7 +378,8 @@ class Strategy(pl.LightningModule, ABC):
         return count_examples(loader, self._given_num_data, self.trainer.world_size)
 
     def teardown(self, stage: str) -> None:
-        """Give the trainer its own methods back."""
+        """Give the trainer its own methods back, and let a snapshot go."""
+        self._drop_snapshot()
         if self._unwrap is not None:
             self._unwrap()
             self._unwrap = None

@@ -101,9 +101,12 @@ def test_no_bins(make):
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_index_against_a_walk(values, bins):
     edges = width_edges(bins)
-    values = [*values, *edges, *np.nextafter(edges, -1), *np.nextafter(edges, 2)]
-    expected = [place_of(value, edges) for value in values]
+    slack = 1e-5 / bins  # below an edge by less than that is on it
+    values = [*values, *edges, *(edges - 1.01 * slack), *np.nextafter(edges, 2)]
+    expected = [place_of(value + slack, edges) for value in values]
     assert bin_index(np.array(values), edges).tolist() == expected
+    rounded = [*np.nextafter(edges, -1), *edges.astype(np.float32).astype(float)]
+    assert bin_index(np.array(rounded), edges).tolist() == 2 * [*range(bins), bins - 1]
 
 
 # ------------------------------------------------------------------ sums

@@ -193,12 +193,12 @@ class TestScaled:
         """The halves, found by changing the targets of one example after the other."""
         log_probabilities, targets = simulate(40, 3, 1.0)
         examples = np.repeat(np.arange(20), 2)[::-1]
-        base = module._cross_fitted(log_probabilities, targets, examples)
+        base = module.cross_fitted(log_probabilities, targets, examples)
         sizes = []
         for example in range(20):
             changed, own = targets.copy(), examples == example
             changed[own] = (changed[own] + 1) % 3
-            moved = module._cross_fitted(log_probabilities, changed, examples) != base
+            moved = module.cross_fitted(log_probabilities, changed, examples) != base
             assert not moved[own].any()  # what came of an example never touches its own judge
             assert np.unique(examples[moved]).size == 10
             sizes.append(moved.sum())
@@ -227,7 +227,7 @@ class TestScaled:
         unsure, unsure_targets = simulate(2000, 4, 3.0, seed=1)
         rows, targets = np.concatenate([sure, unsure]), np.append(sure_targets, unsure_targets)
         for order in (np.arange(4000), np.arange(4000).reshape(2, -1).T.ravel()):
-            halves = np.unique(module._cross_fitted(rows[order], targets[order], np.arange(4000)))
+            halves = np.unique(module.cross_fitted(rows[order], targets[order], np.arange(4000)))
             assert halves[1] / halves[0] < 1.2
 
     def test_too_little_to_fit_on(self):

@@ -14,6 +14,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     SequentialSampler,
     TensorDataset,
 )
@@ -29,6 +30,17 @@ torch.set_num_threads(1)
 
 class Sixes(BatchSampler):
     """A batch sampler of the user's own, which Lightning makes anew around a distributed one."""
+
+
+class Shared(IterableDataset):
+    """Data that share themselves among two processes."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __iter__(self) -> Any:
+        data = rows(41, 1)
+        return (data[index] for index in range(self.rank, 41, 2))
 
 
 def rows(count: int, seed: int, shift: float = 0.0) -> TensorDataset:
@@ -81,10 +93,24 @@ def main(directory: Path) -> None:
 
     try:
         # an error on the process that writes reaches the others, which would wait for ever
-        callback = CalibrationReport(directory / "failing", class_names=["too", "few"])
+        callback = CalibrationReport(directory / "failing", risk=0.1)
+        callback._pages.risk = 7.0
         quiet_trainer(callbacks=[callback], **options).test(bnn, batches(37, 2), verbose=False)
     except LightningBNNError as error:
         found["failure"] = str(error)
+    (directory / "file").touch()
+    try:
+        callback = CalibrationReport(directory / "file")
+        quiet_trainer(callbacks=[callback], **options).test(bnn, batches(37, 2), verbose=False)
+    except LightningBNNError as error:
+        found["folder"] = str(error)
+
+    # shared by the data themselves: a process must not leave out batches that are its own
+    callback = CalibrationReport(directory / "shared")
+    trainer = quiet_trainer(
+        max_epochs=3, check_val_every_n_epoch=2, callbacks=[callback], **options
+    )
+    trainer.fit(make_bnn(), batches(30, 0), DataLoader(Shared(rank), batch_size=6))
     if rank == 0:
         torch.save(bnn.family.state_dict(), directory / "family.pt")
     (directory / f"found{rank}.json").write_text(json.dumps(found))

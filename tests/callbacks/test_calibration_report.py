@@ -91,15 +91,18 @@ def test_after_fit_and_test(tmp_path: Path) -> None:
 
 
 def test_every_n_epochs(tmp_path: Path) -> None:
-    fit(variational(), CalibrationReport(tmp_path, every_n_epochs=2))
-    # the last validation made one at the same step: there is no second page of it
-    assert pages(tmp_path) == ["epoch-0001.html", "epoch-0003.html"]
+    callback = CalibrationReport(tmp_path, every_n_epochs=2)
+    fit(variational(), callback)
+    assert pages(tmp_path) == ["epoch-0001.html", "epoch-0003.html", "fit.html"]
+    # the last validation made one at the same step: it is that of the fit as well
+    assert callback.reports["fit.html"] is callback.reports["epoch-0003.html"]
 
 
 def test_the_sanity_check_makes_no_page(tmp_path: Path) -> None:
     callback = CalibrationReport(tmp_path, every_n_epochs=1)
     fit(variational(), callback, max_epochs=2)
-    assert [Path(file).name for file in callback.files] == ["epoch-0000.html", "epoch-0001.html"]
+    names = ["epoch-0000.html", "epoch-0001.html", "fit.html"]
+    assert [Path(file).name for file in callback.files] == names
 
 
 def test_every_n_epochs_and_after_fit(tmp_path: Path) -> None:

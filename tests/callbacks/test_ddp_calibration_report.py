@@ -102,3 +102,10 @@ def test_a_failure_reaches_both(directory: Path) -> None:
     first, second = (read(directory, f"found{rank}.json")["failure"] for rank in (0, 1))
     assert "process 0" not in first
     assert first in second
+    folders = [read(directory, f"found{rank}.json")["folder"] for rank in (0, 1)]
+    assert "cannot write to the folder" in folders[0]
+    assert folders[0] == folders[1]
+
+
+def test_data_that_share_themselves(directory: Path) -> None:
+    assert read(directory, "shared/fit.json")["data"]["examples"] == 41

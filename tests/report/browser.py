@@ -43,6 +43,7 @@ class Browser:
 
     def open(self, file: Path, *, width: int = 1280, scheme: str = "light") -> None:
         """Open a file anew, in a window of this width and with this colour scheme."""
+        self.run("try { localStorage.clear() } catch {}")  # the theme that another test chose
         self.messages()
         self.requests()
         self.emulate(scheme=scheme)

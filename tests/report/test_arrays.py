@@ -285,3 +285,80 @@ def test_a_class_that_never_occurs() -> None:
     probabilities, targets = classes(100)
     made = report(probabilities[targets != 2], targets[targets != 2], class_names=["a", "b", "c"])
     assert any(line["level"] == "note" and "c" in line["text"] for line in made.numbers["summary"])
+
+
+def forest(count: int = 600) -> tuple[Any, Any, Any]:
+    """Votes of ten trees on three classes: every probability is a tenth."""
+    generator = np.random.default_rng(0)
+    votes = generator.multinomial(10, [0.55, 0.25, 0.2], count)
+    votes = np.array([generator.permutation(row) for row in votes])
+    targets = np.array([generator.choice(3, p=row / 10) for row in votes])
+    return votes, votes / 10, targets
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("draws", [1, 3])
+def test_tenths_meet_their_edges_and_tie(dtype, draws):
+    votes, p, targets = forest()
+    block = report(np.stack([p.astype(dtype)] * draws), targets, bins=20).numbers["models"][0]
+    top, right = votes.max(1), votes.argmax(1) == targets
+    gaps = [abs((top == k).sum() * k / 10 - right[top == k].sum()) for k in np.unique(top)]
+    assert block["scalars"]["ece"] == pytest.approx(sum(gaps) / len(top), abs=1e-9)
+    counts = np.zeros(20)
+    for k in np.unique(top):
+        counts[min(2 * k, 19)] = (top == k).sum()
+    assert block["reliability"]["width"]["count"] == counts.tolist()
+    area, before, wrong = 0.0, 0, 0.0  # ties in the order of chance, written as a loop
+    for k in np.unique(top)[::-1]:
+        size, errors = (top == k).sum(), (~right[top == k]).sum()
+        area += sum((wrong + errors * i / size) / (before + i) for i in range(1, size + 1))
+        before, wrong = before + size, wrong + errors
+    assert block["scalars"]["aurc"] == pytest.approx(area / len(top), abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_permuted_classes_are_not_told_apart(dtype):
+    generator = np.random.default_rng(0)
+    one = np.array([generator.permutation([0.5, 0.3, 0.2]) for _ in range(400)]).astype(dtype)
+    other = np.array([generator.permutation([0.5, 0.3, 0.2]) for _ in range(300)]).astype(dtype)
+    made = report(
+        np.stack([one] * 5), generator.integers(0, 3, 400), ood={"same": np.stack([other] * 5)}
+    )
+    for score in made.numbers["models"][0]["shift"]["same"]["by"].values():
+        assert score["auroc"] == 0.5
+
+
+def test_very_sure_predictions_keep_their_order_and_their_nll():
+    rest = np.geomspace(1e-4, 1e-10, 60)
+    p = np.stack([1 - rest, rest], 1)
+    targets = (np.arange(60) == 30).astype(int)
+    scalars = report(p, targets).numbers["models"][0]["scalars"]
+    errors = np.cumsum(targets[::-1]) / np.arange(1, 61)
+    assert scalars["aurc"] == pytest.approx(errors.mean())
+    assert scalars["nll"] == pytest.approx(log_loss(targets, p, labels=[0, 1]))
+
+
+def test_foreign_data_of_one_draw_have_no_epistemic_score():
+    generator = np.random.default_rng(0)
+    draws, other = generator.dirichlet(np.ones(3), (5, 100)), generator.dirichlet(np.ones(3), 50)
+    made = report(draws, generator.integers(0, 3, 100), ood={"letters": other})
+    assert "mutual_information" not in made.numbers["models"][0]["shift"]["letters"]["by"]
+    rows = {row["key"]: row for row in made.numbers["comparison"]["rows"]}
+    assert rows["auroc_mutual_information:letters"]["values"][0]["value"] is None
+
+
+def test_the_temperature_says_what_it_was_fitted_on_and_whether_it_helps():
+    generator = np.random.default_rng(0)
+    true = generator.dirichlet(np.ones(3), 2000)
+    targets = np.array([generator.choice(3, p=row) for row in true])
+    bold = true**2 / (true**2).sum(1, keepdims=True)
+    broken = bold[:500].copy()
+    broken[:7] = np.nan
+    for validation, expected in ((None, (2000, 0)), ((broken, targets[:500]), (493, 7))):
+        found = report(bold, targets, validation=validation).numbers["models"][0]["temperature"]
+        assert (found["rows"], found["invalid"]) == expected
+        assert found["verdict_after"] == "calibrated"
+    sure = np.where(generator.random(2000) < 0.5, 0.95, 0.6)  # right in 75%, and in 80%
+    targets = (generator.random(2000) > np.where(sure > 0.9, 0.75, 0.8)).astype(int)
+    block = report(np.stack([sure, 1 - sure], 1), targets).numbers["models"][0]
+    assert block["temperature"]["verdict_after"] != "calibrated"

@@ -196,3 +196,23 @@ def test_impossible_targets():
     assert block["scalars"]["nll"] == math.inf
     assert math.isfinite(block["scalars"]["brier"])
     assert block["verdict"]["label"] == "over-confident"
+
+
+def test_counts_behind_the_coverage_at_risk(case):
+    p, targets, block = case
+    order = np.argsort(-p.max(1))
+    wrong = np.cumsum((p.argmax(1) != targets)[order])
+    answered = max(k for k in range(1, 501) if wrong[k - 1] <= 0.1 * k)
+    assert block["scalars"]["answered_at_risk"] == answered
+    assert block["scalars"]["errors_at_risk"] == wrong[answered - 1]
+    assert block["scalars"]["coverage_at_risk"] == answered / 500
+    assert block["verdict"]["clustered"] is False
+
+
+def test_positions_are_clustered():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 40, 3, 1, generator=generator).expand(1, 40, 3, 9)
+    targets = torch.randint(0, 3, (40, 9), generator=generator)
+    statistics = Statistics()
+    statistics.update(CategoricalPredictive(logits), targets)
+    assert class_block("net", statistics, {}, None, 0.1)["verdict"]["clustered"] is True

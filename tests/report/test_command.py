@@ -74,12 +74,18 @@ def test_wrong_words(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--ood", "rotated.yaml"], "NAME=FILE"),
         (["--name", "a", "--name", "b"], "--name is given once"),
         (["--config", tmp_path / "none.yaml"], "none.yaml"),
+        (["--name", ""], "--name is given once"),
+        (["--ood", "a=x.yaml", "--ood", "a=y.yaml"], "once for each name"),
+        (["--out", tmp_path / "page.txt"], "name of a page"),
+        (["--out", f"{DATA / 'digits.yaml'}/page.html"], "--out cannot be written"),
     ):
         assert command(*words, *extra) == 1
         assert text in capsys.readouterr().err
     nowhere = ["--posterior", tmp_path / "nowhere", "--data", DATA / "digits.yaml"]
-    assert command(*nowhere, "--config", run / "config.yaml") == 1
-    assert "nowhere" in capsys.readouterr().err
+    for extra in ([], ["--config", run / "config.yaml"]):
+        assert command(*nowhere, *extra) == 1
+        said = capsys.readouterr().err
+        assert f"no posterior in {tmp_path / 'nowhere'}" in said
     flat = tmp_path / "flat.yaml"
     flat.write_text(
         yaml.safe_dump(

@@ -8,7 +8,7 @@ import torch
 
 from lightning_bnn.predictive import CategoricalPredictive, GaussianPredictive
 from lightning_bnn.report.class_block import class_block
-from lightning_bnn.report.comparison import comparison
+from lightning_bnn.report.comparison import _row, comparison
 from lightning_bnn.report.number_block import number_block
 from lightning_bnn.report.statistics import Statistics
 from tests.report.predictions import (
@@ -77,11 +77,10 @@ def test_rows_and_values(two):
 def test_the_best_and_the_tied(two):
     table, _ = two
     nll = rows_of(table)["nll"]["values"]
-    assert [value["tied"] for value in nll].count(True) == 1
-    assert not nll[1]["best"]
+    assert [value["best"] for value in nll] == [True, False, True]  # equal: both are best
     assert not nll[1]["tied"]  # clearly worse
     for row in table["rows"]:
-        assert sum(value["best"] for value in row["values"]) == 1
+        assert row["values"][0]["best"] == row["values"][2]["best"] != row["values"][1]["best"]
         assert not any(value["best"] and value["tied"] for value in row["values"])
         known = [v["value"] for v in row["values"] if not math.isnan(v["value"])]
         best = next(value["value"] for value in row["values"] if value["best"])
@@ -199,3 +198,33 @@ def test_an_infinite_score_is_never_the_best():
     assert nll[1]["best"]
     both = class_table({"a": models["a"], "c": class_statistics(impossible, targets)})[0]
     assert np.isinf([value["value"] for value in rows_of(both)["nll"]["values"]]).all()
+
+
+def one_row(values, samples, key="nll", better="lower"):
+    found = [np.concatenate([[v], s]) for v, s in zip(values, samples, strict=True)]
+    return _row(key, key, better, None, found, [None] * len(found))["values"]
+
+
+def test_infinite_against_finite_is_not_tied():
+    noise = 0.1 * np.random.default_rng(0).normal(size=1000)
+    half = np.where(np.arange(1000) % 3 == 0, 1.0 + noise, np.inf)  # drawn without the bad row
+    values = one_row([1.0, np.inf, np.inf], [1.0 + noise, half, half])
+    assert [value["best"] for value in values] == [True, False, False]
+    assert not any(value["tied"] for value in values)
+
+
+def test_many_models_need_more_to_be_clear():
+    """A difference at 2.2 standard deviations is clear between two models, not among eleven."""
+    generator = np.random.default_rng(1)
+    best, other = np.zeros(4000), 2.2 + generator.normal(size=4000)
+    assert not one_row([0.0, 2.2], [best, other])[1]["tied"]
+    values = one_row([0.0, *[2.2] * 10], [best, *[other] * 10])
+    assert all(value["tied"] for value in values[1:])
+
+
+def test_calibration_errors_that_are_noise_are_tied():
+    """Both have a true error of 0; the finer one has more noise, twice in its replicates."""
+    best, other = np.full(1000, 0.005), np.random.default_rng(0).uniform(0.04, 0.06, 1000)
+    assert one_row([0.005, 0.035], [best, other], key="ece")[1]["tied"]
+    assert not one_row([0.005, 0.035], [best, other])[1]["tied"]
+    assert not one_row([0.005, 0.2], [best, other + 0.15], key="ece")[1]["tied"]

@@ -12,6 +12,7 @@ import pytest
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.report import Report, report
+from lightning_bnn.report.document import folder_problem
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +74,12 @@ def test_notebook_shows_the_page_in_a_frame(made: Report) -> None:
     frame = made._repr_html_()
     inside = frame.split('srcdoc="')[1].split('"')[0]
     assert html.unescape(inside) == made.html()
+
+
+def test_whether_a_folder_can_be_written_to(tmp_path: Path) -> None:
+    assert folder_problem(str(tmp_path / "new" / "folder")) is None
+    assert not (tmp_path / "new" / "folder").exists()
+    assert folder_problem(str(tmp_path)) is None
+    (tmp_path / "file").touch()
+    assert "File exists" in (folder_problem(str(tmp_path / "file")) or "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "new"]

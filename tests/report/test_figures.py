@@ -188,6 +188,38 @@ def test_a_name_is_no_formula_and_no_secret() -> None:
     assert risk.get_legend().texts[0].get_text() == " _\\$\\nothing{\\$: AURC 0.0100"
 
 
+LONG = "Extraordinarily-long-name-without-breaks_" * 3
+
+
+def test_long_names_stay_inside() -> None:
+    blocks = [class_block(f"{LONG}{i}", shift=(f"{LONG} elsewhere",)) for i in range(2)]
+    figures = drawn("classes", *blocks) | {"fit": drawn("numbers", number_block(LONG))["fit"]}
+    for name, figure in figures.items():
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            box = axes.title.get_window_extent()
+            assert figure.bbox.x0 <= box.x0 <= box.x1 <= figure.bbox.x1 + 1, name
+    (fit,) = figures["fit"].axes
+    assert (fit.get_xlabel(), fit.get_ylabel()) == ("input", "target")
+
+
+def test_many_lines_are_named_beside_them() -> None:
+    keys = ("name", "risk_coverage", "entropy_accuracy")
+    blocks = [{key: class_block(f"{LONG}{i}")[key] for key in keys} for i in range(20)]
+    figure = drawn("classes", *blocks)["selection"]
+    figure.draw_without_rendering()
+    assert figure.axes[0].get_legend() is None
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts[19] == "Extraordinaril…out-breaks_19: AURC –"
+    box = legend.get_window_extent()
+    assert max(axes.get_window_extent().x1 for axes in figure.axes) < box.x0
+    assert box.x1 <= figure.bbox.x1 + 1
+    assert figure.bbox.y0 - 1 <= box.y0 < box.y1 <= figure.bbox.y1 + 1
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == 20
+
+
 def test_no_figure_stays_behind() -> None:
     before = pyplot.get_fignums()
     drawn("classes", class_block("net"))

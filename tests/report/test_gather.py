@@ -18,6 +18,7 @@ from lightning_bnn.report.gather import (
     add,
     add_outside,
     batch_inputs,
+    batch_limit,
     check_predicts,
     kind_of,
     numbered_batches,
@@ -41,6 +42,22 @@ def test_processes_share_batches(examples: int, size: int, world: int, limit: in
         ]
         seen = min(examples, size * limit) if most == limit else examples
         assert sorted(found) == [(value, value) for value in range(seen)]
+
+
+def test_a_prepared_loader_is_read_whole() -> None:
+    batches = [torch.arange(3), torch.arange(2)]
+    found = [
+        number(len(batch)).tolist()
+        for batch, number in numbered_batches(batches, rank=1, world_size=2, prepared=True)
+    ]
+    assert found == [[1, 3, 5], [7, 9]]  # apart from those of the other process
+
+
+def test_limits() -> None:
+    assert batch_limit(range(10), 1.0) == float("inf")
+    assert batch_limit(range(10), 1) == 1
+    assert batch_limit(range(10), 0.25) == 2
+    assert batch_limit(iter(()), 0.25) == float("inf")
 
 
 def test_nobodys_random_numbers_move() -> None:
@@ -111,5 +128,5 @@ def test_kinds() -> None:
 
 def test_what_does_not_go_through_is_named() -> None:
     net = nn.Linear(4, 2)
-    with pytest.raises(DataError, match=r"letters.*\(3, 5\).*Pass others.*RuntimeError"):
+    with pytest.raises(DataError, match=r"letters.*\(3, 5\).*float32.*Pass others.*RuntimeError"):
         check_predicts(lambda x: net(x), torch.zeros(3, 5), "letters", "Pass others.")

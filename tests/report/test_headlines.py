@@ -5,9 +5,14 @@ import pytest
 from lightning_bnn.report.headlines import class_headline, number_headline, percent, points
 
 
-def class_numbers(label, came, temperature=1.0, after_nll=0.4, after_ece=0.01):
+def class_numbers(
+    label, came, temperature=1.0, after=(0.4, 0.01, 0.2), verdict_after="calibrated", ece=0.05
+):
+    names = ("nll", "ece", "brier")
     return {
         "verdict": {"label": label},
+        "invalid": {"count": 0, "impossible": 0},
+        "scalars": {"ece": ece},
         "reliability": {
             "width": {
                 "edges": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0],
@@ -20,8 +25,9 @@ def class_numbers(label, came, temperature=1.0, after_nll=0.4, after_ece=0.01):
         },
         "temperature": {
             "value": temperature,
-            "before": {"nll": 0.5, "ece": 0.05},
-            "after": {"nll": after_nll, "ece": after_ece},
+            "verdict_after": verdict_after,
+            "before": {"nll": 0.5, "ece": 0.05, "brier": 0.3},
+            "after": dict(zip(names, after, strict=True)),
         },
     }
 
@@ -37,19 +43,25 @@ def class_numbers(label, came, temperature=1.0, after_nll=0.4, after_ece=0.01):
         (
             class_numbers("calibrated", [0.3, 0.5, 0.7, 0.86]),
             "good",
-            "well calibrated: no gap is beyond chance in 719 examples.",
+            "well calibrated: no gap is clearly beyond chance in 719 examples.",
         ),
-        (
-            class_numbers("over-confident", [0.3, 0.5, 0.7, 0.86], temperature=1.62),
-            "bad",
-            "over-confident by 4 points above 0.8; temperature 1.6 would mend it "
-            "(ECE 0.050 to 0.010).",
+        (  # (10 * 0.4 + 100 * 0.1 + 100 * 0.1 + 300 * 0.03) / 510 = 6.5 points
+            class_numbers("nothing found", [0.3, 0.5, 0.7, 0.9]),
+            "note",
+            "no miscalibration found, but 719 examples would show only gaps above about 6 points "
+            "in a bin.",
         ),
         (  # two bins: (100 * 0.2 + 300 * 0.04) / 400 = 8 points
-            class_numbers("over-confident", [0.3, 0.5, 0.5, 0.86], 1.62, after_ece=0.06),
+            class_numbers("over-confident", [0.3, 0.5, 0.5, 0.86], 1.04),
             "bad",
-            "over-confident by 8 points above 0.6; temperature 1.6 would mend it "
-            "(NLL 0.500 to 0.400).",
+            "over-confident by 8 points above 0.6; temperature 1.04 would mend it "
+            "(ECE 0.050 to 0.010).",
+        ),
+        (  # two runs, since the bin between is right
+            class_numbers("over-confident", [0.3, 0.3, 0.7, 0.86], 1.5),
+            "bad",
+            "over-confident by 20 points between 0.4 and 0.6 and by 4 points above 0.8; "
+            "temperature 1.50 would mend it (ECE 0.050 to 0.010).",
         ),
         (
             class_numbers("over-confident", [0.3, 0.5, 0.5, 0.9], temperature=0.9),
@@ -59,17 +71,17 @@ def class_numbers(label, came, temperature=1.0, after_nll=0.4, after_ece=0.01):
         (
             class_numbers("over-confident", [0.3, 0.5, 0.7, 0.9], temperature=1.2),
             "bad",
-            "over-confident on the whole, though no single bin shows it; temperature 1.2 would "
+            "over-confident on the whole, though no single bin shows it; temperature 1.20 would "
             "mend it (ECE 0.050 to 0.010).",
         ),
         (
-            class_numbers("under-confident", [0.9, 0.7, 0.7, 0.9], 0.71),
+            class_numbers("under-confident", [0.9, 0.7, 0.7, 0.9], 0.71, verdict_after=None),
             "warn",
-            "under-confident by 24 points between 0.2 and 0.6; temperature 0.71 would mend it "
+            "under-confident by 24 points between 0.2 and 0.6; temperature 0.71 would help "
             "(ECE 0.050 to 0.010).",
         ),
         (
-            class_numbers("under-confident", [0.3, 0.5, 0.7, 0.95], 0.7, after_nll=0.6),
+            class_numbers("under-confident", [0.3, 0.5, 0.7, 0.95], 0.7, (0.6, 0.01, 0.2)),
             "warn",
             "under-confident by 5 points above 0.8; no single temperature mends it.",
         ),
@@ -80,14 +92,76 @@ def class_numbers(label, came, temperature=1.0, after_nll=0.4, after_ece=0.01):
             "between 0.4 and 0.6.",
         ),
         (
-            class_numbers("over-confident", [0.3, 0.5, 0.7, 0.86], None, None, None),
+            class_numbers("over-confident", [0.3, 0.5, 0.7, 0.86], None, (None, None, None)),
             "bad",
             "over-confident by 4 points above 0.8; no single temperature mends it.",
+        ),
+        (
+            class_numbers("over-confident", [0.3, 0.5, 0.7, 0.865], 1.03, ece=0.006),
+            "note",
+            "over-confident by less than a point on average: too small to matter for most uses "
+            "(temperature 1.03).",
+        ),
+        (  # small on average, but not in the bin that shows it
+            class_numbers("over-confident", [0.3, 0.5, 0.5, 0.9], 1.03, ece=0.006),
+            "bad",
+            "over-confident by 20 points between 0.6 and 0.8; temperature 1.03 would mend it "
+            "(ECE 0.050 to 0.010).",
         ),
     ],
 )
 def test_classes(numbers, level, text):
     assert class_headline(numbers, "719 examples") == (level, text)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "after", "verdict_after", "words"),
+    [
+        (
+            1.6,
+            (0.4, 0.06, 0.2),
+            "calibrated",
+            "temperature 1.60 would mend it (NLL 0.500 to 0.400)",
+        ),
+        (1.6, (0.4, 0.04, 0.2), "over-confident", "1.60 would help (ECE 0.050 to 0.040)"),
+        (1.6, (0.4, 0.06, 0.2), "miscalibrated", "no single temperature mends it"),
+        (1.6, (0.4, 0.04, 0.31), "miscalibrated", "no single temperature mends it"),
+        (100.0, (0.4, 0.04, 0.2), "calibrated", "the confidences carry almost no information"),
+        (0.01, (0.4, 0.04, 0.2), "calibrated", "the confidences carry almost no information"),
+    ],
+)
+def test_what_a_temperature_would_do(temperature, after, verdict_after, words):
+    came = [0.3, 0.5, 0.7, 0.86]
+    numbers = class_numbers("over-confident", came, temperature, after, verdict_after)
+    assert class_headline(numbers, "")[1].endswith(f"{words}.")
+
+
+def test_too_few_examples_to_say_mended():
+    numbers = class_numbers("over-confident", [0.3, 0.5, 0.7, 0.6], 1.6)
+    numbers["reliability"]["width"]["lower"][4] = 0.65  # half a width of 14 points in most rows
+    assert "would help" in class_headline(numbers, "")[1]
+
+
+def test_dependent_rows_are_judged_on_the_whole():
+    numbers = class_numbers("calibrated", [0.3, 0.5, 0.7, 0.8])
+    numbers["verdict"]["clustered"] = True
+    assert class_headline(numbers, "90 statements")[1] == (
+        "neither over- nor under-confident on the whole, as far as 90 statements show."
+    )
+
+
+def test_many_bins_are_named_with_three_digits():
+    count = 100
+    numbers = class_numbers("over-confident", [0.3, 0.5, 0.7, 0.9])
+    curve = {"edges": [i / count for i in range(count + 1)], "count": [10] * count}
+    curve |= {"stated": [0.5] * count, "lower": [0.4] * count, "upper": [0.6] * count}
+    numbers["reliability"]["width"] = curve | {"came": [0.5] * 99 + [0.3]}
+    assert "by 20 points above 0.99;" in class_headline(numbers, "")[1]
+    curve |= {"edges": [0.0, *(0.9 + i / 1000 for i in range(1, count)), 1.0]}
+    numbers["reliability"]["width"] = curve | {"came": [0.5] * 98 + [0.3, 0.5]}
+    assert "between 0.998 and 0.999;" in class_headline(numbers, "")[1]
+    numbers["reliability"]["width"] = curve | {"came": [0.3] * 100}
+    assert "by 20 points everywhere;" in class_headline(numbers, "")[1]
 
 
 def test_a_bin_that_starts_at_zero():
@@ -103,8 +177,8 @@ def test_a_bin_that_starts_at_zero():
     [
         (
             "over-confident", 0.78, 1.43, 0.0, "bad",
-            "intervals too narrow: the 90% interval holds 78%; widening by a factor 1.4 would "
-            "mend it.",
+            "intervals too narrow: the 90% interval holds 78%; widening by a factor 1.43 would "
+            "make the 90% interval hold 90%.",
         ),
         (
             "over-confident", 0.91, 0.99, 0.0, "bad",
@@ -113,8 +187,8 @@ def test_a_bin_that_starts_at_zero():
         ),
         (
             "under-confident", 0.972, 0.7, 0.0, "warn",
-            "intervals too wide: the 90% interval holds 97%; narrowing by a factor 0.7 would "
-            "mend it.",
+            "intervals too wide: the 90% interval holds 97%; narrowing by a factor 0.70 would "
+            "make the 90% interval hold 90%.",
         ),
         (
             "under-confident", 0.9, 1.0, 0.0, "warn",
@@ -124,6 +198,15 @@ def test_a_bin_that_starts_at_zero():
         (
             "biased", 0.85, 1.1, -0.31, "bad",
             "biased: predicts too high by 0.31 sd on average; the 90% interval holds 85%.",
+        ),
+        (
+            "biased", 0.0, 1.1, 100.0, "bad",
+            "biased: predicts too low by 100 sd on average; the 90% interval holds 0%.",
+        ),
+        (
+            "nothing found", 0.9, 1.0, 0.0, "note",
+            "no miscalibration found, but 400 examples would show only gaps above about 15 points "
+            "in the 90% interval.",
         ),
         (
             "biased", 0.85, 1.1, 0.3, "bad",
@@ -140,9 +223,45 @@ def test_a_bin_that_starts_at_zero():
     ],
 )  # fmt: skip
 def test_numbers(label, holds, factor, score, level, text):
-    scalars = {"coverage_90": holds, "widening_90": factor, "mean_score": score}
-    block = {"verdict": {"label": label}, "scalars": scalars}
-    assert number_headline(block, "400 examples") == (level, text)
+    assert number_headline(number_numbers(label, holds, factor, score), "400 examples") == (
+        level,
+        text,
+    )
+
+
+def number_numbers(label, holds, factor, score=0.0, **verdict):
+    return {
+        "verdict": {"label": label, "z": 9.0, **verdict},
+        "scalars": {"coverage_90": holds, "widening_90": factor, "mean_score": score},
+        "pit": {"count": [200, 200], "lower": [170, 170], "upper": [230, 230]},
+        "coverage": {"nominal": [0.5, 0.9], "lower": [0.4, 0.7], "upper": [0.6, 1.0]},
+    }
+
+
+def test_a_spread_that_does_not_follow_the_errors():
+    numbers = number_numbers("miscalibrated", 0.9, 1.0, spread_outside=[0, 9])
+    assert number_headline(numbers, "") == (
+        "warn",
+        "calibrated on average, but the stated spread does not follow the errors; the 90% interval "
+        "holds 90%.",
+    )
+    numbers["pit"]["count"] = [160, 240]
+    assert "the shape of the distribution is wrong" in number_headline(numbers, "")[1]
+    numbers = number_numbers("over-confident", 0.9, 1.0, spread_outside=[3])
+    assert "at some stated spreads the errors are larger" in number_headline(numbers, "")[1]
+
+
+def test_a_wrong_spread_too_small_to_matter():
+    """z = (r² - 1) √(n/2) with r = 1.01 and n = 40,000: 2.84."""
+    numbers = number_numbers("over-confident", 0.897, 1.01)
+    numbers["pit"]["count"], numbers["verdict"]["z"] = [20_000, 20_000], 2.84
+    assert number_headline(numbers, "") == (
+        "note",
+        "intervals too narrow by about 1.0%: too small to matter for most uses (the 90% interval "
+        "holds 90%).",
+    )
+    numbers["verdict"]["clustered"] = True  # z says nothing of the size then
+    assert number_headline(numbers, "")[0] == "bad"
 
 
 def test_no_rows():

@@ -77,7 +77,7 @@ def test_equal_sds_share_one_bin():
 def test_widening(factor):
     """The factor found mends exactly the 90 percent interval."""
     z = factor * np.random.default_rng(0).normal(size=5000)
-    found = widening(stats.norm.cdf(z))
+    found = widening(z)
     assert found == pytest.approx(factor, rel=0.05)
     assert (np.abs(z / found) <= stats.norm.ppf(0.95)).mean() == pytest.approx(0.9, abs=1e-3)
 
@@ -113,3 +113,50 @@ def test_counts():
     assert math.isfinite(block["scalars"]["crps"])
     assert np.all(np.diff(block["fit"]["x"]) >= 0)
     assert len(block["fit"]["x"]) == 400
+
+
+def test_far_too_narrow_intervals_are_widened_by_what_they_need():
+    targets = torch.randn(2000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    statistics = Statistics()
+    statistics.update(
+        GaussianPredictive(torch.zeros(1, 2000), torch.full((1, 2000), 0.01)), targets
+    )
+    block = number_block("net", statistics, {})
+    expected = np.quantile(np.abs(targets.numpy()), 0.9) / 0.01 / stats.norm.ppf(0.95)
+    assert block["scalars"]["widening_90"] == pytest.approx(expected, rel=1e-6)
+    assert block["verdict"]["label"] == "over-confident"
+
+
+def test_a_bias_of_a_hundred_sd_is_counted_as_that():
+    statistics = Statistics()
+    targets = 1 + 0.01 * torch.randn(500, generator=torch.Generator().manual_seed(0)).double()
+    statistics.update(GaussianPredictive(torch.zeros(1, 500), torch.full((1, 500), 0.01)), targets)
+    block = number_block("net", statistics, {})
+    assert block["scalars"]["mean_score"] == pytest.approx(100, rel=0.01)
+    assert block["verdict"]["label"] == "biased"
+
+
+def test_several_outputs_are_clustered_and_merge_exactly():
+    predictive, targets = number_data(count=90, outputs=3)
+    whole = number_statistics(predictive, targets, batch=90)
+    parts = number_statistics(predictive, targets, batch=20)
+    for name in ("bias", "spread"):
+        one, two = getattr(whole.sums, name), getattr(parts.sums, name)
+        assert one.examples == two.examples == 90
+        assert one.squares == pytest.approx(two.squares)
+    assert number_block("net", whole, {})["verdict"]["clustered"] is True
+    single = number_statistics(*number_data(count=90))
+    assert number_block("net", single, {})["verdict"]["clustered"] is False
+
+
+def test_a_spread_that_does_not_follow_the_errors():
+    generator = torch.Generator().manual_seed(0)
+    sd = torch.rand(4000, generator=generator, dtype=torch.float64) + 1
+    right = torch.where(sd < 1.5, 1.165, 0.8)
+    targets = right * sd * torch.randn(4000, generator=generator, dtype=torch.float64)
+    statistics = Statistics()
+    statistics.update(GaussianPredictive(torch.zeros(1, 4000).double(), sd[None]), targets)
+    verdict = number_block("net", statistics, {})["verdict"]
+    assert verdict["label"] == "miscalibrated"
+    assert set(verdict["spread_outside"]) & set(range(5))
+    assert set(verdict["spread_outside"]) & set(range(5, 10))

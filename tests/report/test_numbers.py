@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.predictive import CategoricalPredictive
+from lightning_bnn.report.headlines import unseen_gap
 from lightning_bnn.report.numbers import report_numbers
 from lightning_bnn.report.plain import plain
 from lightning_bnn.report.statistics import Statistics
@@ -38,7 +40,7 @@ def test_a_document_of_classes_is_json():
     )
     assert json.loads(json.dumps(numbers, allow_nan=False)) == numbers
     assert list(numbers) == [
-        "format", "title", "library", "task", "summary", "data", "models", "comparison",
+        "format", "title", "library", "made", "task", "summary", "data", "models", "comparison",
     ]  # fmt: skip
     assert numbers["format"] == 1
     assert numbers["library"].startswith("lightning_bnn ")
@@ -84,10 +86,40 @@ def test_fewer_rows_than_bins():
         report_numbers({"net": statistics})
     logits, targets = class_data(count=30)
     logits[:] = math.nan
-    with pytest.raises(DataError, match=r"has 0 \(30 predictions are not finite\)"):
+    with pytest.raises(DataError, match=r"no prediction of 'net' is finite: all 30 hold NaN"):
         report_numbers({"net": class_statistics(logits, targets)})
     with pytest.raises(DataError, match="'net' has 0"):
         report_numbers({"net": Statistics()})
+
+
+def test_the_time_of_making():
+    statistics = class_statistics(*class_data(count=50))
+    assert report_numbers({"net": statistics}, made="then")["made"] == "then"
+    found = report_numbers({"net": statistics})["made"]
+    age = datetime.now(UTC) - datetime.strptime(found, "%Y-%m-%dT%H:%M%z")
+    assert timedelta(0) <= age < timedelta(minutes=5)
+
+
+@pytest.mark.parametrize(("count", "label"), [(40, "nothing found"), (2000, "calibrated")])
+def test_calibrated_only_if_a_fault_could_have_shown(count, label):
+    classes = report_numbers({"net": class_statistics(*class_data(count=count))})
+    numbers = report_numbers({"net": number_statistics(*number_data(count=count))})
+    for found in (classes["models"][0]["verdict"], numbers["models"][0]["verdict"]):
+        assert found["label"] == label
+        assert found["p_value"] > 0.01
+
+
+def test_many_rows_of_few_examples_show_little():
+    numbers = report_numbers({"net": number_statistics(*number_data(count=20, outputs=50))})
+    assert numbers["models"][0]["verdict"]["label"] == "nothing found"
+    assert "so few examples could not show much" in numbers["summary"][0]["text"]
+
+
+def test_many_middling_statements_need_no_narrow_bins():
+    """500 rows in 15 bins: each bin shows gaps of 15 points only, but a temperature shows."""
+    numbers = report_numbers({"net": class_statistics(*class_data(count=500), bins=15)})
+    assert unseen_gap(numbers["models"][0]) > 0.1
+    assert numbers["models"][0]["verdict"]["label"] == "calibrated"
 
 
 def test_options_that_do_not_fit():

@@ -9,10 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from lightning_bnn.report import report
 from lightning_bnn.report.page import page
 from tests.report.browser import Browser
 
@@ -25,55 +23,6 @@ CLASS_FIGURES = {
     "examples-figure",
 }  # fmt: skip
 NUMBER_FIGURES = {"pit", "coverage", "error-sd", "uncertainty-sd", "fit", "shift-0"}
-
-
-@pytest.fixture(scope="session")
-def classes() -> Numbers:
-    """Two models on 10,000 examples: one that is right, one that is too sure."""
-    generator = np.random.default_rng(0)
-    scores = 2.5 * generator.normal(size=(10_000, 10))
-
-    def softmax(values: np.ndarray) -> np.ndarray:
-        powers = np.exp(values)
-        return powers / powers.sum(-1, keepdims=True)
-
-    right = softmax(scores)
-    targets = (right.cumsum(1) > generator.random((10_000, 1))).argmax(1)
-    draws = softmax(1.8 * scores + 0.3 * generator.normal(size=(3, *scores.shape)))
-    far, near = softmax(generator.normal(size=(2, 400, 10)))
-    drawn = np.stack([far, near])
-    return report(
-        {"honest net": right, "bold ensemble": draws},
-        targets,
-        ood={
-            "letters": {"honest net": far, "bold ensemble": drawn},
-            "rotated": {"honest net": near, "bold ensemble": drawn},
-        },
-        inputs=generator.random((10_000, 1, 8, 8)),
-        title="Ten classes",
-    ).numbers
-
-
-@pytest.fixture(scope="session")
-def numbers() -> Numbers:
-    generator = np.random.default_rng(1)
-    inputs = generator.uniform(-3, 3, 500)
-    scale = 0.2 + 0.1 * np.abs(inputs)
-    targets = np.sin(inputs) + scale * generator.normal(size=500)
-    means = np.sin(inputs) + 0.15 * generator.normal(size=(5, 1))
-    return report(
-        {"narrow": np.sin(inputs), "draws": means},
-        targets,
-        scales={"narrow": scale / 2, "draws": np.broadcast_to(scale, (5, 500))},
-        ood={
-            "beyond": {
-                "narrow": (np.zeros(200), np.full(200, 0.9)),
-                "draws": (generator.normal(size=(5, 200)), np.full((5, 200), 0.5)),
-            }
-        },
-        inputs=inputs,
-        title="A sine",
-    ).numbers
 
 
 @pytest.fixture(params=["classes", "numbers"])
@@ -221,6 +170,8 @@ def test_the_legend_switches_a_series_and_remembers(
 def test_the_score_of_the_shift(browser: Browser, opener: Opener, classes: Numbers) -> None:
     opener(classes)
     assert browser.texts("#shift-0 .chosen th") == ["Entropy"]
+    assert "entropy (nats)" in browser.texts("#shift-0 .axes .name")
+    assert "An AUPR of 0.04 is chance." in browser.texts("#shift-0 .read")[0]  # 400 of 10,400
     browser.click("#shift .switch [data-key=maximum_probability]")
     assert browser.texts("#shift-0 .chosen th") == ["Maximum probability"]
     name, data = next(iter(classes["models"][0]["shift"].items()))
@@ -257,6 +208,11 @@ def test_the_comparison_marks_the_best(browser: Browser, opener: Opener, classes
         assert upper == pytest.approx(value["upper"], abs=6e-4)
     browser.hover("[data-row=nll] td", 0)
     assert "best of this row" in (browser.tooltip() or "")
+    browser.hover("#method-title")
+    browser.run("document.querySelector('.badge').focus()")
+    browser.driver.switch_to.active_element.send_keys("\ue004")  # tab, and back
+    browser.driver.switch_to.active_element.send_keys("\ue008\ue004\ue008")
+    assert "tail corrected for skewness" in (browser.tooltip() or "")
 
 
 CONTRAST = """
@@ -312,6 +268,8 @@ def test_the_button_changes_the_theme(browser: Browser, opener: Opener, numbers:
     light = browser.run(ground)
     assert light != dark
     assert browser.texts("#theme") == ["Dark"]
+    browser.driver.refresh()
+    assert browser.run(ground) == light  # kept
     browser.emulate(scheme="light")
     assert browser.run(ground) == light
     browser.click("#theme")

@@ -11,6 +11,7 @@ import pytest
 
 from lightning_bnn.report import report
 from tests.report.browser import Browser
+from tests.report.drawings import READ, Drawing
 
 Numbers = dict[str, Any]
 Opener = Callable[..., None]
@@ -169,9 +170,183 @@ def test_many_models(browser: Browser, opener: Opener, classes: Numbers) -> None
     many["models"] = [classes["models"][0] | {"name": f"model {i}"} for i in range(20)]
     many["comparison"]["columns"] = [f"model {i}" for i in range(20)]
     for row in many["comparison"]["rows"]:
-        row["values"] = row["values"][:1] * 20
+        row["values"] = [row["values"][0] | {"best": True}] * 20
     opener(many, width=400)
     browser.click("#tabs button", 19)
     assert browser.texts("#figures-title") == ["Figures of model 19"]
     assert browser.run("return document.documentElement.scrollWidth") <= 400
+    strokes = browser.run(
+        "return [...document.querySelectorAll('#risk-coverage [data-series^=model-]')].map(layer =>"
+        "[layer.getAttribute('class'), layer.firstChild.getAttribute('stroke-dasharray')].join())"
+    )
+    assert len(set(strokes)) == 20  # no two models look alike
+    swatches = browser.run(
+        "return [...document.querySelectorAll('#risk-coverage .legend [data-key^=model-] .swatch')]"
+        ".map(e => getComputedStyle(e).background)"
+    )
+    assert len(set(swatches)) == 20
+    browser.hover("#risk-coverage .hit", 5)
+    assert (browser.tooltip() or "").splitlines()[1] == "model 19"
+    # on paper: blocks of five columns, as wide as the page and no text on another
+    browser.command(
+        "Emulation.setDeviceMetricsOverride",
+        width=700, height=900, deviceScaleFactor=1, mobile=False,
+    )  # fmt: skip
+    browser.emulate(media="print")
+    tables = browser.run(
+        "return [...document.querySelectorAll('table.comparison')]"
+        ".filter(table => table.getClientRects().length)"
+        ".map(table => [...table.querySelectorAll('thead th')].map(e => e.textContent))"
+    )
+    assert tables == [[f"model {i}" for i in range(start, start + 5)] for start in (0, 5, 10, 15)]
+    assert browser.run("return document.documentElement.scrollWidth") <= 700
+    assert browser.run(
+        "return [...document.querySelectorAll('.on-paper td')].every(cell =>"
+        " cell.scrollWidth <= cell.clientWidth + 1)"
+    )
+    browser.emulate()
+    browser.hover(".scroll.many [data-row=nll] td", 0)
+    assert "best of this row, as others are" in (browser.tooltip() or "")
     assert browser.messages() == []
+
+
+def test_one_draw_shows_no_disagreement(browser: Browser, opener: Opener, either: Numbers) -> None:
+    epistemic = "return document.querySelectorAll('#figures .c-epistemic').length"
+    block = copy.deepcopy(either["models"][0])
+    for data in block["shift"].values():  # as an older document has it
+        data["by"]["mutual_information"] = next(iter(data["by"].values()))
+    opener(either | {"models": [block | {"draws": 1}]})
+    scores = set(browser.texts("#shift th"))
+    assert not scores & {"Mutual information", "Epistemic sd"}
+    assert scores & {"Entropy", "Standard deviation"}
+    assert "One draw cannot show disagreement." in browser.run("return document.body.innerText")
+    assert "epistemic" not in browser.run(
+        "return [...document.querySelectorAll('#figures .legend')].map(e => e.textContent).join()"
+    )
+    assert browser.texts("#nll-parts svg text")[::2] in ([], ["entropy", "excess", "NLL"])
+    alone = browser.run(epistemic)
+    opener(either | {"models": [block | {"draws": 2}]})
+    assert "Mutual information" in browser.texts("#shift th")
+    assert browser.run(epistemic) > alone
+
+
+SIZES = (
+    (1e6, [1.0e6, 1.5e6, 2.0e6]),
+    (1e-9, [2e-9, 3e-9, 4e-9]),
+    (0.0, [-2e6, 0.0, 2.5e6]),
+    (1e6, [1e6, 1e6, 1e6]),
+    (0.0, [0.0, 0.0, 0.0]),
+)
+
+
+@pytest.mark.parametrize(("x", "y"), SIZES)
+def test_labels_tell_ticks_apart(
+    browser: Browser, opener: Opener, numbers: Numbers, x: float, y: list[float]
+) -> None:
+    """Whatever the size of the numbers: distinct labels that say where the marks are."""
+    fit = {
+        "x": [x, 2 * x, 4 * x], "y": y, "mean": y, "lower": y, "upper": y,
+        "epistemic_lower": y, "epistemic_upper": y, "level": 0.9,
+    }  # fmt: skip
+    opener(numbers | {"models": [numbers["models"][0] | {"fit": fit}]})
+    read = browser.run(READ)["fit"]
+    for axis in "xy":
+        labels = [text for _, text in read[axis]]
+        assert len(labels) == len(set(labels)) >= 2
+        assert not any("-" in label for label in labels)  # a real minus, also in exponents
+    found = Drawing(read).marks("observed", "circle")
+    span = max(map(abs, y)) or 1
+    np.testing.assert_allclose(found[:, 1], y, atol=0.02 * span)
+    # the labels of the y axis stay clear of its name
+    clear = browser.run(
+        "const [name, ...rest] = [...document.querySelectorAll('#fit .axes text')].reverse()"
+        ".map(e => e.getBoundingClientRect());"
+        "return rest.filter(b => b.left < name.left + 30).every(b => b.left > name.right)"
+    )
+    assert clear
+
+
+def test_two_classes_and_rounding(browser: Browser, opener: Opener, classes: Numbers) -> None:
+    block = copy.deepcopy(classes["models"][0])
+    block["nll_decomposition"] |= {"which_class": 0.0, "reliability": -3e-17}
+    block["invalid"] |= {"impossible": 2}
+    block["verdict"]["label"] = "miscalibrated"
+    block["scalars"]["nll"] = None
+    other = copy.deepcopy(classes["models"][1])
+    other["verdict"]["label"] = "nothing found"
+    other["temperature"]["verdict_after"] = "calibrated"
+    other["nll_decomposition"] |= {"reliability": -3e-17}
+    pairs = [{"target": 0, "predicted": 1, "count": 5}, {"target": 1, "predicted": 0, "count": 1}]
+    other["confusion"] |= {"pairs": pairs, "count": 1000}
+    two = copy.deepcopy(classes) | {"models": [block, other], "made": "2026-01-02T03:04:05+00:00"}
+    two["data"]["classes"] = 2
+    nll = next(row for row in two["comparison"]["rows"] if row["key"] == "nll")
+    nll["values"][0] = {"value": None, "lower": None, "upper": None, "best": False, "tied": False}
+    opener(two)
+    assert browser.texts(".badge") == ["✕ miscalibrated", "i nothing found"]
+    assert browser.run("return [...document.querySelectorAll('.badge')].map(e => e.className)") == [
+        "badge bad",
+        "badge note",
+    ]
+    assert "∞" in browser.texts(".model")[0]
+    assert "∞" in browser.texts("[data-row=nll] .value")[0]
+    assert "made 2026-01-02 03:04 UTC" in browser.texts("#data-line")[0]
+    assert "1 to 2 draws" in browser.texts("#data-line")[0]
+    browser.click("#tabs button", 1)
+    assert browser.texts("#temperature .read")[1] == (
+        "The verdict with the temperature: calibrated."
+    )
+    words = browser.texts("#nll-decomposition svg text")
+    assert "which class" not in words
+    assert words[words.index("reliability") + 1] == "0"
+    note = browser.texts("#confusion .read")[1]
+    inside = int(np.sum(other["confusion"]["matrix"]))
+    assert note == (
+        f"{inside} of them fall into the 3 classes shown. Most frequent: a taken for b (5)."
+    )
+    assert {"true class", "predicted class"} <= set(browser.texts("#confusion svg text"))
+    assert browser.messages() == []
+
+
+def test_the_method_and_the_data_say_what_is_there(
+    browser: Browser, opener: Opener, classes: Numbers
+) -> None:
+    told = "return document.querySelector('#method').innerText.includes('FPR95')"
+    opener(classes)
+    assert browser.run(told)
+    points = len(classes["models"][0]["risk_coverage"]["coverage"])
+    browser.click("#risk-coverage details summary")
+    browser.driver.execute_async_script("setTimeout(arguments[0], 50)")
+    rows = len(browser.texts("#risk-coverage .data tbody tr"))
+    assert browser.texts("#risk-coverage .holder .small") == [
+        f"{rows} of {points} points; the JSON file has all of them."
+    ]
+    opener(classes | {"models": [block | {"shift": {}} for block in classes["models"]]})
+    assert not browser.run(told)
+
+
+def test_long_names_stay_in_their_places(
+    browser: Browser, opener: Opener, classes: Numbers
+) -> None:
+    odd = copy.deepcopy(classes)
+    long = "Extraordinarily-long-name-without-breaks_" * 3
+    for row in odd["comparison"]["rows"]:
+        row["label"] = f"{long} ood: AUROC"
+    odd["data"]["class_names"] = [f"{long}{i}" for i in range(3)]
+    odd["comparison"]["columns"] = [f"{long}A", f"{long}B"]
+    for block, name in zip(odd["models"], odd["comparison"]["columns"], strict=True):
+        block["name"] = name
+    opener(odd, width=400)
+    assert browser.run(
+        "return [...document.querySelectorAll('.comparison tbody th')].every(cell =>"
+        " cell.scrollWidth <= cell.clientWidth + 1)"
+    )
+    assert any(text.endswith("_2") for text in browser.texts("#confusion svg text"))
+    shown = ("#tabs .label", "#risk-coverage .legend .label", ".model h3", ".comparison thead th")
+    for selector in shown:  # the names differ at their end, which stays
+        assert [text[-1] for text in browser.texts(selector)][:2] == ["A", "B"], selector
+    tops = browser.run(
+        "return [...document.querySelectorAll('.example')].map(e => ["
+        "e.getBoundingClientRect().top, e.firstChild.getBoundingClientRect().top])"
+    )
+    assert all(top == picture for top, picture in tops)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import DeepEnsemble, DrawsPosterior, Posterior, VariationalBNN
 from lightning_bnn.data import Digits
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.errors import ConfigurationError, DataError, PosteriorFormatError
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.report import report, report_posteriors
 from lightning_bnn.report.networks import (
@@ -133,6 +133,45 @@ def test_says_what_is_wrong() -> None:
         report_posteriors({"a": 3}, loader)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (torch.zeros(8, 4), r"Tensor.*DataLoader\(tensor"),
+        (data(), r"TensorDataset.*DataLoader\(dataset"),
+        (iter([torch.zeros(8, 4)]), "list_iterator.*only once"),
+        ([DataLoader(data()), DataLoader(data())], "list.*one loader"),
+        (3, "int.*Pass a DataLoader"),
+        ("data.yaml", "str.*Pass a DataLoader"),
+    ],
+    ids=["tensor", "dataset", "iterator", "loaders", "number", "text"],
+)
+def test_what_is_no_loader(wrong: Any, text: str) -> None:
+    loader = DataLoader(data(), batch_size=16)
+    for what, options in (
+        ("data", {"data": wrong}),
+        (r"ood\['far'\]", {"data": loader, "ood": {"far": wrong}}),
+        ("validation", {"data": loader, "validation": wrong}),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"{what} is expected.*{text}"):
+            report_posteriors({"a": draws()}, **options)
+
+
+def test_a_single_loader_from_elsewhere() -> None:
+    loader = DataLoader(data(), batch_size=16)
+    made = report_posteriors({"a": draws()}, loader, ood=DataLoader(data(20, 3), batch_size=16))
+    assert made.numbers["models"][0]["shift"]["ood"]["examples"] == 20
+
+
+def test_batches_by_name() -> None:
+    with pytest.raises(DataError, match=r"dict with \['x', 'y'\].*loader of pairs"):
+        report_posteriors({"a": draws()}, [{"x": torch.zeros(2, 4), "y": torch.zeros(2)}])
+
+
+def test_networks_are_not_printed_in_errors() -> None:
+    with pytest.raises(ConfigurationError, match=r"got list of Sequential\. Post"):
+        report_posteriors([net()], DataLoader(data()))
+
+
 # -------------------------------------------------------------------- folders
 
 
@@ -185,6 +224,13 @@ def test_a_folder_without_a_configuration(saved: Path) -> None:
     assert find_configuration(saved / "posterior") is None
 
 
+def test_a_folder_without_a_posterior(tmp_path: Path) -> None:
+    with pytest.raises(PosteriorFormatError, match=r"no posterior in .*manifest\.json"):
+        load_posterior(tmp_path)
+    with pytest.raises(ConfigurationError, match="nothing://x cannot be read"):
+        load_posterior("nothing://x")
+
+
 def test_a_likelihood_of_ones_own(tmp_path: Path) -> None:
     class Own(Categorical):
         pass
@@ -199,6 +245,7 @@ def test_names() -> None:
     assert path_names(["runs/a/posterior", "runs/b/posterior"]) == ["a", "b"]
     assert path_names(["/x/runs/a/"]) == ["a"]
     assert path_names(["posterior"]) == ["posterior"]
+    assert path_names(["."]) == [Path.cwd().name]
     assert path_names(["s3://bucket/a/v0", "s3://bucket/b/v0"]) == ["a/v0", "b/v0"]
     with pytest.raises(ConfigurationError, match="not different"):
         path_names(["runs/a", "runs/a"])
@@ -211,6 +258,11 @@ def test_files_that_are_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no configuration .*none\.yaml"):
         read_configuration(tmp_path / "none.yaml")
     file = tmp_path / "some.yaml"
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_configuration(tmp_path)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_configuration(file)
     for text, message in (("- 1", "mapping; got list"), ("a: [", "not YAML")):
         file.write_text(text)
         with pytest.raises(ConfigurationError, match=message):

@@ -25,9 +25,9 @@ def softmax(values):
 
 def test_class_columns_equal_a_loop():
     logits, targets = class_data(count=40, classes=5)
-    rows = make_rows(CategoricalPredictive(logits.float()), targets, np.arange(40))
+    rows = make_rows(CategoricalPredictive(logits), targets, np.arange(40))
     for i in range(40):
-        draws = np.array([softmax(draw[i].float().double().tolist()) for draw in logits])
+        draws = np.array([softmax(draw[i].tolist()) for draw in logits])
         p, y = draws.mean(0), int(targets[i])
         top = max(range(5), key=lambda k: p[k])
         entropy = stats.entropy(p)
@@ -77,7 +77,7 @@ def test_a_label_is_a_row_of_two_classes():
     assert len(rows) == 12
     np.testing.assert_allclose(np.exp(rows.log_probabilities), np.stack([1 - yes, yes], 1))
     np.testing.assert_allclose(rows.columns["brier"], (yes - came) ** 2)
-    np.testing.assert_allclose(rows.columns["confidence"], np.maximum(yes, 1 - yes))
+    np.testing.assert_allclose(rows.columns["confidence"], np.maximum(yes, 1 - yes), atol=1e-6)
     np.testing.assert_allclose(rows.columns["correct"], (yes > 0.5) == (came == 1))
     expected = -np.log(np.where(came == 1, yes, 1 - yes))
     np.testing.assert_allclose(rows.columns["nll"], expected)

@@ -70,12 +70,12 @@ def test_no_finite_prediction():
     assert found["by"]["entropy"]["outside"].sum() == 0
 
 
-def test_one_draw_has_a_constant_score():
-    logits, targets = class_data(count=50, draws=1)
-    found = shift_numbers(
-        class_statistics(logits, targets), {"same": outside_of(CategoricalPredictive(logits))}
-    )
-    assert found["same"]["by"]["mutual_information"]["auroc"] == 0.5
+@pytest.mark.parametrize(("inside", "foreign"), [(1, 1), (3, 1), (1, 3)])
+def test_of_one_draw_nothing_is_epistemic(inside, foreign):
+    logits, targets = class_data(count=50, draws=3)
+    other = outside_of(CategoricalPredictive(logits[:foreign]))
+    found = shift_numbers(class_statistics(logits[:inside], targets), {"same": other})
+    assert set(found["same"]["by"]) == {"entropy", "maximum_probability"}
 
 
 def test_a_loader_of_another_kind():

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from scipy import stats
 
 from lightning_bnn.predictive import CategoricalPredictive
 from lightning_bnn.report.numbers import report_numbers
-from lightning_bnn.report.words import _listed, plural
+from lightning_bnn.report.words import _about_comparison, _listed, _told_apart, plural, summary
 from tests.report.predictions import (
     class_data,
     class_statistics,
@@ -45,22 +46,42 @@ def test_an_over_confident_model():
     level, text = found(numbers, "over-confident by", "would mend it")
     assert level == "bad"
     assert "temperature 2" in text or "temperature 1.9" in text
-    assert found(numbers, "one set of weights")[0] == "note"
+    assert found(numbers, "one draw cannot tell")[0] == "note"
 
 
-def test_answers_that_keep_the_errors_low():
-    numbers = report_numbers({"net": class_statistics(*class_data(count=500))}, risk=0.1)
-    coverage = numbers["models"][0]["scalars"]["coverage_at_risk"]
-    assert f"only the {100 * coverage:.0f}% it is surest of" in found(numbers, "to 10%")[1]
+def test_errors_of_the_surest_answers():
+    """The bound is SciPy's: the exact interval of Clopper and Pearson."""
+    models = {"net": class_statistics(*class_data(count=2000))}
+    numbers = report_numbers(models, risk=0.1)
+    scalars = numbers["models"][0]["scalars"]
+    answered, errors = scalars["answered_at_risk"], scalars["errors_at_risk"]
+    exact = stats.binomtest(errors, answered, alternative="less").proportion_ci(0.95).high
+    assert found(numbers, "surest")[1] == (
+        f"the {100 * answered / 2000:.0f}% it is surest of had {100 * errors / answered:.0f}% "
+        f"errors here (up to {100 * exact:.0f}% allowing for chance)."
+    )
+    five = report_numbers({f"{i}": models["net"] for i in range(5)}, risk=0.1)
+    assert "surest" not in str(lines(five))
+    few = report_numbers({"net": class_statistics(*class_data(count=60))}, risk=0.1)
+    assert few["models"][0]["scalars"]["coverage_at_risk"] > 0
+    assert "surest" not in str(lines(few))
+
+
+def test_no_or_all_answers_may_be_given():
     hopeless = class_statistics(torch.zeros(1, 50, 2), torch.arange(50) % 2)
-    assert found(report_numbers({"net": hopeless}), "no share of the answers")[0] == "warn"
+    text = "even the answers it is surest of had more than 5% errors here."
+    assert found(report_numbers({"net": hopeless}), text)[0] == "warn"
     easy = class_statistics(9 * torch.eye(2).repeat(25, 1)[None], torch.arange(50) % 2)
     assert "surest" not in str(lines(report_numbers({"net": easy})))
 
 
 @pytest.mark.parametrize(
     ("scale", "level", "words"),
-    [(0.01, "good", "told apart with AUROC"), (0.5, "warn", "partly"), (1.0, "bad", "not seen")],
+    [
+        (0.01, "good", "told apart with AUROC"),
+        (0.5, "warn", "partly"),
+        (1.0, "bad", "not seen"),
+    ],
 )
 def test_shift(scale, level, words):
     foreign = scale * class_data(count=300, seed=8)[0]
@@ -75,31 +96,64 @@ def test_shift(scale, level, words):
     assert best.replace("_", " ") in line["text"]
 
 
-def test_shift_of_several_models_and_broken_predictions():
+def test_shift_of_several_models():
     logits, targets = class_data(count=300)
-    flat = class_data(count=50, seed=8)[0] * 0.01
+    flat, other = class_data(count=50, seed=8)[0] * 0.01, class_data(count=50, seed=8)[0]
     flat[0, :2] = math.nan
-    models = {"a": class_statistics(logits, targets), "b": class_statistics(logits, targets)}
+    foreign = {"a": flat, "b": other, "c": 0.8 * other, "d": 50 * other[:1].expand(3, -1, -1)}
+    models = {name: class_statistics(logits, targets) for name in foreign}
     outside = {
-        "a": {"letters": outside_of(CategoricalPredictive(flat))},
-        "b": {"letters": outside_of(CategoricalPredictive(logits))},
+        name: {"letters": outside_of(CategoricalPredictive(foreign[name]))} for name in models
     }
     numbers = report_numbers(models, outside)
-    assert found(numbers, "letters: told apart", "(a); b reaches 0.5")[0] == "good"
+    best = {
+        block["name"]: max(by["auroc"] for by in block["shift"]["letters"]["by"].values())
+        for block in numbers["models"]
+    }
+    level, text = found(numbers, "letters: a tells it apart (AUROC 1.00")
+    assert level == "bad"  # of the worst model
+    low, high = sorted(f"{best[name]:.2f}" for name in "bc")
+    assert f"; b and c do not ({low} to {high}" in text
+    assert f"; d is surer there than on its own data ({best['d']:.2f}" in text
     assert found(numbers, "letters: 2 predictions not finite")[0] == "bad"
 
 
+def test_shift_that_nobody_or_everybody_sees():
+    found_ = [(0.81, "entropy", "a"), (0.81, "entropy", "b"), (0.6, "sd", "c")]
+    assert _told_apart(found_) == (
+        "a and b partly tell it apart (AUROC 0.81 by entropy); c does not (0.60 by sd)"
+    )
+    assert _told_apart(found_[2:]) == "c does not tell it apart (AUROC 0.60 by sd)"
+    assert _told_apart([(0.95, "sd", "a"), (0.97, "entropy", "b")]) == (
+        "a and b tell it apart (AUROC 0.95 to 0.97)"
+    )
+
+
+def test_few_foreign_examples_decide_nothing():
+    outside = {"net": {"letters": outside_of(CategoricalPredictive(torch.zeros(3, 9, 4)))}}
+    numbers = report_numbers({"net": class_statistics(*class_data(count=300))}, outside)
+    level, text = found(numbers, "letters: told apart")
+    assert level == "note"
+    assert text.endswith("; 9 examples cannot say much.")
+
+
 def test_where_the_uncertainty_comes_from():
-    """Agreeing draws leave it in the data; draws that shout at each other do not."""
-    logits, targets = class_data(count=300, draws=1)
+    """Agreeing draws leave it in the data; a model that is wrong is not asked."""
+    logits, targets = class_data(count=2000, draws=1)
     agreeing = report_numbers({"net": class_statistics(logits.expand(4, -1, -1), targets)})
-    assert "100% of the uncertainty is in the data itself" in found(agreeing, "change little")[1]
+    assert found(agreeing, "own account 100% of its uncertainty is noise in the data", "little")
     loud = 30 * torch.randn(8, 300, 4, generator=torch.Generator().manual_seed(0)).double()
-    torn = report_numbers({"net": class_statistics(loud, targets)})
-    assert "more training data would help." in found(torn, "is epistemic")[1]
-    some = report_numbers({"net": number_statistics(*number_data(count=300, draws=8))})
-    assert some["models"][0]["scalars"]["epistemic_share"] < 0.2
-    assert found(some, "change little")
+    torn = report_numbers({"net": class_statistics(loud, targets[:300])})
+    assert "own account" not in str(lines(torn))
+    means = class_data(count=2000, draws=1)[0] + 2 * loud[:, :1] / 30
+    spread = means + 2 * torch.randn(8, 2000, 4, generator=torch.Generator().manual_seed(1))
+    drawn = torch.multinomial(
+        spread.softmax(2).mean(0), 1, generator=torch.Generator().manual_seed(2)
+    )[:, 0]
+    some = report_numbers({"net": class_statistics(spread, drawn)})
+    scalars = some["models"][0]["scalars"]
+    share = f"{100 * scalars['epistemic'] / scalars['entropy']:.0f}%"
+    assert found(some, f"{share} of its uncertainty is about its weights", "would help.")
 
 
 def test_comparison():
@@ -107,11 +161,56 @@ def test_comparison():
     noisy = logits + 2 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(9))
     models = {"good": class_statistics(logits, targets), "noisy": class_statistics(noisy, targets)}
     numbers = report_numbers(models)
-    text = found(numbers, "rows; the NLL of good is clearly better than that of noisy.")[1]
-    wins = sum(row["values"][0]["best"] for row in numbers["comparison"]["rows"])
-    assert text.startswith(f"good is best in {wins} of 9 rows")
+    clear = [
+        row["label"]
+        for row in numbers["comparison"]["rows"]
+        if row["values"][0]["best"] and not row["values"][1]["tied"]
+    ]
+    assert "NLL" in clear
+    text = found(numbers, "clearly best")[1]
+    assert text.startswith(f"good is clearly best in {len(clear)} of 9 rows ({clear[0]}, ")
     equal = report_numbers({"a": models["good"], "b": models["good"]})
-    assert found(equal, "the NLL of a is lowest, but not clearly")
+    assert found(equal, "no model is clearly best in any row")
+
+
+def test_clearly_best_is_who_has_no_one_beside():
+    first, tied, last = (
+        {"best": b, "tied": t} for b, t in ((True, False), (False, True), (False,) * 2)
+    )
+    rows = [
+        {"label": "A", "values": [first, last, last]},
+        {"label": "B", "values": [first, tied, last]},
+        {"label": "C", "values": [first, first, last]},
+        {"label": "D", "values": [last, first, last]},
+        {"label": "E", "values": [first, last, last]},
+        {"label": "F", "values": [last, last, last]},
+    ]
+    table = {"columns": ["x", "y", "z"], "rows": rows, "complete": True}
+    assert [text for _, _, text in _about_comparison(table)] == [
+        "x is clearly best in 2 of 5 rows (A and E); y in 1 (D)."
+    ]
+
+
+def test_the_worst_comes_first():
+    logits, targets = class_data(count=2000)
+    models = {
+        "good": class_statistics(logits, targets),
+        "bold": class_statistics(3 * logits, targets),
+    }
+    levels = [level for level, _ in lines(report_numbers(models))]
+    assert levels == sorted(levels, key=["bad", "warn", "good", "note"].index)
+    assert {"bad", "good", "note"} <= set(levels)
+
+
+def test_validation_predictions_that_are_not_finite():
+    logits, targets = class_data(count=300)
+    other = logits.clone()
+    other[0, :20] = math.nan
+    numbers = report_numbers(
+        {"net": class_statistics(logits, targets)},
+        validation={"net": class_statistics(other, targets)},
+    )
+    assert found(numbers, "20 validation predictions are not finite")[0] == "bad"
 
 
 def test_invalid_predictions_are_counted_and_named():
@@ -129,12 +228,12 @@ def test_invalid_predictions_are_counted_and_named():
         "none": class_statistics(logits, targets),
     }
     numbers = report_numbers(models)
-    assert lines(numbers, "three")[1] == (
+    assert lines(numbers, "three")[0] == (
         "bad",
         "3 predictions are not finite and left out: examples 4, 9 and 17.",
     )
-    assert lines(numbers, "one")[1][1] == "1 prediction is not finite and left out: example 5."
-    assert "examples 0, 1, 2, 3, 4, ..." in lines(numbers, "many")[1][1]
+    assert lines(numbers, "one")[0][1] == "1 prediction is not finite and left out: example 5."
+    assert "examples 0, 1, 2, 3, 4, ..." in lines(numbers, "many")[0][1]
     assert numbers["models"][2]["invalid"]["examples"] == list(range(20))
     assert "100 examples" in lines(numbers, "none")[0][1]
     assert found(numbers, "only the 50 examples that every model could predict")[0] == "warn"
@@ -151,33 +250,38 @@ def test_classes_that_never_occur():
     logits, targets = class_data(count=200, classes=4)
     targets[targets == 2] = 1
     numbers = report_numbers({"net": class_statistics(logits, targets)})
-    assert found(numbers, "class 2 never occurs in these data: nothing is said of it.")
+    assert found(numbers, "class 2 never occurs", "counts it with frequency 0")
     assert numbers["models"][0]["per_class"][2]["accuracy"] is None
     targets[targets == 3] = 1
     numbers = report_numbers(
         {"net": class_statistics(logits, targets)}, class_names=["ant", "bee", "cat", "dog"]
     )
-    assert found(numbers, "classes cat and dog never occur", "of them")
+    assert found(numbers, "classes cat and dog never occur", "counts them")
 
 
 def test_few_examples_are_said_to_be_few():
     few = report_numbers({"net": class_statistics(*class_data(count=40))})
-    level, text = found(few, "with 40 examples, only gaps above about")
-    assert level == "warn"
+    level, text = found(few, "40 examples would show only gaps above about", "in a bin")
+    assert level == "note"
     assert int(text.split("about ")[1].split()[0]) > 10
+    assert "would be seen" not in str(lines(few))  # said once
+    wrong = report_numbers({"net": class_statistics(*class_data(count=100, sharpen=5))})
+    assert found(wrong, "with 100 examples, only gaps above", "in a single bin")[0] == "warn"
     many = report_numbers({"net": class_statistics(*class_data(count=20_000), batch=20_000)})
     assert "only gaps" not in str(lines(many))
     numbers = report_numbers({"net": number_statistics(*number_data(count=40))})
-    assert found(numbers, "with 40 examples, only gaps above about")
+    assert found(numbers, "40 examples would show only gaps", "in the 90% interval")
 
 
 def test_several_rows_an_example_and_further_notes():
     numbers = report_numbers(
         {"net": number_statistics(*number_data(count=100, outputs=2))}, notes=["Made on a Monday."]
     )
-    assert found(numbers, "each of the 100 examples has several rows")
+    assert found(numbers, "100 examples have several rows each: verdicts and intervals allow")
     assert "200 outputs" in lines(numbers, "net")[0][1]
     assert numbers["summary"][-1] == {"model": None, "level": "note", "text": "Made on a Monday."}
+    del numbers["models"][0]["verdict"]["clustered"]
+    assert "take them as independent" in str(summary(numbers))
 
 
 def test_every_sentence_is_one():
@@ -201,4 +305,4 @@ def test_one_draw_is_not_praised_for_what_it_cannot_say():
     logits, targets = class_data(count=200, draws=1)
     outside = {"net": {"letters": outside_of(CategoricalPredictive(5 * logits))}}
     numbers = report_numbers({"net": class_statistics(logits, targets)}, outside)
-    assert "mutual information" not in found(numbers, "letters: not seen as foreign")[1]
+    assert "mutual information" not in found(numbers, "letters: surer there")[1]

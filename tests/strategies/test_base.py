@@ -169,6 +169,41 @@ def test_inputs_may_be_several_tensors_or_keywords() -> None:
     assert torch.equal(*ends)
 
 
+class _Named(VariationalBNN):
+    def split(self, batch: Any) -> tuple[Any, Any]:
+        return batch["x"], batch["y"]
+
+
+def test_inputs_of_batches_with_a_split_of_ones_own() -> None:
+    bnn = _Named(mlp(3), Categorical())
+    x = torch.zeros(2, 4)
+    assert bnn.inputs({"x": x, "y": torch.zeros(2)}) is x
+    assert bnn.inputs(x) is x
+    alone = {"x": x}
+    assert bnn.inputs(alone) is alone  # keywords of the network
+
+
+class _Boom(pl.Callback):
+    def on_validation_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
+        if not trainer.sanity_checking:
+            raise ValueError("boom")
+
+
+def test_a_validation_that_died_leaves_nothing_to_a_later_fit(data: TensorDataset) -> None:
+    bnn = make_bnn()
+    with pytest.raises(ValueError, match="boom"):
+        quiet_trainer(max_epochs=1, callbacks=[_Boom()]).fit(bnn, loader(data), loader(data))
+    left = []
+
+    class Look(pl.Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            left.append((pl_module._snapshot, pl_module._random_before_validation))
+
+    bnn.train()
+    quiet_trainer(max_epochs=1, limit_val_batches=0, callbacks=[Look()]).fit(bnn, loader(data))
+    assert left == [(None, None)]
+
+
 def test_plain_datamodule(data: TensorDataset) -> None:
     class Data(pl.LightningDataModule):
         def train_dataloader(self) -> DataLoader:

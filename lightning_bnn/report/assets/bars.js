@@ -55,18 +55,21 @@ function bars(width, { title, rows, step = 30, domain: [low, high] }) {
   return svg;
 }
 
+// What is left of a zero after rounding is zero.
+const settled = (value) => (Math.abs(value) < 1e-12 ? 0 : value);
+
 // Steps that add up to a total: {name, value, sign, series, colour}
 function waterfall(width, { title, steps, total }) {
   let sum = 0;
   const ends = [0];
   const rows = steps.map(({ name, value, sign = 1, series, colour }) => {
     const from = sum;
-    sum += sign * (isNumber(value) ? value : 0);
+    sum += sign * (isNumber(value) ? settled(value) : 0);
     ends.push(sum);
-    const text = plain(sign * value);
+    const text = plain(settled(sign * value));
     return { name, value: text, line: sum, parts: [{ series, colour, from, to: sum, label: "", text }] };
   });
-  const end = plain(total.value);
+  const end = plain(settled(total.value));
   rows.push({
     name: total.name,
     value: end,

@@ -9,21 +9,23 @@ function sumFigure(id, title, read, steps, total) {
     draw: (width) => waterfall(width, { title, steps, total }),
     table: () => ({
       head: ["part", "value"],
-      rows: [...steps.map(({ name, value, sign = 1 }) => [name, plain(sign * value)]), [total.name, plain(total.value)]],
+      rows: [...steps.map(({ name, value, sign = 1 }) => [name, plain(settled(sign * value))]), [total.name, plain(total.value)]],
     }),
   });
 }
 
-function nllDecomposition(block) {
+function nllDecomposition(block, report) {
   const parts = block.nll_decomposition;
   if (!parts) return null;
+  const two = report.data && report.data.classes === 2; // then nothing is left to guess
   return sumFigure("nll-decomposition", "What the NLL is made of",
-    "Uncertainty is the score of always stating the accuracy. Resolution is what telling sure from unsure predictions gains. Reliability is what miscalibration costs: it would be zero if every confidence were true. Which class is the cost of guessing among the rest when the top class is wrong.",
+    "Uncertainty is the score of always stating the accuracy. Resolution is what telling sure from unsure predictions gains. Reliability is what miscalibration costs: it would be zero if every confidence were true." +
+      (two ? "" : " Which class is the cost of guessing among the rest when the top class is wrong."),
     [
       { name: "uncertainty", value: parts.uncertainty, series: "uncertainty", colour: "c-muted" },
       { name: "resolution", value: parts.resolution, sign: -1, series: "resolution", colour: "c-right" },
       { name: "reliability", value: parts.reliability, series: "reliability", colour: "c-wrong" },
-      { name: "which class", value: parts.which_class, series: "which", colour: "c-epistemic" },
+      ...(two ? [] : [{ name: "which class", value: parts.which_class, series: "which", colour: "c-epistemic" }]),
     ],
     { name: "NLL", value: (block.scalars || {}).nll });
 }
@@ -44,11 +46,12 @@ function brierDecomposition(block) {
 function nllParts(block) {
   const parts = block.nll_parts;
   if (!parts) return null;
+  const alone = oneDraw(block);
   return sumFigure("nll-parts", "Loss that was foreseen, and surprise",
-    "The model expects a loss equal to its entropy: an aleatoric part (noise in the data) and an epistemic part (draws that disagree). The excess is surprise on top: near zero for a calibrated model, positive for an over-confident one.",
+    `The model expects a loss equal to its entropy${alone ? "" : ": an aleatoric part (noise in the data) and an epistemic part (draws that disagree)"}.${alone ? ` ${ONE_DRAW}` : ""} The excess is surprise on top: near zero for a calibrated model, positive for an over-confident one.`,
     [
-      { name: "aleatoric", value: parts.aleatoric, series: "aleatoric", colour: "c-aleatoric" },
-      { name: "epistemic", value: parts.epistemic, series: "epistemic", colour: "c-epistemic" },
+      { name: alone ? "entropy" : "aleatoric", value: parts.aleatoric, series: "aleatoric", colour: "c-aleatoric" },
+      ...(alone ? [] : [{ name: "epistemic", value: parts.epistemic, series: "epistemic", colour: "c-epistemic" }]),
       { name: "excess", value: parts.excess, series: "excess", colour: "c-wrong" },
     ],
     { name: "NLL", value: (block.scalars || {}).nll });
@@ -59,19 +62,21 @@ const MOST_CLASSES = 24;
 function perClass(block, report) {
   const all = (block.per_class || []).filter((each) => isNumber(each.aleatoric) && isNumber(each.epistemic));
   if (all.length === 0) return null;
+  const alone = oneDraw(block);
   const sum = (each) => each.aleatoric + each.epistemic;
   const shown = [...all].sort((a, b) => sum(b) - sum(a)).slice(0, MOST_CLASSES).sort((a, b) => a.class - b.class);
   return figure({
     id: "per-class",
     title: "Uncertainty by true class",
-    read: "Aleatoric uncertainty (expected entropy) is noise that more data of the same kind would leave; epistemic uncertainty (mutual information) is disagreement among the draws, which more data would shrink.",
+    read: "Aleatoric uncertainty (expected entropy, in nats) is noise that more data of the same kind would leave" +
+      (alone ? `. ${ONE_DRAW}` : "; epistemic uncertainty (mutual information) is disagreement among the draws, which more data would shrink."),
     note: shown.length < (block.per_class || []).length && `${shown.length} of ${block.per_class.length} classes: those with the largest uncertainty. The table has all.`,
     series: [
       { key: "aleatoric", label: "aleatoric", colour: "c-aleatoric" },
-      { key: "epistemic", label: "epistemic", colour: "c-epistemic" },
+      ...(alone ? [] : [{ key: "epistemic", label: "epistemic", colour: "c-epistemic" }]),
     ],
     draw: (width) => bars(width, {
-      title: "Aleatoric and epistemic uncertainty of each class",
+      title: alone ? "Uncertainty of each class" : "Aleatoric and epistemic uncertainty of each class",
       step: shown.length > 12 ? 24 : 32,
       domain: [0, largest(shown.map(sum)) || 1],
       rows: shown.map((each) => ({
@@ -80,13 +85,13 @@ function perClass(block, report) {
         value: fixed(sum(each), 3),
         parts: [
           { series: "aleatoric", colour: "c-aleatoric", from: 0, to: each.aleatoric, label: "aleatoric", text: plain(each.aleatoric) },
-          { series: "epistemic", colour: "c-epistemic", from: each.aleatoric, to: sum(each), label: "epistemic", text: plain(each.epistemic) },
+          ...(alone ? [] : [{ series: "epistemic", colour: "c-epistemic", from: each.aleatoric, to: sum(each), label: "epistemic", text: plain(each.epistemic) }]),
         ],
       })),
     }),
     table: () => ({
-      head: ["class", "examples", "accuracy", "confidence", "aleatoric", "epistemic"],
-      rows: block.per_class.map((each) => [className(report, each.class), count(each.count), percent(each.accuracy), percent(each.confidence), plain(each.aleatoric), plain(each.epistemic)]),
+      head: ["class", "examples", "accuracy", "confidence", "aleatoric", ...(alone ? [] : ["epistemic"])],
+      rows: block.per_class.map((each) => [className(report, each.class), count(each.count), percent(each.accuracy), percent(each.confidence), plain(each.aleatoric), ...(alone ? [] : [plain(each.epistemic)])]),
     }),
   });
 }
@@ -95,15 +100,21 @@ function confusion(block, report) {
   const data = block.confusion;
   if (!data || !data.classes || data.classes.length === 0 || !data.matrix) return null;
   const names = data.classes.map((index) => className(report, index));
-  const pairs = (data.pairs || []).filter((pair) => isNumber(pair.count)).slice(0, 3)
+  const pairs = (data.pairs || []).filter((pair) => pair.count >= 2).slice(0, 3)
     .map((pair) => `${className(report, pair.target)} taken for ${className(report, pair.predicted)} (${count(pair.count)})`);
+  const inside = numbersOf(data.matrix.flat()).reduce((sum, value) => sum + value, 0);
+  const notes = [
+    inside < data.count && `${count(inside)} of them fall into the ${names.length} classes shown.`,
+    pairs.length > 0 && `Most frequent: ${pairs.join(", ")}.`,
+  ].filter(Boolean);
   return figure({
     id: "confusion",
     title: "Confusion of the most uncertain",
-    read: `The ${percent(data.share, 0)} of the predictions with the largest entropy (${count(data.count)}): rows are true classes, columns predicted ones. Blue is right, orange is wrong, darker is more.`,
-    note: pairs.length > 0 && `Most frequent: ${pairs.join(", ")}.`,
+    read: `The ${percent(data.share, 0)} of the predictions with the largest entropy (${count(data.count)}): rows are true classes, columns predicted ones. Blue is right, orange is wrong, stronger is more.`,
+    note: notes.join(" "),
     draw(width) {
-      const left = nameWidth(width, names);
+      const side = 18; // for the name of the rows
+      const left = side + nameWidth(width - side, names);
       const cell = Math.min(38, (width - left - 6) / names.length);
       const letters = Math.floor(cell / 7);
       const level = names.every((name) => name.length <= Math.max(1, letters));
@@ -115,11 +126,15 @@ function confusion(block, report) {
         const [middle, across] = [top + cell * (i + 0.5), left + cell * (i + 0.5)];
         const words = { "text-anchor": level ? "middle" : "start", transform: level ? null : `rotate(-90 ${across + 4} ${top - 6})` };
         svg.append(
-          shape("text", { x: left - 7, y: middle + 4, "text-anchor": "end" }, shorten(name, Math.floor((left - 6) / 6.7))),
+          shape("text", { x: left - 7, y: middle + 4, "text-anchor": "end" }, shorten(name, Math.floor((left - side - 6) / 6.7))),
           shape("text", { x: level ? across : across + 4, y: top - 6, ...words }, shorten(name, 11)),
         );
       });
-      svg.append(shape("text", { class: "name", x: left + (cell * names.length) / 2, y: height - 8, "text-anchor": "middle" }, "predicted class"));
+      const middle = top + (cell * names.length) / 2;
+      svg.append(
+        shape("text", { class: "name", x: left + (cell * names.length) / 2, y: height - 8, "text-anchor": "middle" }, "predicted class"),
+        shape("text", { class: "name", x: 12, y: middle, "text-anchor": "middle", transform: `rotate(-90 12 ${middle})` }, "true class"),
+      );
       names.forEach((target, row) => names.forEach((predicted, column) => {
         const value = data.matrix[row][column];
         const box = { x: left + cell * column + 0.5, y: top + cell * row + 0.5, width: cell - 1, height: cell - 1, rx: 2 };
@@ -153,7 +168,7 @@ function uncertainExamples(block, report) {
     );
     return explain(item, `Example ${each.example}`, [
       ["true class", target], ["predicted", predicted], ["confidence", percent(each.confidence)],
-      ["entropy", plain(each.entropy)], ["epistemic", plain(each.epistemic)],
+      ["entropy", plain(each.entropy)], ...(oneDraw(block) ? [] : [["epistemic", plain(each.epistemic)]]),
     ]);
   });
   return element("figure", { id: "examples-figure", class: "card wide" },

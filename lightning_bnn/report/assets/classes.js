@@ -7,11 +7,22 @@ const className = (report, index) => {
   return names && names[index] !== undefined && names[index] !== null ? String(names[index]) : String(index);
 };
 
-const DASHES = [null, "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 2", "6 2 1 2 1 2"];
-const modelColour = (index) => `m${index % DASHES.length}`;
+// Eight colours; after them the same ones again, dashed. The swatches of the style sheet follow.
+const DASHES = [null, "7 3", "2 3", "9 3 2 3"];
+const dashOf = (index) => Math.floor(index / 8) % DASHES.length;
+const modelColour = (index) => `m${index % 8}`;
+const modelLine = (index) => `line d${dashOf(index)}`;
+const modelSwatch = (index) => element("span", { class: `swatch ${modelLine(index)} ${modelColour(index)}`, "aria-hidden": "true" });
+const modelStroke = (index, chosen) => ({ class: chosen ? "line thick" : "line", "stroke-dasharray": DASHES[dashOf(index)] });
+const modelSeries = (each, index) => ({ key: `model-${index}`, label: each.name, colour: modelColour(index), kind: modelLine(index) });
 
-const outOfBand = (curve, i) =>
-  isNumber(curve.came[i]) && isNumber(curve.lower[i]) && (curve.came[i] < curve.lower[i] || curve.came[i] > curve.upper[i]);
+const outOf = (value, lower, upper) => isNumber(value) && isNumber(lower) && isNumber(upper) && (value < lower || value > upper);
+const outOfBand = (curve, i) => outOf(curve.came[i], curve.lower[i], curve.upper[i]);
+
+const thinned = (shown, all) => shown < all && `${count(shown)} of ${count(all)} points; the JSON file has all of them.`;
+
+const ONE_DRAW = "One draw cannot show disagreement.";
+const oneDraw = (block) => block.draws === 1;
 
 function reliability(block, report) {
   const kinds = [["width", "Equal width"], ["mass", "Equal mass"]].filter(([key]) => block.reliability && block.reliability[key]);
@@ -148,6 +159,7 @@ function temperatureFigure(block) {
     id: "temperature",
     title: `Temperature scaling, T = ${fixed(data.value, 2)}`,
     read: `The scores as they are, and after dividing all log-probabilities by one temperature. ${where} T above 1 softens, T below 1 sharpens. Each pair of bars has its own scale.`,
+    note: data.verdict_after && `The verdict with the temperature: ${data.verdict_after}.`,
     series: [
       { key: "before", label: "as it is", colour: "c-muted" },
       { key: "after", label: "with the temperature", colour: "c-main" },
@@ -188,7 +200,7 @@ function riskCoverage(block, report) {
     read: `The error rate if only the most confident share of the predictions is kept and the rest is handed on. Lower is better; the area under the curve is the AURC (${plain(aurc)}).` +
       (isNumber(coverage) && isNumber(risk) ? ` With at most ${percent(risk, 0)} errors, ${percent(coverage)} of the predictions can be kept.` : ""),
     series: [
-      ...curves.map(({ each, index }) => ({ key: `model-${index}`, label: each.name, colour: modelColour(index), kind: "line" })),
+      ...curves.map(({ each, index }) => modelSeries(each, index)),
       ...(isNumber(risk) ? [{ key: "limit", label: "accepted risk", colour: "c-ink", kind: "dashed" }] : []),
     ],
     draw(width) {
@@ -199,7 +211,7 @@ function riskCoverage(block, report) {
       });
       for (const { each, index, curve } of [...curves].sort((a, b) => (a.each === block) - (b.each === block))) {
         const points = curve.coverage.map((value, i) => [value, curve.risk[i]]);
-        p.layer(`model-${index}`, modelColour(index)).append(p.line(points, { class: each === block ? "line thick" : "line", "stroke-dasharray": each === block ? null : DASHES[index % DASHES.length] }));
+        p.layer(`model-${index}`, modelColour(index)).append(p.line(points, modelStroke(index, each === block)));
       }
       if (isNumber(risk)) {
         const limit = p.layer("limit", "c-ink");
@@ -212,11 +224,11 @@ function riskCoverage(block, report) {
         from,
         to,
         title: `Coverage ${percent(own.curve.coverage[places[index]])}`,
-        rows: curves.slice(0, 8).map(({ each, curve }) => [shorten(each.name, 32), percent(curve.risk[nearest(curve, own.curve.coverage[places[index]])], 2)]),
+        rows: [own, ...curves.filter((each) => each !== own)].slice(0, 8).map(({ each, curve }) => [shorten(each.name, 32), percent(curve.risk[nearest(curve, own.curve.coverage[places[index]])], 2)]),
       })));
       return p.svg;
     },
-    table: () => ({ head: ["coverage", "risk"], rows: places.map((i) => [percent(own.curve.coverage[i]), percent(own.curve.risk[i], 2)]) }),
+    table: () => ({ head: ["coverage", "risk"], rows: places.map((i) => [percent(own.curve.coverage[i]), percent(own.curve.risk[i], 2)]), note: thinned(places.length, own.curve.coverage.length) }),
   });
 }
 

@@ -2,6 +2,8 @@
 
 const AIMS = { lower: "\u2193 lower is better", higher: "\u2191 higher is better" };
 
+const ON_PAPER = 5;
+
 // As many decimals as the narrowest interval of the row can tell apart.
 function decimalsOf(values) {
   const widths = values.map((each) => each && each.upper - each.lower).filter((width) => isNumber(width) && width > 0);
@@ -25,34 +27,47 @@ function comparisonTable(report) {
   if (!data || !data.rows || data.rows.length === 0 || !data.columns) return null;
   const several = data.columns.length > 1;
   const level = percent(isNumber(data.level) ? data.level : 0.95, 0);
-  const rows = data.rows.map((row) => {
+  const indices = range(data.columns.length);
+  const rowsOf = (shown) => data.rows.map((row) => {
     const values = data.columns.map((_, index) => (row.values || [])[index] || {});
     const decimals = decimalsOf(values);
-    const text = (value) => (decimals === null ? plain(value) : fixed(value, decimals));
+    const number = (value) => (decimals === null ? plain(value) : fixed(value, decimals));
     const span = domain([row.aim, ...values.flatMap((each) => [each.value, each.lower, each.upper])], { air: 0 });
     const aim = row.better === "near" && isNumber(row.aim) ? `\u2192 near ${plain(row.aim)}` : lookup(AIMS, row.better, "");
-    const cells = values.map((each, index) => {
-      const told = [["value", plain(each.value)]];
-      if (isNumber(each.lower)) told.push([`${level} interval`, `${text(each.lower)} to ${text(each.upper)}`]);
-      if (several && each.best) told.push(["", "best of this row"]);
+    const label = shorten(String(row.label), 60);
+    const cells = shown.map((index) => {
+      const each = values[index];
+      const known = (value) => (row.key === "nll" ? nllOf(report.models[index], each.value, value) : value);
+      const text = known(number(each.value));
+      const told = [["value", known(plain(each.value))]];
+      if (isNumber(each.lower)) told.push([`${level} interval`, `${number(each.lower)} to ${number(each.upper)}`]);
+      if (several && each.best) told.push(["", values.filter((other) => other.best).length > 1 ? "best of this row, as others are" : "best of this row"]);
       if (several && each.tied) told.push(["", "not clearly different from the best"]);
       const cell = element("td", { class: several && each.best ? "best" : null }, element("div", { class: "cell-line" },
-        element("div", {}, element("span", { class: "value" }, several && each.tied ? element("span", { class: "tied" }, "\u2248\u2009", element("span", { class: "unseen" }, "tied with the best: ")) : null, text(each.value), several && each.best ? element("span", { class: "unseen" }, " (best)") : null),
-        isNumber(each.lower) && isNumber(each.upper) ? element("span", { class: "interval" }, `${text(each.lower)} \u2013 ${text(each.upper)}`) : null),
+        element("div", {}, element("span", { class: "value" }, several && each.tied ? element("span", { class: "tied" }, "\u2248\u2009", element("span", { class: "unseen" }, "tied with the best: ")) : null, text, several && each.best ? element("span", { class: "unseen" }, " (best)") : null),
+        isNumber(each.lower) && isNumber(each.upper) ? element("span", { class: "interval" }, `${number(each.lower)} \u2013 ${number(each.upper)}`) : null),
         whisker(each, span, row.aim, modelColour(index))));
-      return explain(cell, `${row.label}, ${shorten(data.columns[index], 40)}`, told);
+      return explain(cell, `${label}, ${shorten(data.columns[index], 40)}`, told, { focus: true, told: true });
     });
-    return element("tr", { "data-row": row.key }, element("th", { scope: "row" }, row.label, element("span", { class: "aim" }, aim)), cells);
+    return element("tr", { "data-row": row.key }, element("th", { scope: "row", title: row.label }, label, element("span", { class: "aim" }, aim)), cells);
   });
-  const table = element("table", { class: "comparison" },
-    element("thead", {}, element("tr", {}, element("td", {}, ""), data.columns.map((name, index) => element("th", { scope: "col", title: name }, element("span", { class: "column" }, several && element("span", { class: `swatch line ${modelColour(index)}`, "aria-hidden": "true" }), element("span", {}, name)))))),
-    element("tbody", {}, rows));
-  table.style.setProperty("--columns", String(data.columns.length));
+  const table = (shown) => {
+    const made = element("table", { class: "comparison" },
+      element("thead", {}, element("tr", {}, element("td", {}, ""), shown.map((index) => element("th", { scope: "col", title: data.columns[index] }, element("span", { class: "column" }, several && modelSwatch(index), element("span", {}, shorten(String(data.columns[index]), 30))))))),
+      element("tbody", {}, rowsOf(shown)));
+    made.style.setProperty("--columns", String(shown.length));
+    walkable(made);
+    return made;
+  };
+  // paper does not scroll: there the columns stand in blocks below each other
+  const many = indices.length > ON_PAPER;
+  const blocks = many ? range(Math.ceil(indices.length / ON_PAPER)).map((at) => table(indices.slice(at * ON_PAPER, (at + 1) * ON_PAPER))) : [];
   return element("section", { id: "comparison", "aria-labelledby": "comparison-title" },
     element("h2", { id: "comparison-title" }, several ? "Comparison" : "The numbers"),
     element("p", { class: "lead" },
       several ? "Bold: the best of the row. \u2248: not clearly different from the best (paired bootstrap). " : "",
       `Small type and whiskers: ${level} bootstrap interval`, isNumber(data.replicates) ? ` (${count(data.replicates)} resamples of the examples).` : "."),
-    element("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "comparison-title" },
-      table));
+    element("div", { class: many ? "scroll many" : "scroll", tabindex: 0, role: "region", "aria-labelledby": "comparison-title" },
+      table(indices)),
+    many && element("div", { class: "on-paper", "aria-hidden": "true" }, blocks));
 }

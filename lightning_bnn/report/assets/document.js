@@ -34,7 +34,7 @@ const largest = (values) => numbersOf(values).reduce((a, b) => Math.max(a, b), -
 const smallest = (values) => numbersOf(values).reduce((a, b) => Math.min(a, b), Infinity);
 
 // A real minus sign, as in print.
-const minus = (text) => text.replace("-", "\u2212");
+const minus = (text) => text.replaceAll("-", "\u2212");
 
 const grouped = (text) => {
   const [whole, rest] = text.split(".");
@@ -60,5 +60,9 @@ const percent = (value, decimals = 1) =>
 
 const count = (value) => (isNumber(value) ? grouped(String(Math.round(value))) : "\u2013");
 
-const shorten = (text, length) =>
-  text.length > length ? `${text.slice(0, Math.max(1, length - 1))}\u2026` : text;
+// Long names often differ at their end, so that the middle goes.
+const shorten = (text, length) => {
+  if (text.length <= length) return text;
+  const tail = Math.max(0, Math.floor((length - 1) / 2));
+  return `${text.slice(0, Math.max(1, length - 1 - tail))}\u2026${text.slice(text.length - tail)}`;
+};

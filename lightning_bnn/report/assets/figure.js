@@ -4,7 +4,7 @@
 const hidden = new Map(); // figure → the series that are switched off; it outlives a redraw
 const drawn = new Set();
 
-function dataTable({ head, rows }) {
+function dataTable({ head, rows, note }) {
   return element(
     "div",
     { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of the figure's numbers" },
@@ -14,6 +14,7 @@ function dataTable({ head, rows }) {
       element("thead", {}, element("tr", {}, head.map((text) => element("th", { scope: "col" }, text)))),
       element("tbody", {}, rows.map((row) => element("tr", {}, row.map((text) => element("td", {}, text))))),
     ),
+    note && element("p", { class: "small" }, note),
   );
 }
 
@@ -52,7 +53,7 @@ function figure({ id, title, read, note, series = [], off = [], draw, table, con
         if (!gone.delete(key)) gone.add(key);
         button.setAttribute("aria-pressed", String(!gone.has(key)));
         apply();
-      } }, swatch, element("span", { class: "label" }, label));
+      } }, swatch, element("span", { class: "label", title: label }, shorten(String(label), 40)));
       return element("li", {}, button);
     }));
 

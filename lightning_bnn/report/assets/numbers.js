@@ -5,7 +5,7 @@ function pitHistogram(block) {
   if (!data || !data.edges) return null;
   const bins = range(data.edges.length - 1).filter((i) => isNumber(data.count[i]));
   const total = bins.reduce((sum, i) => sum + data.count[i], 0);
-  const outside = (i) => isNumber(data.lower[i]) && (data.count[i] < data.lower[i] || data.count[i] > data.upper[i]);
+  const outside = (i) => outOf(data.count[i], data.lower[i], data.upper[i]);
   return figure({
     id: "pit",
     title: "PIT histogram",
@@ -54,13 +54,15 @@ function coverageFigure(block, report) {
   if (!data || !data.nominal || data.nominal.length === 0) return null;
   const curves = report.models.map((each, index) => ({ each, index, curve: each.coverage })).filter(({ curve }) => curve && curve.nominal);
   const places = range(data.nominal.length).filter((i) => isNumber(data.nominal[i]) && isNumber(data.observed[i]));
+  const outside = (i) => outOf(data.observed[i], (data.lower || [])[i], (data.upper || [])[i]);
   return figure({
     id: "coverage",
     title: "Coverage of the intervals",
     read: "The share of observations inside of the central interval of each stated level. On the diagonal the intervals keep their promise; below it they are too narrow, above it too wide.",
     series: [
       { key: "band", label: "band of perfect calibration", colour: "c-band", kind: "area" },
-      ...curves.map(({ each, index }) => ({ key: `model-${index}`, label: each.name, colour: modelColour(index), kind: "line" })),
+      ...curves.map(({ each, index }) => modelSeries(each, index)),
+      { key: "outside", label: "outside of the band", colour: "c-bad", kind: "ring" },
     ],
     draw(width) {
       const p = plot(width, {
@@ -72,16 +74,18 @@ function coverageFigure(block, report) {
       p.layer("diagonal", "c-muted").append(p.line([[0, 0], [1, 1]], { "stroke-dasharray": "4 4" }));
       for (const { each, index, curve } of [...curves].sort((a, b) => (a.each === block) - (b.each === block))) {
         const layer = p.layer(`model-${index}`, modelColour(index));
-        layer.append(p.line(curve.nominal.map((value, i) => [value, curve.observed[i]]), { class: each === block ? "line thick" : "line", "stroke-dasharray": each === block ? null : DASHES[index % DASHES.length] }));
+        layer.append(p.line(curve.nominal.map((value, i) => [value, curve.observed[i]]), modelStroke(index, each === block)));
         if (each === block) places.forEach((i) => layer.append(p.dot(curve.nominal[i], curve.observed[i], 3)));
       }
+      const bad = p.layer("outside", "c-bad");
+      places.filter(outside).forEach((i) => bad.append(p.dot(data.nominal[i], data.observed[i], 6, { class: "ring" })));
       p.columns(between(places.map((i) => data.nominal[i]), [0, 1]).map(({ index, from, to }) => {
         const i = places[index];
         return {
           from,
           to,
           title: `Interval of ${percent(data.nominal[i], 0)}`,
-          rows: [["holds", percent(data.observed[i])], ["band", `${percent(data.lower[i])} to ${percent(data.upper[i])}`]],
+          rows: [["holds", percent(data.observed[i])], ["band", `${percent(data.lower[i])} to ${percent(data.upper[i])}${outside(i) ? " (outside)" : ""}`]],
         };
       }));
       return p.svg;
@@ -97,6 +101,7 @@ function errorAgainstSd(block) {
   const data = block.error_sd;
   const bins = range(((data || {}).sd || []).length).filter((i) => isNumber(data.sd[i]) && isNumber(data.rmse[i]));
   if (bins.length === 0) return null;
+  const outside = (i) => outOf(data.rmse[i], (data.lower || [])[i], (data.upper || [])[i]);
   const scatter = { sd: [], error: [], ...block.scatter };
   const points = range(scatter.sd.length).filter((i) => isNumber(scatter.sd[i]) && isNumber(scatter.error[i]));
   const sizes = points.map((i) => Math.abs(scatter.error[i]));
@@ -113,6 +118,7 @@ function errorAgainstSd(block) {
       { key: "points", label: "single predictions", colour: "c-muted", kind: "dot" },
       { key: "band", label: "range if calibrated", colour: "c-band", kind: "area" },
       { key: "bins", label: "root mean squared error", colour: "c-main", kind: "dot" },
+      { key: "outside", label: "outside of the range", colour: "c-bad", kind: "ring" },
     ],
     draw(width) {
       const p = plot(width, {
@@ -132,13 +138,15 @@ function errorAgainstSd(block) {
       const main = p.layer("bins", "c-main");
       main.append(p.line(bins.map((i) => [data.sd[i], data.rmse[i]])));
       bins.forEach((i) => main.append(p.dot(data.sd[i], data.rmse[i], 4.5)));
+      const bad = p.layer("outside", "c-bad");
+      bins.filter(outside).forEach((i) => bad.append(p.dot(data.sd[i], data.rmse[i], 7.5, { class: "ring" })));
       p.columns(between(bins.map((i) => data.sd[i]), places).map(({ index, from, to }) => {
         const i = bins[index];
         return {
           from,
           to,
           title: `Standard deviation ${plain(data.sd[i])}`,
-          rows: [["error (RMSE)", plain(data.rmse[i])], ["if calibrated", `${plain((data.lower || [])[i])} to ${plain((data.upper || [])[i])}`], ["predictions", count((data.count || [])[i])]],
+          rows: [["error (RMSE)", plain(data.rmse[i])], ["if calibrated", `${plain((data.lower || [])[i])} to ${plain((data.upper || [])[i])}${outside(i) ? " (outside)" : ""}`], ["predictions", count((data.count || [])[i])]],
         };
       }));
       return p.svg;
@@ -154,17 +162,19 @@ function uncertaintyBySd(block) {
   const data = block.uncertainty;
   const bins = range(((data || {}).sd || []).length).filter((i) => isNumber(data.aleatoric[i]) && isNumber(data.epistemic[i]));
   if (bins.length === 0) return null;
+  const alone = oneDraw(block);
   const sum = (i) => data.aleatoric[i] + data.epistemic[i];
   return figure({
     id: "uncertainty-sd",
     title: "Where the variance comes from",
-    read: `Predictions from the surest tenth (top) to the least sure. Aleatoric variance is noise; epistemic variance is disagreement among the draws, which more data would shrink. Epistemic share over all: ${percent((block.scalars || {}).epistemic_share)}.`,
+    read: `Predictions from the surest tenth (top) to the least sure. Aleatoric variance is noise` +
+      (alone ? `. ${ONE_DRAW}` : `; epistemic variance is disagreement among the draws, which more data would shrink. Epistemic share over all: ${percent((block.scalars || {}).epistemic_share)}.`),
     series: [
       { key: "aleatoric", label: "aleatoric", colour: "c-aleatoric" },
-      { key: "epistemic", label: "epistemic", colour: "c-epistemic" },
+      ...(alone ? [] : [{ key: "epistemic", label: "epistemic", colour: "c-epistemic" }]),
     ],
     draw: (width) => bars(width, {
-      title: "Aleatoric and epistemic variance in bins of the standard deviation",
+      title: "Variance in bins of the standard deviation",
       step: 25,
       domain: [0, largest(bins.map(sum)) || 1],
       rows: bins.map((i) => ({
@@ -173,13 +183,13 @@ function uncertaintyBySd(block) {
         value: plain(sum(i)),
         parts: [
           { series: "aleatoric", colour: "c-aleatoric", from: 0, to: data.aleatoric[i], label: "aleatoric variance", text: plain(data.aleatoric[i]) },
-          { series: "epistemic", colour: "c-epistemic", from: data.aleatoric[i], to: sum(i), label: "epistemic variance", text: plain(data.epistemic[i]) },
+          ...(alone ? [] : [{ series: "epistemic", colour: "c-epistemic", from: data.aleatoric[i], to: sum(i), label: "epistemic variance", text: plain(data.epistemic[i]) }]),
         ],
       })),
     }),
     table: () => ({
-      head: ["standard deviation", "aleatoric variance", "epistemic variance", "predictions"],
-      rows: bins.map((i) => [plain(data.sd[i]), plain(data.aleatoric[i]), plain(data.epistemic[i]), count(data.count[i])]),
+      head: ["standard deviation", "aleatoric variance", ...(alone ? [] : ["epistemic variance"]), "predictions"],
+      rows: bins.map((i) => [plain(data.sd[i]), plain(data.aleatoric[i]), ...(alone ? [] : [plain(data.epistemic[i])]), count(data.count[i])]),
     }),
   });
 }
@@ -187,6 +197,7 @@ function uncertaintyBySd(block) {
 function fitFigure(block) {
   const data = block.fit;
   if (!data || !data.x || data.x.length === 0) return null;
+  const alone = oneDraw(block);
   const order = range(data.x.length).filter((i) => isNumber(data.x[i]) && isNumber(data.mean[i])).sort((a, b) => data.x[a] - data.x[b]);
   const by = (column) => order.map((i) => (data[column] || [])[i]);
   const places = by("x");
@@ -196,10 +207,10 @@ function fitFigure(block) {
     id: "fit",
     title: "The fit with its intervals",
     wide: true,
-    read: `The mean, the central ${level} interval of the prediction (light), and the part of it that comes from not knowing the function (dark), with the observed values.`,
+    read: `The mean and the central ${level} interval of the prediction${alone ? "" : " (pale), with the part of it that comes from not knowing the function (strong)"}, and the observed values.${alone ? ` ${ONE_DRAW}` : ""}`,
     series: [
       { key: "interval", label: `${level} interval`, colour: "c-main", kind: "area" },
-      { key: "epistemic", label: "epistemic part", colour: "c-epistemic", kind: "area" },
+      ...(alone ? [] : [{ key: "epistemic", label: "epistemic part", colour: "c-epistemic", kind: "area" }]),
       { key: "mean", label: "mean", colour: "c-main", kind: "line" },
       { key: "observed", label: "observed", colour: "c-ink", kind: "dot" },
     ],
@@ -211,7 +222,7 @@ function fitFigure(block) {
         y: { domain: domain([...by("lower"), ...by("upper"), ...by("y")]), label: "target" },
       });
       p.layer("interval", "c-main").append(p.area(places, by("lower"), by("upper")));
-      p.layer("epistemic", "c-epistemic").append(p.area(places, by("epistemic_lower"), by("epistemic_upper"), { class: "band strong" }));
+      if (!alone) p.layer("epistemic", "c-epistemic").append(p.area(places, by("epistemic_lower"), by("epistemic_upper"), { class: "band strong" }));
       const dots = p.layer("observed", "c-ink");
       by("y").forEach((value, i) => isNumber(value) && dots.append(p.dot(places[i], value, 2.2, { "fill-opacity": 0.6 })));
       p.layer("mean", "c-main").append(p.line(by("mean").map((value, i) => [places[i], value]), { class: "line thick" }));
@@ -229,6 +240,7 @@ function fitFigure(block) {
     table: () => ({
       head: ["input", "observed", "mean", "from", "to"],
       rows: shown.map((i) => ["x", "y", "mean", "lower", "upper"].map((column) => plain(by(column)[i]))),
+      note: thinned(shown.length, order.length),
     }),
   });
 }

@@ -47,7 +47,7 @@ function tabs() {
   }
   bar.append(...report.models.map((block, index) =>
     element("button", { type: "button", role: "tab", "aria-controls": "figures", "data-index": index, title: block.name, click: () => choose(index) },
-      element("span", { class: `swatch line ${modelColour(index)}`, "aria-hidden": "true" }), element("span", { class: "label" }, block.name))));
+      modelSwatch(index), element("span", { class: "label" }, shorten(block.name, 24)))));
   bar.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
@@ -62,11 +62,22 @@ function theme() {
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
   const button = byId("theme");
+  // a browser may forbid to keep anything: then the choice lasts as long as the page
+  const kept = (use) => {
+    try {
+      return use(window.localStorage);
+    } catch {
+      return null;
+    }
+  };
+  const before = kept((store) => store.getItem("lightning_bnn theme"));
+  if (before === "dark" || before === "light") root.dataset.theme = before;
   const name = () => {
     button.textContent = dark() ? "Light" : "Dark";
   };
   button.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
+    kept((store) => store.setItem("lightning_bnn theme", root.dataset.theme));
     name();
   });
   system.addEventListener("change", name);
@@ -89,6 +100,8 @@ byId("models").append(...report.models.map((block) => modelCard(block, report, (
 const comparison = attempt(comparisonTable, report);
 if (comparison) byId("comparison-slot").append(comparison);
 for (const part of document.querySelectorAll("[data-task]")) part.hidden = part.dataset.task !== report.task;
+const shifted = report.models.some((block) => Object.keys(block.shift || {}).length > 0);
+for (const part of document.querySelectorAll("[data-shift]")) part.hidden = !shifted;
 tabs();
 theme();
 byId("print").addEventListener("click", () => window.print());

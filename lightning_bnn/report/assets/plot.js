@@ -19,19 +19,34 @@ function domain(values, { zero = false, air = 0.04 } = {}) {
   let high = largest(values);
   if (low > high) [low, high] = [0, 1];
   if (zero) [low, high] = [Math.min(0, low), Math.max(0, high)];
-  if (high - low < 1e-12) [low, high] = zero ? [0, high || 1] : [low - 0.5, high + 0.5];
+  if (high - low <= 1e-12 * Math.max(Math.abs(low), Math.abs(high))) {
+    // one value alone: a range of its own size around it
+    const half = Math.abs(low) / 2 || 0.5;
+    [low, high] = zero ? [0, high || 1] : [low - half, high + half];
+  }
   const extra = air * (high - low);
   return [zero && low === 0 ? 0 : low - extra, high + extra];
 }
 
-const tickText = (step) => (value) =>
-  Math.abs(value) >= 1e6 || (step < 1e-4 && value !== 0)
-    ? minus(value.toExponential(0))
-    : fixed(value, Math.max(0, -Math.floor(Math.log10(step) + 1e-9)));
+// As many digits as tell a tick from the next one, and one way of writing for the whole axis.
+const tickText = (places) => {
+  const step = places.length > 1 ? places[1] - places[0] : 1;
+  const powers = step < 1e-4 || largest(places.map(Math.abs)) >= 1e6;
+  const power = (value) => Math.floor(Math.log10(Math.abs(value)) + 1e-9);
+  return (value) => {
+    if (Math.abs(value) < step / 1e6) return "0";
+    if (powers) return minus(value.toExponential(Math.max(0, power(value) - power(step))));
+    return fixed(value, Math.max(0, -power(step)));
+  };
+};
 
 function plot(width, { title, height, x, y }) {
   const high = height || Math.round(Math.min(340, Math.max(230, width * 0.62)));
-  const [left, right, top, bottom] = [54, 14, 12, 44];
+  const [right, top, bottom] = [14, 12, 44];
+  const yTicks = ticks(...y.domain, Math.max(2, Math.min(6, (high - top - bottom) / 45)));
+  const yText = y.format || tickText(yTicks);
+  // the longest label stays clear of the name of the axis
+  const left = Math.max(54, 28 + 7.4 * largest(yTicks.map((value) => yText(value).length)));
   const svg = shape("svg", {
     viewBox: `0 0 ${width} ${high}`,
     role: "group",
@@ -48,9 +63,7 @@ function plot(width, { title, height, x, y }) {
 
   const axes = shape("g", { class: "axes", "aria-hidden": "true" });
   const xTicks = ticks(...x.domain, Math.max(2, Math.min(6, frame.width / 70)));
-  const yTicks = ticks(...y.domain, Math.max(2, Math.min(6, frame.height / 45)));
-  const xText = x.format || tickText(xTicks.length > 1 ? xTicks[1] - xTicks[0] : 1);
-  const yText = y.format || tickText(yTicks.length > 1 ? yTicks[1] - yTicks[0] : 1);
+  const xText = x.format || tickText(xTicks);
   for (const value of yTicks) {
     axes.append(
       shape("line", { class: "grid", x1: left, x2: width - right, y1: Y(value), y2: Y(value) }),

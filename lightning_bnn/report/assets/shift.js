@@ -8,10 +8,18 @@ const SCORES = {
   epistemic_sd: "Epistemic sd",
 };
 
+// The two that one draw cannot have: it agrees with itself.
+const OF_DRAWS = ["mutual_information", "epistemic_sd"];
+
+const UNITS = { entropy: " (nats)", mutual_information: " (nats)" };
+
+const scoresOf = (block, data) =>
+  Object.keys((data && data.by) || {}).filter((key) => data.by[key] && !(oneDraw(block) && OF_DRAWS.includes(key)));
+
 const scoreName = (key) => lookup(SCORES, key, key);
 
-function shiftFigure(name, data, report, at) {
-  const scores = Object.keys((data && data.by) || {}).filter((key) => data.by[key]);
+function shiftFigure(name, data, block, report, at) {
+  const scores = scoresOf(block, data);
   if (scores.length === 0) return null;
   const chosen = () => (scores.includes(state.score) ? state.score : scores[0]);
   const now = () => data.by[chosen()];
@@ -23,12 +31,16 @@ function shiftFigure(name, data, report, at) {
       element("th", { scope: "row" }, scoreName(key)),
       ["auroc", "aupr", "fpr95"].map((kind) => element("td", {}, fixed(data.by[key][kind], 3))))),
     ));
+  // the average precision of guessing is the share of foreign examples
+  const own = (report.data || {}).examples - ((block.invalid || {}).count || 0);
+  const foreign = data.examples - (data.invalid || 0);
+  const chance = isNumber(own) && isNumber(foreign) && !isNumber(report.data.sampled) ? ` An AUPR of ${fixed(foreign / (own + foreign), 2)} is chance.` : "";
   const slot = element("div", {}, table());
   const card = figure({
     id: `shift-${at}`,
     title: name,
-    read: `The more the two histograms lie apart, the better the score tells foreign data. ${count(data.examples)} examples.`,
-    note: data.invalid > 0 && `${count(data.invalid)} predictions were not finite and are left out.`,
+    read: `The more the two histograms lie apart, the better the score tells foreign data. ${count(data.examples)} examples.${chance}`,
+    note: [oneDraw(block) && ONE_DRAW, data.invalid > 0 && `${count(data.invalid)} predictions were not finite and are left out.`].filter(Boolean).join(" "),
     series: [
       { key: "inside", label: `${source} data`, colour: "c-right" },
       { key: "outside", label: name, colour: "c-wrong" },
@@ -36,7 +48,7 @@ function shiftFigure(name, data, report, at) {
     draw(width) {
       const { edges, inside, outside } = now();
       const known = rowsOf();
-      const label = scoreName(chosen()).toLowerCase();
+      const label = scoreName(chosen()).toLowerCase() + lookup(UNITS, chosen(), "");
       const p = plot(width, {
         title: `Histograms of ${label}`,
         height: Math.round(Math.min(280, Math.max(210, width * 0.5))),
@@ -77,8 +89,8 @@ function shiftFigure(name, data, report, at) {
 
 function shiftSection(block, report) {
   const entries = Object.entries(block.shift || {});
-  const cards = entries.map(([name, data], at) => attempt(shiftFigure, name, data, report, at)).filter(Boolean);
-  const scores = [...new Set(entries.flatMap(([, data]) => Object.keys((data && data.by) || {})))];
+  const cards = entries.map(([name, data], at) => attempt(shiftFigure, name, data, block, report, at)).filter(Boolean);
+  const scores = [...new Set(entries.flatMap(([, data]) => scoresOf(block, data)))];
   const made = section("shift", "Shift",
     "Data of another kind, which the model should find strange. AUROC and AUPR: how well the score ranks foreign examples above familiar ones (1 is perfect, an AUROC of 0.5 is chance). FPR95: the share of foreign examples taken for familiar when 95% of the familiar ones are kept (lower is better).",
     cards);

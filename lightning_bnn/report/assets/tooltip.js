@@ -4,13 +4,14 @@
 const explained = new WeakMap();
 let bubble = null;
 
-// rows: [label, value] pairs, the value already as text
-function explain(node, title, rows, { focus = false } = {}) {
+// rows: [label, value] pairs, the value already as text. A mark of a drawing gets its words as a
+// label too; text that explains itself (`told`) only becomes reachable.
+function explain(node, title, rows, { focus = false, told = false } = {}) {
   explained.set(node, { title, rows });
   node.setAttribute("data-tip", "");
-  if (focus) {
+  if (focus) node.setAttribute("tabindex", "-1");
+  if (focus && !told) {
     node.setAttribute("role", "img");
-    node.setAttribute("tabindex", "-1");
     const words = rows.map(([label, value]) => (label ? `${label} ${value}` : value));
     node.setAttribute("aria-label", [title, ...words].filter(Boolean).join("; "));
   }

@@ -1,0 +1,154 @@
+"""The pages of a run: made by process 0, with an answer for all the others.
+
+In a fit a page that fails is a warning, because training is worth more than its report; in a test
+or a validation by itself it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lightning_bnn.errors import ConfigurationError, LightningBNNError
+from lightning_bnn.report.collection import Collection
+from lightning_bnn.report.document import Report, folder_problem
+from lightning_bnn.report.loggers import headlines, log_figures, shows_figures
+from lightning_bnn.report.numbers import report_numbers
+
+__all__ = ["ReportPages", "noting", "warn_of_failure"]
+
+
+class ReportPages:
+    """Makes the pages of a run, and keeps their reports.
+
+    Args:
+        risk: The share of errors to allow.
+        class_names: Names of the classes.
+
+    Attributes:
+        folder: Where pages are written.
+        reports: The last reports by file name; on process 0 alone.
+        files: The pages that were written, in order.
+        last: The names of the pages of the last validation data.
+
+    Example:
+        >>> pages = ReportPages(0.05, None)
+        >>> pages.files
+        []
+    """
+
+    def __init__(self, risk: float, class_names: Sequence[str] | None) -> None:
+        self.risk, self.class_names = risk, class_names
+        self.folder = ""
+        self.reports: dict[str, Report] = {}
+        self.files: list[str] = []
+        self.last: list[str] = []
+
+    def check_folder(self, trainer: Any) -> None:
+        """Try to write in the folder.
+
+        Raises:
+            ConfigurationError: It cannot be written to.
+        """
+        reason = folder_problem(self.folder) if trainer.is_global_zero else None
+        reason = trainer.strategy.broadcast(reason)  # so that no process waits for another
+        if reason is not None:
+            raise ConfigurationError(
+                f"CalibrationReport cannot write to the folder {self.folder!r} ({reason}). Pass "
+                "another directory=."
+            )
+
+    def write(
+        self, trainer: Any, own: str, whole: Collection, name: str, stage: str
+    ) -> dict[str, float]:
+        """Make a report on process 0; the headlines of the model ``own``, on all of them."""
+        scalars: dict[str, float] = {}
+        reason = whole.failure
+        failure: Exception | None = None
+        if trainer.is_global_zero and reason is None:
+            try:
+                scalars = self._make(trainer, own, whole, name, stage)
+            except Exception as error:  # the other processes wait for an answer
+                failure, reason = error, f"{type(error).__name__}: {error}"
+        scalars, reason = trainer.strategy.broadcast((scalars, reason))
+        if reason is None:
+            return scalars
+        if trainer.state.fn == "fit":
+            warn_of_failure(name, reason)
+            return {}
+        raise failure or LightningBNNError(f"The report {name} failed on process 0: {reason}")
+
+    def save_as_fit(self) -> None:
+        """Give the pages of the last epoch the name of those after the fit as well."""
+        for name in list(self.last):  # process 0 alone has any
+            if name.startswith("epoch-"):
+                _, _, *number = name.split("-")
+                try:
+                    self._save("-".join(["fit", *number]), self.reports[f"{name}.html"])
+                except Exception as error:
+                    warn_of_failure("fit", f"{type(error).__name__}: {error}")
+
+    def _make(
+        self, trainer: Any, own: str, whole: Collection, name: str, stage: str
+    ) -> dict[str, float]:
+        fitted = {key: one for key, one in whole.validation.items() if one.examples}
+        source = "test" if stage == "test" else "validation"
+        where = f"epoch {trainer.current_epoch}" if name.startswith("epoch") else source
+        made = Report(
+            report_numbers(
+                whole.models,
+                outside=whole.outside,
+                validation=fitted or None,
+                title=f"Calibration of {own}, {where}",
+                source=source,
+                class_names=self.class_names,
+                risk=self.risk,
+            )
+        )
+        self._save(name, made)
+        if stage == "val":
+            self.last.append(name)
+        shown = [one for one in trainer.loggers if shows_figures(one)]
+        if shown:
+            from lightning_bnn.report.figures import calibration_figures
+
+            log_figures(shown, calibration_figures(made.numbers), stage, trainer.global_step)
+        return headlines(made.numbers, own)
+
+    def _save(self, name: str, made: Report) -> None:
+        file = made.save(f"{self.folder.rstrip('/')}/{name}.html")
+        self.reports[f"{name}.html"] = made
+        if file not in self.files:
+            self.files.append(file)
+
+
+@contextmanager
+def noting(trainer: Any, collection: Collection) -> Iterator[None]:
+    """In a fit, note an error for the page's end instead of raising it.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> collection = Collection(["net"])
+        >>> with noting(SimpleNamespace(state=SimpleNamespace(fn="fit")), collection):
+        ...     raise ValueError("no")
+        >>> collection.failure
+        'ValueError: no'
+    """
+    try:
+        yield
+    except Exception as error:
+        if trainer.state.fn != "fit":
+            raise
+        collection.failure = f"{type(error).__name__}: {error}"
+
+
+def warn_of_failure(name: str, reason: str) -> None:
+    """Say that a fit goes on without a page."""
+    rank_zero_warn(
+        f"CalibrationReport could not make the page {name} ({reason}). Training goes on without "
+        "it.",
+        category=UserWarning,
+    )
