@@ -63,7 +63,8 @@ def test_validation_in_the_fit_does_not_change_it() -> None:
     class Nothing(pl.Callback):
         """With any callback the last epoch is validated."""
 
-    inputs, _ = demo_digits.held_out(Digits())
-    alone = demo_digits.fit_variational(epochs=2).predict(inputs).mean
-    watched = demo_digits.fit_variational(epochs=2, callbacks=[Nothing()]).predict(inputs).mean
-    assert torch.equal(alone, watched)
+    # weights, not predictions: stacked or in a loop, as measured, these differ in the last bit
+    alone = demo_digits.fit_variational(epochs=2).sample(1, torch.Generator().manual_seed(0))
+    watched = demo_digits.fit_variational(epochs=2, callbacks=[Nothing()])
+    again = watched.sample(1, torch.Generator().manual_seed(0))
+    assert all(torch.equal(alone[name], again[name]) for name in alone)
