@@ -55,10 +55,11 @@ def test_every_source_file_is_in_the_wheel(wheel: list[str]) -> None:
     package = ROOT / "lightning_bnn"
     sources = {
         str(path.relative_to(ROOT))
-        for pattern in ("*.py", "*.c", "*.h")
+        for pattern in ("*.py", "*.c", "*.h", "*.js", "*.css", "*.html")
         for path in package.rglob(pattern)
     }
-    assert any(name.endswith(".h") for name in sources)
+    for ending in (".h", ".js", ".css", ".html"):
+        assert any(name.endswith(ending) for name in sources)
     assert sources <= set(wheel)
 
 
