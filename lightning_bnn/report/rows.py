@@ -145,7 +145,11 @@ def make_rows(predictive: Predictive, targets: Tensor, example: Array) -> Rows:
 @singledispatch
 def class_log_probabilities(predictive: object) -> Tensor:
     """Logarithms of the mean probabilities, (rows, K): example after example."""
-    raise NotImplementedError
+    raise ConfigurationError(
+        "A report expected the class probabilities of a CategoricalPredictive or a "
+        f"BernoulliPredictive; got {type(predictive).__name__}. For a predictive of your own "
+        "register them with lightning_bnn.report.rows.class_log_probabilities.register."
+    )
 
 
 @class_log_probabilities.register
