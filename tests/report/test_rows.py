@@ -196,5 +196,5 @@ def test_another_kind_of_predictive():
 
 
 def test_class_probabilities_of_another_kind_are_asked_for():
-    with pytest.raises(ConfigurationError, match="got int.*class_log_probabilities.register"):
+    with pytest.raises(ConfigurationError, match=r"got int.*class_log_probabilities.register"):
         class_log_probabilities(3)
