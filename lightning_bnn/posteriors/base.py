@@ -24,6 +24,8 @@ from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.exchange import left_on
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import store
+from lightning_bnn.posteriors.fitted_network import fitted_network
+from lightning_bnn.posteriors.prunable import Prunable
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.selection import Choice
 from lightning_bnn.stacked import Mode, StackedModule
@@ -40,7 +42,7 @@ Weights = dict[str, Tensor]
 Blobs = dict[str, Mapping[str, Tensor]]
 
 
-class Posterior(ABC):
+class Posterior(Prunable, ABC):
     """A distribution over the weights of a network.
 
     Args:
@@ -215,7 +217,8 @@ class Posterior(ABC):
 
         A crash at any moment leaves what was there before, or the new posterior, whole.
         """
-        fields = {**self._entry(), "network": describe(self.net)}
+        smaller = {"compact": True} if self._compact else {}
+        fields = {**self._entry(), **smaller, "network": describe(self.net)}
         store.write(directory, kind=self.kind, blobs=self._blobs(), fields=fields)
 
     def _entry(self) -> dict[str, Any]:
@@ -231,12 +234,16 @@ class Posterior(ABC):
         Args:
             directory: Where it was saved.
             net: A network of the architecture that it was saved with; only its structure and
-                its frozen code matter, not its values.
+                its frozen code matter, not its values. For a compact posterior, also the network
+                that it was pruned from, which is made smaller.
             likelihood: Needed only if the posterior was made with a likelihood of your own.
         """
         stored = store.read(directory)
         _class_of(stored.kind)
-        difference = first_difference(stored.fields.get("network", []), describe(net))
+        network = stored.fields.get("network", [])
+        if stored.fields.get("compact"):
+            net = fitted_network(net, describe(net), network, str(directory))
+        difference = first_difference(network, describe(net))
         if difference:
             raise PosteriorFormatError(
                 f"The posterior in {directory} is of another network: {difference} in the given "
@@ -269,7 +276,9 @@ def restore(
             f"given has {list(chosen.state_dict())}. Pass likelihood= as it was when the "
             "posterior was made."
         ) from error
-    return _class_of(entry["kind"])._from_stored(stored, entry, net, chosen, prefix)
+    posterior = _class_of(entry["kind"])._from_stored(stored, entry, net, chosen, prefix)
+    posterior._compact = bool(stored.fields.get("compact"))
+    return posterior
 
 
 def likelihood_entry(likelihood: Likelihood) -> dict[str, Any]:

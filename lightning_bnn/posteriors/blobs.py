@@ -3,13 +3,17 @@
 A file is eight bytes that say how long the header is, the header (JSON: the dtype, the shape and
 the place of every tensor) and the tensors' bytes. It is made as a list of pieces, of which the
 tensors' are views of their own memory, so that a large draw is never held twice.
+
+A tensor with many zeros may lie in a file as two: its values and its gaps (see
+:mod:`lightning_bnn.posteriors.sparse`), under names that begin with a dot. The manifest names those
+tensors, so that a file says nothing that is not checked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import safetensors.torch
@@ -17,10 +21,18 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.posteriors import sparse
 from lightning_bnn.posteriors.files import Files
 from lightning_bnn.posteriors.manifest import DTYPES, dtype_name
 
-__all__ = ["check_storable", "describe_tensors", "pieces_of", "read_blob", "sha256_of"]
+__all__ = [
+    "check_storable",
+    "compressed",
+    "describe_tensors",
+    "pieces_of",
+    "read_blob",
+    "sha256_of",
+]
 
 Piece = bytes | memoryview
 
@@ -63,6 +75,35 @@ def pieces_of(tensors: Mapping[str, Tensor], blob: str) -> list[Piece]:
     return [len(text).to_bytes(8, "little") + text, *pieces]
 
 
+def compressed(
+    tensors: Mapping[str, Tensor], blob: str
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """The tensors as they are to be stored, and the number of values of each that is sparse.
+
+    Args:
+        tensors: Any dense tensors.
+        blob: How to name the set in errors.
+
+    Example:
+        >>> stored, values = compressed({"a": torch.zeros(2000), "b": torch.ones(2000)}, "doc")
+        >>> list(stored), values
+        (['.values.a', '.gaps.a', 'b'], {'a': 0})
+    """
+    stored: dict[str, Tensor] = {}
+    values: dict[str, int] = {}
+    for name, tensor in tensors.items():
+        check_storable(name, tensor, blob)
+        parts = _part_names(name)
+        free = not any(part in tensors for part in parts)
+        encoded = sparse.encode(_flat_on_cpu(tensor)) if free else None
+        if encoded is None:
+            stored[name] = tensor
+        else:
+            stored.update(zip(parts, encoded, strict=True))
+            values[name] = len(encoded[0])
+    return stored, values
+
+
 def sha256_of(pieces: Iterable[Piece]) -> str:
     """The hash of a file that consists of these pieces.
 
@@ -99,7 +140,8 @@ def read_blob(
 
     Args:
         files: Where it lies.
-        entry: Its ``file``, ``bytes``, ``sha256`` and ``tensors``, as a manifest has them.
+        entry: Its ``file``, ``bytes``, ``sha256``, ``tensors`` and, where some are sparse,
+            ``sparse``, as a manifest has them.
         device: Where the tensors go.
         known_good: Whether its hash was checked before, and need not be again.
 
@@ -128,6 +170,8 @@ def read_blob(
         tensors = safetensors.torch.load(data)
     except Exception as error:  # the decoder has no one class of errors
         raise PosteriorFormatError(f"{where} is not a safetensors file: {error}") from error
+    for key, count in entry.get("sparse", {}).items():
+        tensors[key] = _expanded(tensors, key, count, entry["tensors"][key]["shape"], where)
     expected = {
         key: (DTYPES[tensor["dtype"]], torch.Size(tensor["shape"]))
         for key, tensor in entry["tensors"].items()
@@ -171,3 +215,26 @@ def _flat_on_cpu(tensor: Tensor) -> Tensor:
     """The form in which a tensor's bytes can be written."""
     dense = tensor.detach().cpu().resolve_neg().contiguous()
     return dense.as_strided((dense.numel(),), (1,))  # a single number may have another stride
+
+
+def _part_names(name: str) -> tuple[str, str]:
+    """Under which names the values and the gaps of a sparse tensor lie in a file."""
+    return f".values.{name}", f".gaps.{name}"
+
+
+def _expanded(
+    tensors: dict[str, Tensor], name: str, count: int, shape: Sequence[int], where: str
+) -> Tensor:
+    """A sparse tensor of a file, whose two parts are taken out of the file's tensors."""
+    values, gaps = (tensors.pop(part, None) for part in _part_names(name))
+    try:
+        if name in tensors or values is None or gaps is None:
+            raise ValueError("the file has no values or no gaps for it, or holds it whole as well")
+        if values.shape != (count,):
+            raise ValueError(f"{count} values are promised, {list(values.shape)} are there")
+        return sparse.decode(values, gaps, shape)
+    except ValueError as error:
+        raise PosteriorFormatError(
+            f"{where}: the sparse tensor {name!r} of the shape {list(shape)} is wrong: {error}. It "
+            "was not written by lightning-bnn, or put together from different posteriors."
+        ) from error

@@ -30,6 +30,7 @@ from lightning_bnn.posteriors.base import (
     load_if_stored,
     network_tensors,
 )
+from lightning_bnn.posteriors.prunable import Change, mean_of
 from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.posteriors.stored_draws import StoredDraws
 from lightning_bnn.posteriors.stream import DrawStream
@@ -220,6 +221,18 @@ class DrawsPosterior(Posterior):
         else:
             self._draws = [{k: v.to(device) for k, v in draw.items()} for draw in self._draws]
         return super().to(device)
+
+    def _mapped(self, net: nn.Module, change: Change) -> Self:
+        fixed = {name: change(name, tensor) for name, tensor in self.fixed.items()}
+        draws: Sequence[Weights]
+        if isinstance(self._draws, StoredDraws):
+            draws = self._draws.mapped(change)
+        else:
+            draws = [{k: change(k, v) for k, v in draw.items()} for draw in self._draws]
+        return self._as_before(type(self)(net, self.likelihood, draws, fixed, self.chains))
+
+    def _mean_weights(self) -> Weights:
+        return mean_of(self._draws[index] for index in range(len(self)))
 
     def _entry(self) -> dict[str, Any]:
         return {**super()._entry(), "chains": self.chains}

@@ -19,6 +19,7 @@ from lightning_bnn.posteriors.base import (
     in_network_order,
     load_if_stored,
 )
+from lightning_bnn.posteriors.prunable import Change
 from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.selection import FlatLayout
 
@@ -32,7 +33,7 @@ class GaussianPosterior(Posterior):
         net: The network; the posterior keeps a copy.
         likelihood: How outputs of the network give targets.
         mean: The means of the Bayesian weights, by name.
-        sd: Their standard deviations.
+        sd: Their standard deviations; 0 for a weight that does not vary, as a pruned one.
         fixed: Other parameters and buffers; the network's own values serve for those left out.
 
     Example:
@@ -100,6 +101,16 @@ class GaussianPosterior(Posterior):
         """Move everything to a device, in place."""
         self._mean, self._sd = self._mean.to(device), self._sd.to(device)
         return super().to(device)
+
+    def _mapped(self, net: nn.Module, change: Change) -> Self:
+        mean, sd, fixed = (
+            {name: change(name, tensor) for name, tensor in part.items()}
+            for part in (self.mean, self.sd, self.fixed)
+        )
+        return self._as_before(type(self)(net, self.likelihood, mean, sd, fixed))
+
+    def _mean_weights(self) -> Weights:
+        return self.mean
 
     def _own_blobs(self) -> Blobs:
         return {"mean": self.mean, "sd": self.sd}

@@ -35,6 +35,7 @@ from lightning_bnn.posteriors.base import (
     in_network_order,
     load_if_stored,
 )
+from lightning_bnn.posteriors.prunable import Change
 from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.selection import FlatLayout
 
@@ -158,6 +159,18 @@ class LowRankPosterior(Posterior):
         self._mean, self._variance = self._mean.to(device), self._variance.to(device)
         self._columns = self._columns.to(device)
         return super().to(device)
+
+    def _mapped(self, net: nn.Module, change: Change) -> Self:
+        deviations = self.deviations if self.rank else {}
+        mean, variance, deviations, fixed = (
+            {name: change(name, tensor) for name, tensor in part.items()}
+            for part in (self.mean, self.variance, deviations, self.fixed)
+        )
+        made = type(self)(net, self.likelihood, mean, variance, deviations, fixed, self.scale)
+        return self._as_before(made)
+
+    def _mean_weights(self) -> Weights:
+        return self.mean
 
     def _entry(self) -> dict[str, Any]:
         return {**super()._entry(), "scale": self.scale}

@@ -3,8 +3,10 @@
 It is compact ASCII JSON with the keys ``format``, ``version``, ``kind``, ``fields``,
 ``written_by`` (package versions), ``blobs`` (``name``, ``file``, ``bytes``, ``sha256`` and the
 ``dtype`` and ``shape`` of every tensor) and, last, ``sha256``: the hash of the same JSON without
-this key. A manifest is checked byte for byte before anything in it is believed, and then field by
-field, because a good hash does not mean that this package wrote it.
+this key. A blob with tensors in sparse storage (see :mod:`lightning_bnn.posteriors.sparse`) has the
+key ``sparse`` too, with the number of values of each of them; a manifest with such a blob has
+version 2, every other has version 1. A manifest is checked byte for byte before anything in it is
+believed, and then field by field, because a good hash does not mean that this package wrote it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ __all__ = [
     "DTYPES",
     "FORMAT",
     "MANIFEST",
+    "SPARSE_VERSION",
     "VERSION",
     "check_blob",
     "decode",
@@ -40,6 +43,7 @@ __all__ = [
 
 FORMAT = "lightning_bnn.posterior"
 VERSION = 1
+SPARSE_VERSION = 2
 MANIFEST = "manifest.json"
 BLOB_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 BLOB_FILE = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{16}\.safetensors")
@@ -99,11 +103,15 @@ def encode(body: Mapping[str, Any]) -> bytes:
 def decode(data: bytes, where: str) -> dict[str, Any]:
     """Check a manifest, from "is it ours" to its last field."""
     where = f"{where}: {MANIFEST}"
-    return unseal(data, where, FORMAT, _check_contents)
+    return unseal(data, where, FORMAT, _check_contents, newest=SPARSE_VERSION)
 
 
 def unseal(
-    data: bytes, where: str, expected: str, check: Callable[[Mapping[str, Any]], None]
+    data: bytes,
+    where: str,
+    expected: str,
+    check: Callable[[Mapping[str, Any]], None],
+    newest: int = VERSION,
 ) -> dict[str, Any]:
     """Check a sealed JSON object: its format and version, its hash, then its contents.
 
@@ -112,6 +120,7 @@ def unseal(
         where: How to name the file in errors.
         expected: The format that it must have.
         check: Raises a ``KeyError``, ``TypeError`` or ``ValueError`` at wrong contents.
+        newest: The last version that is known of this format; the first is 1.
     """
     try:
         sealed = json.loads(data)
@@ -126,10 +135,11 @@ def unseal(
             f"{where} is not of a posterior: expected the format {expected!r}, found {found!r:.80}."
         )
     version = sealed.get("version")
-    if version != VERSION:
-        newer = isinstance(version, int) and version > VERSION
+    if type(version) is not int or not VERSION <= version <= newest:
+        newer = type(version) is int and version > newest
+        known = " and ".join(map(str, range(VERSION, newest + 1)))
         raise PosteriorFormatError(
-            f"{where} has format version {version!r:.80}; this package reads version {VERSION}. "
+            f"{where} has format version {version!r:.80}; this package reads version {known}. "
             + ("Update lightning-bnn." if newer else "It was not written by lightning-bnn.")
         )
     body = {key: value for key, value in sealed.items() if key != "sha256"}
@@ -168,6 +178,12 @@ def check_blob(entry: Mapping[str, Any]) -> None:
         require(tensor["dtype"] in DTYPES, f"dtype of {key!r} unknown", tensor["dtype"])
         shape_is_good = all(type(size) is int and 0 <= size < 2**63 for size in tensor["shape"])
         require(shape_is_good, f"bad shape of {key!r}", tensor["shape"])
+    if "sparse" in entry:
+        require(entry["sparse"], "sparse is empty", entry["sparse"])
+        for key, count in entry["sparse"].items():
+            dtype = DTYPES[entry["tensors"][key]["dtype"]]
+            require(dtype.is_floating_point, f"{key!r} cannot be sparse", dtype)
+            require(type(count) is int, f"bad number of values of {key!r}", count)
 
 
 def _check_contents(manifest: Mapping[str, Any]) -> None:
@@ -181,3 +197,6 @@ def _check_contents(manifest: Mapping[str, Any]) -> None:
     for entry in manifest["blobs"]:
         require(BLOB_NAME.fullmatch(entry["name"]), "bad blob name", entry["name"])
         check_blob(entry)
+    sparse = [entry["name"] for entry in manifest["blobs"] if "sparse" in entry]
+    expected = SPARSE_VERSION if sparse else VERSION
+    require(manifest["version"] == expected, f"of another version, sparse: {sparse}", expected)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,9 +21,14 @@ from lightning_bnn.posteriors.base import (
     network_tensors,
     restore,
 )
+from lightning_bnn.posteriors.prunable import Change, mean_of
 from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.selection import Choice
 from lightning_bnn.stacked import Mode
+
+if TYPE_CHECKING:
+    from lightning_bnn.pruning.masks import Rest, Scope, Unit
 
 __all__ = ["MixturePosterior"]
 
@@ -70,6 +75,7 @@ class MixturePosterior(Posterior):
         # what is fixed within a component varies between components
         super().__init__(first.net, first.likelihood, self._names)
         self.components = list(components)
+        self._compact = any(component._compact for component in components)
 
     @property
     def mode(self) -> Mode:
@@ -136,6 +142,56 @@ class MixturePosterior(Posterior):
         for component in self.components:
             component.to(device)
         return super().to(device)
+
+    def pruned(
+        self, fraction: float, *, unit: Unit = "weight", scope: Scope = "global",
+        protect: Choice = None, rest: Rest = "raise",
+    ) -> Self:  # fmt: skip
+        """A new mixture without the weights of the lowest signal-to-noise ratio.
+
+        Where every component has variances of its own (MultiSWAG), each is pruned by its own; else
+        (the members of an ensemble, each a single draw) one ratio of the whole mixture decides for
+        all. See :meth:`Posterior.pruned` for the arguments.
+        """
+        from lightning_bnn.pruning.signal import separate
+
+        if len(separate(self)) == 1:
+            return super().pruned(fraction, unit=unit, scope=scope, protect=protect, rest=rest)
+        return type(self)(
+            [
+                component.pruned(fraction, unit=unit, scope=scope, protect=protect, rest=rest)
+                for component in self.components
+            ]
+        )
+
+    @property
+    def sparsity(self) -> float:
+        """The mean over the components, which may have lost different weights."""
+        return sum(component.sparsity for component in self.components) / len(self.components)
+
+    def support(self) -> Weights:
+        """For every tensor: False where it is zero in all draws of all components."""
+        found = self.components[0].support()
+        for component in self.components[1:]:
+            found = {name: found[name] | mask for name, mask in component.support().items()}
+        return found
+
+    def _mapped(self, net: nn.Module, change: Change) -> Self:
+        return type(self)([component._mapped(net, change) for component in self.components])
+
+    def _mean_weights(self) -> Weights:
+        return mean_of({**part.fixed, **part._mean_weights()} for part in self.components)
+
+    def _varying(self) -> list[str]:
+        """Those that vary within a component, and those that differ between components."""
+        inside = {name for component in self.components for name in component._varying()}
+        first = self.components[0].fixed
+        return [
+            name
+            for name, _ in self.net.named_parameters()
+            if name in inside
+            or any(not torch.equal(first[name], part.fixed[name]) for part in self.components[1:])
+        ]
 
     def _own_blobs(self) -> Blobs:
         return {

@@ -7,7 +7,9 @@ Layout of a stored posterior::
 
 A *blob* is a named set of tensors that is read as a whole: one draw, or the mean of a Gaussian.
 The manifest (see :mod:`lightning_bnn.posteriors.manifest`) names every blob with its size and
-sha256, and holds a hash of itself. Every byte of every file is therefore covered by a hash.
+sha256, and holds a hash of itself. Every byte of every file is therefore covered by a hash. Tensors
+with many zeros, as pruning leaves them, are stored without these (see
+:mod:`lightning_bnn.posteriors.sparse`).
 
 A crash at any moment leaves the old contents or the new. Blobs are named by their contents, so a
 new blob never takes the place of a different old one, and the manifest comes last:
@@ -36,6 +38,7 @@ from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.posteriors.blobs import (
+    compressed,
     describe_tensors,
     pieces_of,
     read_blob,
@@ -48,6 +51,7 @@ from lightning_bnn.posteriors.manifest import (
     DTYPES,
     FORMAT,
     MANIFEST,
+    SPARSE_VERSION,
     VERSION,
     decode,
     encode,
@@ -112,15 +116,19 @@ def write(
         try:
             for name in blobs:
                 tensors = dict(blobs[name].items())
-                data = b"".join(pieces_of(tensors, name))
+                packed, sparse = compressed(tensors, name)
+                data = b"".join(pieces_of(packed, name))
                 sha256 = sha256_of([data])
                 file = f"{name}-{sha256[:16]}.safetensors"
                 entries.append({"name": name, "file": file, "bytes": len(data), "sha256": sha256})
                 entries[-1]["tensors"] = describe_tensors(tensors)
+                if sparse:
+                    entries[-1]["sparse"] = sparse
+                    body["version"] = SPARSE_VERSION
                 if file not in before:
                     created.append(file)
                 files.put(f"blobs/{file}", data)
-                del tensors, data  # the next blob must not be held together with this one
+                del tensors, packed, data  # the next blob must not be held together with this one
             manifest = encode(body)
             files.put(MANIFEST, manifest)
         except BaseException:

@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_bnn.errors import PosteriorFormatError
 from lightning_bnn.posteriors.blobs import read_blob
 from lightning_bnn.posteriors.files import Files
+from lightning_bnn.posteriors.prunable import Change
 
 __all__ = ["LIKELIHOOD", "StoredDraws"]
 
@@ -62,6 +63,7 @@ class StoredDraws(Sequence[Weights]):
         self.device = torch.device("cpu")
         self._last: tuple[int, Weights] | None = None
         self._checked: set[int] = set()  # the blobs whose hash was found good
+        self._changes: list[Change] = []  # what is done to each tensor that is read
 
     def __len__(self) -> int:
         return len(self._entries) * max(1, self._chains)
@@ -89,9 +91,26 @@ class StoredDraws(Sequence[Weights]):
         else:
             blob = last[1]
         return {
-            name: (blob[name][chain] if self._chains else blob[name]).to(self.device, copy=True)
+            name: self._changed(name, blob[name][chain] if self._chains else blob[name])
             for name in self.shapes
         }
+
+    def _changed(self, name: str, tensor: Tensor) -> Tensor:
+        tensor = tensor.to(self.device, copy=True)
+        for change in self._changes:
+            tensor = change(name, tensor)
+        return tensor
+
+    def mapped(self, change: Change) -> StoredDraws:
+        """The same draws, with every tensor changed when it is read; the files stay as they are.
+
+        Args:
+            change: From the name of a tensor and its values to new values.
+        """
+        made = copy.copy(self)
+        made._changes, made._last = [*self._changes, change], None
+        made.shapes = {name: tensor.shape for name, tensor in made[0].items()}
+        return made
 
     def to(self, device: torch.device | str) -> StoredDraws:
         """The same draws, to be read onto a device."""

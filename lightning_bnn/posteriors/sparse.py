@@ -1,0 +1,117 @@
+"""Sparse storage: a tensor with many zeros as its other values and the gaps between them.
+
+The tensor is flattened. Its *values* are the numbers whose bits are not all zero (so -0.0, NaNs
+with their payloads and denormals are values), in order, in its own dtype. Its *gaps* are bytes,
+read one after the other from the tensor's start:
+
+* a byte b < 255 skips b zeros and then takes the next value;
+* the byte 255 skips 255 zeros and takes no value.
+
+After the last byte fewer than 255 numbers are left, and all of them are zero. So there is one
+encoding of each tensor, and the size of a tensor follows from its gaps but for the last bytes: what
+is read can be checked before memory is taken for it. With a share d of values among n numbers, the
+gaps take about n (d + (1 - d) / 255) bytes at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["decode", "encode"]
+
+_SKIP = 255
+_CHUNK = 2**20  # numbers that are looked at together: bounds the memory of their places
+_SMALLEST = 1024
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
+
+
+def encode(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The values and the gaps of a tensor, or None where they would not save a quarter of it.
+
+    Args:
+        tensor: A dense tensor on the CPU; only floating-point numbers are encoded.
+
+    Example:
+        >>> tensor = torch.zeros(2000)
+        >>> tensor[[3, 300]] = torch.tensor([0.5, 7.0])
+        >>> values, gaps = encode(tensor)
+        >>> values, gaps
+        (tensor([0.5000, 7.0000]), tensor([  3, 255,  41, 255, 255, 255, 255, 255, 255],
+               dtype=torch.uint8))
+        >>> torch.equal(decode(values, gaps, tensor.shape), tensor)
+        True
+    """
+    flat = tensor.reshape(-1)
+    width, size = flat.element_size(), flat.numel()
+    if size < _SMALLEST or flat.dtype not in _BITS:
+        return None
+    bits = flat.view(_BITS[flat.dtype])
+    allowed = size * width * 3 // 4
+    # the least that it can take: most tensors are dense, and done with here
+    if int(torch.count_nonzero(bits)) * (width + 1) > allowed:
+        return None
+    codes, last = [], -1
+    for start in range(0, size, _CHUNK):
+        places = bits[start : start + _CHUNK].nonzero().squeeze(1).add_(start)
+        if len(places):
+            codes.append(_codes(places.diff(prepend=places.new_tensor([last])).sub_(1)))
+            last = int(places[-1])
+    codes.append(torch.full(((size - 1 - last) // _SKIP,), _SKIP, dtype=torch.uint8))
+    gaps = torch.cat(codes)
+    values = flat[bits != 0]
+    if len(values) * width + len(gaps) > allowed:
+        return None
+    return values, gaps
+
+
+def _codes(zeros: Tensor) -> Tensor:
+    """The bytes for values that follow these numbers of zeros."""
+    ends = zeros.div(_SKIP, rounding_mode="floor").add_(1).cumsum(0)
+    codes = torch.full((int(ends[-1]),), _SKIP, dtype=torch.uint8)
+    codes[ends - 1] = (zeros % _SKIP).to(torch.uint8)
+    return codes
+
+
+def decode(values: Tensor, gaps: Tensor, shape: Sequence[int]) -> Tensor:
+    """The tensor of a shape that was encoded as these values and gaps.
+
+    Raises:
+        ValueError: They are not what :func:`encode` gives for any tensor of this shape.
+    """
+    if values.ndim != 1 or values.dtype not in _BITS:
+        raise ValueError(
+            f"expected a row of floating-point values, found {values.dtype} of the shape "
+            f"{list(values.shape)}"
+        )
+    if gaps.ndim != 1 or gaps.dtype != torch.uint8:
+        raise ValueError(
+            f"expected a row of gaps as torch.uint8, found {gaps.dtype} of the shape "
+            f"{list(gaps.shape)}"
+        )
+    taken = int((gaps != _SKIP).sum())
+    if taken != len(values):
+        raise ValueError(f"the gaps take {taken} values, but there are {len(values)}")
+    size, end = math.prod(shape), int(gaps.sum()) + taken  # a shape may be forged, and huge
+    if not 0 <= size - end < _SKIP:
+        raise ValueError(f"the gaps end after {end} numbers, but the tensor has {size}")
+    bits = values.view(_BITS[values.dtype])
+    if int(torch.count_nonzero(bits)) < taken:
+        raise ValueError(f"one of the {taken} values is zero, which is not stored as a value")
+    flat = bits.new_zeros(size)
+    start, first = 0, 0
+    for chunk in gaps.split(_CHUNK):
+        takes = chunk != _SKIP
+        lengths = chunk + takes  # at most 255 each: no byte overflows
+        places = lengths.cumsum(0)[takes].add_(start - 1)
+        flat[places] = bits[first : first + len(places)]
+        start, first = start + int(lengths.sum()), first + len(places)
+    return flat.view(values.dtype).reshape(shape)
