@@ -335,12 +335,17 @@ class BoundPrior(nn.Module):
             for a, b, prior, scale in self._segments
         ]
 
-    def energy(self, weights: Tensor) -> Tensor:
-        """−log p(w), summed over the last axis of flat weights; leading axes stay."""
-        parts = [
-            prior.energy(weights[..., a:b], loc, scale)
-            for a, b, prior, loc, scale in self.segments()
-        ]
+    def energy(self, weights: Tensor, keep: Tensor | None = None) -> Tensor:
+        """−log p(w), summed over the last axis of flat weights; leading axes stay.
+
+        Args:
+            weights: The flat weights.
+            keep: Which of them count, a boolean vector; all by default.
+        """
+        parts = []
+        for a, b, prior, loc, scale in self.segments():
+            some, centre = _kept(keep, a, b, loc, weights)
+            parts.append(prior.energy(some[0], centre, scale))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def add_energy_gradient(self, gradient: Tensor, weight: Tensor, weights: Tensor) -> None:
@@ -350,12 +355,21 @@ class BoundPrior(nn.Module):
                 gradient[..., a:b], weight[..., None], weights[..., a:b], loc, scale
             )
 
-    def expected_energy(self, mean: Tensor, sd: Tensor, draw: Tensor) -> Tensor:
-        """Σ E[−log p(w)] under N(mean, sd²), in closed form where the prior has one."""
-        parts = [
-            prior.expected_energy(mean[a:b], sd[a:b], draw[a:b], loc, scale)
-            for a, b, prior, loc, scale in self.segments()
-        ]
+    def expected_energy(
+        self, mean: Tensor, sd: Tensor, draw: Tensor, keep: Tensor | None = None
+    ) -> Tensor:
+        """Σ E[−log p(w)] under N(mean, sd²), in closed form where the prior has one.
+
+        Args:
+            mean: The flat means.
+            sd: The standard deviations.
+            draw: A draw, for priors without a closed form.
+            keep: Which weights count, a boolean vector; all by default.
+        """
+        parts = []
+        for a, b, prior, loc, scale in self.segments():
+            (some_mean, some_sd, some_draw), centre = _kept(keep, a, b, loc, mean, sd, draw)
+            parts.append(prior.expected_energy(some_mean, some_sd, some_draw, centre, scale))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
     def add_energy_gradients(
@@ -373,6 +387,17 @@ class BoundPrior(nn.Module):
                 mean_gradient[a:b], sd_gradient[a:b], weight, mean[a:b], sd[a:b], noise[a:b],
                 loc, scale,
             )  # fmt: skip
+
+
+def _kept(
+    keep: Tensor | None, start: int, stop: int, loc: Tensor | float, *flats: Tensor
+) -> tuple[list[Tensor], Tensor | float]:
+    """A stretch of flat vectors and of the location, without what is not kept."""
+    parts = [flat[..., start:stop] for flat in flats]
+    if keep is None:
+        return parts, loc
+    chosen = keep[start:stop]
+    return [part[..., chosen] for part in parts], loc[chosen] if isinstance(loc, Tensor) else loc
 
 
 def fan_in(net: nn.Module, name: str) -> int:

@@ -58,14 +58,24 @@ def without_normalisation(net: nn.Module) -> list[str]:
         >>> without_normalisation(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))
         ['0.weight', '0.bias']
     """
-    excluded = {
+    excluded = normalisation(net)
+    return [name for name in trainable_names(net) if name not in excluded]
+
+
+def normalisation(net: nn.Module) -> set[str]:
+    """The names of the parameters that belong to normalisation layers.
+
+    Example:
+        >>> sorted(normalisation(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))))
+        ['1.bias', '1.weight']
+    """
+    inside = {
         id(parameter)
         for module in net.modules()
         if isinstance(module, _NORMALISATION)
         for parameter in module.parameters(recurse=False)
     }
-    own = dict(net.named_parameters())
-    return [name for name in trainable_names(net) if id(own[name]) not in excluded]
+    return {name for name, parameter in net.named_parameters() if id(parameter) in inside}
 
 
 def select(net: nn.Module, choice: Choice = None) -> list[str]:
@@ -94,6 +104,24 @@ def select(net: nn.Module, choice: Choice = None) -> list[str]:
         )
     if choice is None:
         return names
+    return choose(net, names, choice, "Bayesian", "trainable parameter")
+
+
+def choose(net: nn.Module, names: Sequence[str], choice: Choice, role: str, sort: str) -> list[str]:
+    """Those of given parameters that a choice takes, in the given order.
+
+    Args:
+        net: The network, frozen or not.
+        names: The parameters to choose from.
+        choice: As for :func:`select`, but for ``None``.
+        role: What the chosen ones are, for the errors.
+        sort: What sort of parameters there are to choose from, for the errors.
+
+    Example:
+        >>> net = nn.Linear(2, 1).requires_grad_(False)
+        >>> choose(net, ["weight", "bias"], "b*", "protected", "parameter")
+        ['bias']
+    """
     if callable(choice) and not isinstance(choice, nn.Module):
         chosen = set(choice(net))
     else:
@@ -101,44 +129,47 @@ def select(net: nn.Module, choice: Choice = None) -> list[str]:
         rules: Any = choice if several else [choice]
         chosen = set()
         for rule in rules:
-            chosen = _apply(net, names, chosen, rule)
+            chosen = _apply(net, names, chosen, rule, role, sort)
     unknown = sorted(chosen - set(names))
     if unknown:
         raise ConfigurationError(
-            f"The choice of Bayesian weights names {unknown[0]!r}, which is not a trainable "
-            f"parameter of the network. Its trainable parameters begin with {names[:3]}."
+            f"The choice of {role} weights names {unknown[0]!r}, which is not a {sort} of the "
+            f"network. Its {sort}s begin with {list(names[:3])}."
         )
     if not chosen:
         raise ConfigurationError(
-            f"The choice of Bayesian weights, {choice!r}, leaves no weight. The network's "
-            f"trainable parameters begin with {names[:3]}. A list that takes names away with '!' "
-            "needs something to take them from, such as '*'."
+            f"The choice of {role} weights, {choice!r}, leaves no weight. The network's {sort}s "
+            f"begin with {list(names[:3])}. A list that takes names away with '!' needs something "
+            "to take them from, such as '*'."
         )
     return [name for name in names if name in chosen]
 
 
-def _apply(net: nn.Module, names: list[str], chosen: set[str], rule: Any) -> set[str]:
+def _apply(
+    net: nn.Module, names: Sequence[str], chosen: set[str], rule: Any, role: str, sort: str
+) -> set[str]:
     """One rule of a choice: add the names that it matches, or take them away after ``!``."""
     if isinstance(rule, nn.Module):
-        inside = {id(parameter) for parameter in rule.parameters() if parameter.requires_grad}
-        found = {name for name, parameter in net.named_parameters() if id(parameter) in inside}
+        inside = {id(parameter) for parameter in rule.parameters()}
+        own = dict(net.named_parameters())
+        found = {name for name in names if id(own[name]) in inside}
         if not found:
             raise ConfigurationError(
-                f"The module {type(rule).__name__} chosen as Bayesian holds no trainable parameter "
-                "of the network. Pass a submodule of the network that you give, such as net.fc."
+                f"The module {type(rule).__name__} chosen as {role} holds no {sort} of the "
+                "network. Pass a submodule of the network that you give, such as net.fc."
             )
         return chosen | found
     if not isinstance(rule, str):
         raise ConfigurationError(
-            "A choice of Bayesian weights is made of name patterns and submodules of the network; "
+            f"A choice of {role} weights is made of name patterns and submodules of the network; "
             f"got {rule!r}."
         )
     pattern = rule.removeprefix("!")
     found = {name for name in names if fnmatchcase(name, pattern)}
     if not found:
         raise ConfigurationError(
-            f"The pattern {pattern!r} matches no trainable parameter. Their names begin with "
-            f"{names[:3]}; patterns are shell-style, as in 'fc.*' or '*.weight'."
+            f"The pattern {pattern!r} matches no {sort}. Their names begin with "
+            f"{list(names[:3])}; patterns are shell-style, as in 'fc.*' or '*.weight'."
         )
     return chosen - found if rule.startswith("!") else chosen | found
 

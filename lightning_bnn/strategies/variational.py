@@ -11,11 +11,13 @@ over :math:`q = \prod N(\mu_j, \sigma_j^2)`, with the KL summed over all weights
 ELBO. T scales the KL: q approximates the posterior of the likelihood to the power 1/T. β rises
 linearly to 1 over the first ``kl_warmup`` steps. Weights that are not Bayesian are point
 estimates under the same prior, as if their σ were 0. (Blundell et al., 2015, *Weight
-Uncertainty in Neural Networks*.)
+Uncertainty in Neural Networks*.) Pruned weights (:meth:`VariationalBNN.prune`) are zero from then
+on and take no part in the KL.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -26,7 +28,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.noise import NoiseGenerator
 from lightning_bnn.posteriors import GaussianPosterior
-from lightning_bnn.posteriors.base import network_tensors
+from lightning_bnn.posteriors.base import in_network_order, network_tensors
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.seeds import member_seed
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
@@ -38,6 +40,7 @@ from lightning_bnn.strategies.base import (
     batch_size,
 )
 from lightning_bnn.target import Target
+from lightning_bnn.variational.kept import KeptTensors
 from lightning_bnn.variational.mean_field import MeanField, ScaleForm
 from lightning_bnn.variational.per_example import PerExampleNoise
 
@@ -123,6 +126,9 @@ class VariationalBNN(Strategy):
         self.prior = BoundPrior(prior, self.net, tensors)
         self.noise = NoiseGenerator(seed)
         self.target = Target(self.likelihood, self.prior, num_data, temperature)
+        self.others = KeptTensors(
+            {name: t for name, t in network_tensors(self.net).items() if name not in tensors}
+        )
         points = {name: own[name] for name in trainable_names(self.net) if name not in tensors}
         self._points = FlatLayout(points)
         self.point_prior = BoundPrior(prior, self.net, points) if points else None
@@ -154,7 +160,7 @@ class VariationalBNN(Strategy):
         if self.point_prior is not None:
             own = dict(self.net.named_parameters())
             flat = torch.cat([own[name].reshape(-1) for name in self._points.names])
-            kl = kl + self.point_prior.energy(flat)
+            kl = kl + self.point_prior.energy(flat, self._kept_points())
         return energy + (kl_weight * self.target.temperature / self.target.num_data) * kl
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -180,13 +186,14 @@ class VariationalBNN(Strategy):
             if fresh:
                 self.family.draw_noise(space, self.noise, self.prior)
             weights, kl = self.family.draw(space, self.prior)
-            return call_network(self.net, weights, inputs), kl
+            return call_network(self.net, {**weights, **self._zeroed_points()}, inputs), kl
         if fresh:
             self.noise.fill_normal_(space.noise)
             space.filled = True
-        mean, sd = self.family.mean, self.family.sd()
-        draw = torch.addcmul(mean, sd, space.noise)
+        sd = self.family.sd()
+        draw = torch.addcmul(self.family.mean, sd, space.noise)
         kl = self.family.kl(sd, draw, self.prior)
+        mean, sd, draw = map(self.family.masked, (self.family.mean, sd, draw))
         # examples differ between ranks, and so must their noise
         generator = torch.Generator(mean.device)
         seed = (self.noise.integer() + self.global_rank) % 2**63
@@ -196,7 +203,7 @@ class VariationalBNN(Strategy):
             means = views(mean)
             tensors = {k: means[k] if k in covered else v for k, v in views(draw).items()}
             with self._per_example.active(views(sd), views(space.noise), generator):
-                outputs = call_network(self.net, tensors, inputs)
+                outputs = call_network(self.net, {**tensors, **self._zeroed_points()}, inputs)
             if not self._per_example.drop_unreached():
                 return outputs, kl
 
@@ -204,22 +211,29 @@ class VariationalBNN(Strategy):
 
     def forward(self, inputs: Any) -> Tensor:
         """The network at the posterior mean; for predictions use :meth:`posterior`."""
-        return call_network(self.net, self.family.layout.views(self.family.mean), inputs)
+        mean = self.family.layout.views(self.family.masked(self.family.mean))
+        # BatchNorm that trains has to find its own buffers
+        own = self._zeroed_points() if self.training else self._zeroed()
+        return call_network(self.net, {**mean, **own}, inputs)
 
     def posterior(self) -> GaussianPosterior:
         """The fitted Gaussian as it stands now; later training does not change it."""
-        views = self.family.layout.views
-        mean = views(self.family.mean.detach())
-        fixed = {k: v for k, v in network_tensors(self.net).items() if k not in mean}
-        return GaussianPosterior(
-            self.net, self.likelihood, mean, views(self.family.sd().detach()), fixed
+        masked, views = self.family.masked, self.family.layout.views
+        mean, sd = (
+            views(masked(self.family.mean.detach())),
+            views(masked(self.family.sd().detach())),
         )
+        own = {**network_tensors(self.net), **self._zeroed()}
+        fixed = {name: tensor for name, tensor in own.items() if name not in mean}
+        return GaussianPosterior(self.net, self.likelihood, mean, sd, fixed)
 
     def current_draws(self) -> dict[str, Tensor]:
         """One draw of the Gaussian as it stands, with its buffers; seed and step decide it."""
         seed = member_seed(self.noise.seed, self.global_step)
         generator = torch.Generator(self.device).manual_seed(seed)
-        return {**super().current_draws(), **self.posterior().sample(1, generator)}
+        others = {name: tensor.detach()[None] for name, tensor in self._zeroed().items()}
+        draw = self.posterior().sample(1, generator)
+        return {**super().current_draws(), **others, **draw}
 
     @torch.no_grad()
     def elbo(self, batch: Any, draws: int = 32) -> Tensor:
@@ -248,6 +262,87 @@ class VariationalBNN(Strategy):
         )
         return log_likelihood - kl
 
+    # ---------------------------------------------------------------- pruning
+
+    def prune(self, masks: Mapping[str, Tensor]) -> None:
+        """Take weights out for good: zero in every draw from now on, and in the posterior.
+
+        They get no gradient and no KL, and the optimizer's state of them is cleared. What was
+        pruned stays so, whatever later masks say; the masks are in the ``state_dict``. Beside
+        Bayesian weights, masks may name point estimates and buffers of the network.
+
+        Args:
+            masks: By name, a boolean tensor (or one of zeros and ones) in the shape of the
+                weight: False where it is pruned.
+
+        Example:
+            >>> from lightning_bnn.likelihoods import Gaussian
+            >>> bnn = VariationalBNN(nn.Linear(2, 1), Gaussian(0.1), num_data=100)
+            >>> bnn.prune({"weight": torch.tensor([[True, False]])})
+            >>> bnn.posterior().sd["weight"]
+            tensor([[0.0100, 0.0000]])
+        """
+        given = _boolean(in_network_order(self.net, masks, "masks"))
+        others = {name: mask for name, mask in given.items() if name in self.others.layout.names}
+        bayesian = {name: mask for name, mask in given.items() if name not in others}
+        if bayesian:
+            self.family.prune(_flat(self.family.layout, bayesian, self.device), self.prior)
+        if others:
+            self.others.restrict(_flat(self.others.layout, others, self.device))
+        own = network_tensors(self.net)
+        for name, tensor in self._zeroed().items():
+            own[name].data.copy_(tensor)
+        self._clear_optimizers()
+
+    def masks(self) -> dict[str, Tensor]:
+        """By name, what remains of each tensor from which something was pruned.
+
+        Example:
+            >>> from lightning_bnn.likelihoods import Gaussian
+            >>> bnn = VariationalBNN(nn.Linear(2, 1), Gaussian(0.1), num_data=100)
+            >>> bnn.prune({"weight": torch.tensor([[True, False]])})
+            >>> bnn.masks()
+            {'weight': tensor([[ True, False]])}
+        """
+        return {**self.family.masks(), **self.others.masks()}
+
+    def _zeroed(self) -> dict[str, Tensor]:
+        """The pruned tensors of the network that are not Bayesian, with their zeros."""
+        return self.others.zeroed(network_tensors(self.net)) if self.others.keep is not None else {}
+
+    def _zeroed_points(self) -> dict[str, Tensor]:
+        if self.others.keep is None:
+            return {}
+        return self.others.zeroed(dict(self.net.named_parameters()))
+
+    def _kept_points(self) -> Tensor | None:
+        """Which of the point estimates remain, as they lie in one vector."""
+        if self.others.keep is None:
+            return None
+        return self._points.flatten(self.others.layout.views(self.others.keep))
+
+    def _clear_optimizers(self) -> None:
+        """Let no momentum move what was pruned, nor a gradient that is already there."""
+        family, own = self.family, dict(self.net.named_parameters())
+        pruned = [] if family.keep is None else [(p, family.keep) for p in family.parameters()]
+        pruned += [(own[name], keep) for name, keep in self.others.masks().items() if name in own]
+        optimizers = self.trainer.optimizers if self._trainer is not None else []
+        for parameter, keep in pruned:
+            states = [one.state.get(parameter, {}).values() for one in optimizers]
+            for tensor in (parameter.grad, *itertools.chain(*states)):
+                if isinstance(tensor, Tensor) and tensor.shape == parameter.shape:
+                    tensor.masked_fill_(~keep, 0)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *arguments: Any, **options: Any
+    ) -> None:
+        """Drop masks of point estimates that a whole checkpoint does not have."""
+        if f"{prefix}family.mean" in state_dict and f"{prefix}others.keep" not in state_dict:
+            self.others.keep = None
+        super()._load_from_state_dict(state_dict, prefix, *arguments, **options)
+
+    # ---------------------------------------------------------------- checkpoints
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add which layers take per-example noise: those that were not called lost it."""
         super().on_save_checkpoint(checkpoint)
@@ -270,3 +365,22 @@ class VariationalBNN(Strategy):
 
 def _mean(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()
+
+
+def _boolean(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for name, mask in masks.items():
+        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+            raise ConfigurationError(
+                f"A mask holds True or 1 for weights that stay, and False or 0 for those that are "
+                f"pruned; that of {name!r} holds others, from {mask.min().item():g} to "
+                f"{mask.max().item():g}."
+            )
+    return {name: mask.bool() for name, mask in masks.items()}
+
+
+def _flat(layout: FlatLayout, masks: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    keep = torch.ones(layout.size, dtype=torch.bool, device=device)
+    views = layout.views(keep)
+    for name, mask in masks.items():
+        views[name].copy_(mask)
+    return keep

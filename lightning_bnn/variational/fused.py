@@ -12,6 +12,9 @@ registers and writes only :math:`w = \mu + \sigma\varepsilon`, and one pass read
 for a prior :math:`N(m, s^2)` and a KL of weight λ. σε is taken as w − μ, the step that the
 network saw. The noise is made from a key of the stream (``NormalStream.key``), so it is the same
 whatever the number of threads, and a draw can be made again.
+
+Pruned weights are parked at m and s (:mod:`lightning_bnn.variational.mean_field`), so that they
+add nothing to the KL; w and both gradients are set to zero there afterwards.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from lightning_bnn.native.library import Library, Slices, load
 from lightning_bnn.priors import BoundPrior, Normal
 from lightning_bnn.selection import FlatLayout
+from lightning_bnn.variational.kept import zero_pruned_
 from lightning_bnn.variational.workspace import Workspace
 
 __all__ = ["can_fuse", "fused_draw"]
@@ -52,11 +56,17 @@ def can_fuse(mean: Tensor, rho: Tensor, prior: BoundPrior) -> bool:
 
 
 def fused_draw(
-    mean: Tensor, rho: Tensor, space: Workspace, prior: BoundPrior, layout: FlatLayout
+    mean: Tensor,
+    rho: Tensor,
+    space: Workspace,
+    prior: BoundPrior,
+    layout: FlatLayout,
+    bits: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """The slices of a draw in a workspace that has a key, and KL(q‖p) in nats.
 
-    All are differentiable once in ``mean`` and ``rho``, where :func:`can_fuse` says so.
+    All are differentiable once in ``mean`` and ``rho``, where :func:`can_fuse` says so. Where
+    ``bits`` are 0 the draw is 0 and the gradients are; ``mean`` and ``rho`` are the prior's there.
 
     Example:
         >>> from torch import nn
@@ -70,7 +80,7 @@ def fused_draw(
         ...         mean, rho, space, BoundPrior(Normal(), net, own), FlatLayout(own))
         ...     assert weight.shape == (1, 2) and kl == 0
     """
-    outputs: tuple[Tensor, ...] = _FusedDraw.apply(mean, rho, space, prior, layout)
+    outputs: tuple[Tensor, ...] = _FusedDraw.apply(mean, rho, space, prior, layout, bits)
     return outputs
 
 
@@ -85,14 +95,16 @@ class _FusedDraw(torch.autograd.Function):
         space: Workspace,
         prior: BoundPrior,
         layout: FlatLayout,
+        bits: Tensor | None,
     ) -> tuple[Tensor, ...]:
         assert space.key is not None
         segments = tuple((stop, loc, scale) for _, stop, _, loc, scale in prior.segments())
         slices, constant = _tabulate(tuple(layout.sizes), segments)
         kl = _library().draw(space.weights, mean, rho, slices, space.key) + constant
+        zero_pruned_(bits, space.weights)
         ctx.save_for_backward(mean, rho)
         ctx.set_materialize_grads(False)
-        ctx.space, ctx.layout, ctx.slices = space, layout, slices
+        ctx.space, ctx.layout, ctx.slices, ctx.bits = space, layout, slices, bits
         ctx.state = space.state()
         return *space.slices(layout), mean.new_tensor(kl)
 
@@ -108,8 +120,9 @@ class _FusedDraw(torch.autograd.Function):
         by_mean, by_rho = space.memory.room(mean, count=2)
         plain = [None if g is None else _in_plain_memory(g) for g in by_slices]
         _library().gradients(by_mean, by_rho, plain, weight, mean, rho, space.weights, ctx.slices)
+        zero_pruned_(ctx.bits, by_mean, by_rho)
         # New tensors on the kept memory: autograd takes them over instead of copying them.
-        return by_mean.detach(), by_rho.detach(), None, None, None
+        return by_mean.detach(), by_rho.detach(), None, None, None, None
 
 
 def _library() -> Library:

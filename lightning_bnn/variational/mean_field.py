@@ -14,6 +14,11 @@ where :math:`E = \mathbb{E}_q[-\log p(w)]` and :math:`\lambda` weighs
 :math:`\mathrm{KL}(q\|p) = E - \sum\log\sigma - \tfrac P2\log 2\pi e`, the sum over all weights
 (Blundell et al., 2015, with the analytic KL where the prior has one). The usual case is compiled:
 :mod:`lightning_bnn.variational.fused`.
+
+Pruned weights take no part: every draw has an exact zero there, both gradients are exactly zero,
+and the KL is the sum over the weights that remain. Their μ and σ are parked at the location and
+the scale of the prior, where a Gaussian prior has no KL, so that the compiled passes serve as they
+are.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from lightning_bnn.noise import NoiseGenerator
 from lightning_bnn.priors import BoundPrior
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.variational.fused import can_fuse, fused_draw
+from lightning_bnn.variational.kept import Kept, zero_pruned_
 from lightning_bnn.variational.workspace import Workspace
 
 __all__ = ["MeanField", "ScaleForm"]
@@ -51,7 +57,7 @@ def inverse_scale(sd: float, form: ScaleForm) -> float:
     return math.log(sd) if form == "exp" else sd + math.log(-math.expm1(-sd))
 
 
-class MeanField(nn.Module):
+class MeanField(Kept):
     """Means and scales of a factorised Gaussian over named tensors.
 
     Args:
@@ -95,7 +101,7 @@ class MeanField(nn.Module):
         self._workspaces: list[Workspace] = []
 
     def sd(self) -> Tensor:
-        """The flat vector of standard deviations, differentiable in ρ."""
+        """The flat vector of standard deviations, differentiable in ρ; parked where pruned."""
         return torch.exp(self.rho) if self.scale_form == "exp" else F.softplus(self.rho)
 
     def workspace(self, index: int = 0) -> Workspace:
@@ -124,17 +130,38 @@ class MeanField(nn.Module):
         workspace.
         """
         if workspace.key is not None:
-            *weights, kl = fused_draw(self.mean, self.rho, workspace, prior, self.layout)
+            *weights, kl = fused_draw(
+                self.mean, self.rho, workspace, prior, self.layout, self.bits(self.mean)
+            )
         else:
             *weights, kl = _Draw.apply(
-                self.mean, self.rho, self.scale_form, workspace, prior, self.layout
-            )
+                self.mean, self.rho, self.scale_form, workspace, prior, self.layout,
+                self.keep, self.bits(self.mean),
+            )  # fmt: skip
         return dict(zip(self.layout.names, weights, strict=True)), kl
 
     def kl(self, sd: Tensor, draw: Tensor, prior: BoundPrior) -> Tensor:
         """KL(q‖p) in nats by ordinary autograd; ``draw`` serves priors without a closed form."""
-        entropy = torch.log(sd).sum() + self.layout.size * _HALF_LOG_TWO_PI_E
-        return prior.expected_energy(self.mean, sd, draw) - entropy
+        kept = sd if self.keep is None else sd[self.keep]
+        entropy = torch.log(kept).sum() + kept.numel() * _HALF_LOG_TWO_PI_E
+        return prior.expected_energy(self.mean, sd, draw, self.keep) - entropy
+
+    @torch.no_grad()
+    def prune(self, keep: Tensor, prior: BoundPrior) -> None:
+        """Take weights out for good: flat ``keep`` is False there. Those pruned before stay so.
+
+        Args:
+            keep: Which weights remain, a flat boolean vector.
+            prior: Where the others are parked.
+        """
+        self.restrict(keep)
+        assert self.keep is not None
+        for start, stop, _, loc, scale in prior.segments():
+            part = slice(start, stop)
+            pruned = ~self.keep[part]
+            rho = inverse_scale(scale, self.scale_form)
+            self.rho[part] = torch.where(pruned, rho, self.rho[part])
+            self.mean[part] = torch.where(pruned, loc, self.mean[part])
 
 
 class _Draw(torch.autograd.Function):
@@ -149,20 +176,24 @@ class _Draw(torch.autograd.Function):
         space: Workspace,
         prior: BoundPrior,
         layout: FlatLayout,
+        keep: Tensor | None,
+        bits: Tensor | None,
     ) -> tuple[Tensor, ...]:
+        kept = rho if keep is None else rho[keep]
         if form == "exp":
             torch.exp(rho, out=space.sd)
-            log_sd = rho.sum()
+            log_sd = kept.sum()
         else:
             space.sd.copy_(F.softplus(rho))
-            log_sd = space.sd.log().sum()
+            log_sd = (space.sd if keep is None else space.sd[keep]).log().sum()
         torch.addcmul(mean, space.sd, space.noise, out=space.weights)
-        kl = prior.expected_energy(mean, space.sd, space.weights) - log_sd
+        kl = prior.expected_energy(mean, space.sd, space.weights, keep) - log_sd
+        zero_pruned_(bits, space.weights)
         ctx.save_for_backward(mean, rho)
         ctx.set_materialize_grads(False)
-        ctx.form, ctx.space, ctx.prior, ctx.layout = form, space, prior, layout
+        ctx.form, ctx.space, ctx.prior, ctx.layout, ctx.bits = form, space, prior, layout, bits
         ctx.state = space.state()
-        return *space.slices(layout), kl - mean.numel() * _HALF_LOG_TWO_PI_E
+        return *space.slices(layout), kl - kept.numel() * _HALF_LOG_TWO_PI_E
 
     @staticmethod
     @once_differentiable
@@ -187,5 +218,6 @@ class _Draw(torch.autograd.Function):
             if by_kl is not None:
                 by_sd.addcdiv_(-by_kl.expand_as(by_sd), space.sd)
             by_sd.mul_(torch.sigmoid(rho))
+        zero_pruned_(ctx.bits, by_mean, by_sd)
         # New tensors on the kept memory: autograd takes them over instead of copying them.
-        return by_mean.detach(), by_sd.detach(), None, None, None, None
+        return by_mean.detach(), by_sd.detach(), None, None, None, None, None, None
