@@ -8,6 +8,7 @@ from lightning_bnn.posteriors import (
     Posterior,
 )
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.pruning import prune_curve, signal_to_noise
 from lightning_bnn.stacked import StackedModule
 from lightning_bnn.strategies import SGMCMC, DeepEnsemble, Strategy, VariationalBNN
 from lightning_bnn.target import Target
@@ -25,4 +26,6 @@ __all__ = [
     "Strategy",
     "Target",
     "VariationalBNN",
+    "prune_curve",
+    "signal_to_noise",
 ]

@@ -1,4 +1,4 @@
-"""The command line: ``lightning-bnn fit|validate|test|predict|report|demo``.
+"""The command line: ``lightning-bnn fit|validate|test|predict|report|prune|demo``.
 
 The first word is the command; the words after it belong to that command. ``fit``,
 ``validate``, ``test`` and ``predict`` are Lightning's own command line, where a YAML file names
@@ -12,7 +12,8 @@ single values::
 SampleCollector has written its draws already. The other
 three take a checkpoint (``--ckpt_path``) or a posterior of any kind (``--posterior``). ``predict``
 writes ``<log_dir>/predictions.csv``, unless the configuration has a prediction writer. ``report``
-compares saved posteriors (see :mod:`lightning_bnn.report.command`).
+compares saved posteriors (see :mod:`lightning_bnn.report.command`), and ``prune`` removes from one
+what carries least signal (see :mod:`lightning_bnn.pruning.command`).
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ OTHER_COMMANDS = {
     "report": (
         "Say how far saved posteriors can be trusted, on one page.",
         "lightning_bnn.report.command",
+    ),
+    "prune": (
+        "Remove the weights of a saved posterior that carry least signal.",
+        "lightning_bnn.pruning.command",
     ),
     "demo": (
         "Fit small data sets in several ways, and write a calibration report.",

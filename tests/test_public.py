@@ -23,6 +23,8 @@ PUBLIC = {
         "Strategy",
         "Target",
         "VariationalBNN",
+        "prune_curve",
+        "signal_to_noise",
     ],
     "lightning_bnn.likelihoods": [
         "Bernoulli",
@@ -46,6 +48,7 @@ PUBLIC = {
         "CalibrationReport",
         "ChainMonitor",
         "PredictionWriter",
+        "SNRPruning",
         "SWAGMoments",
         "SampleCollector",
     ],
@@ -57,6 +60,14 @@ PUBLIC = {
         "rank_figure",
         "to_arviz",
         "trace_figure",
+    ],
+    "lightning_bnn.pruning": [
+        "PruneCurve",
+        "PruningResult",
+        "export_network",
+        "prune_curve",
+        "pruning_masks",
+        "signal_to_noise",
     ],
     "lightning_bnn.report": ["Report", "report", "report_posteriors"],
     "lightning_bnn.samplers": [

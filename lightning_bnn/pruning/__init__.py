@@ -1,0 +1,15 @@
+"""Pruning by the signal-to-noise ratio: weights that carry no information are removed."""
+
+from lightning_bnn.pruning.curve import PruneCurve, PruningResult, prune_curve
+from lightning_bnn.pruning.export import export_network
+from lightning_bnn.pruning.masks import pruning_masks
+from lightning_bnn.pruning.signal import signal_to_noise
+
+__all__ = [
+    "PruneCurve",
+    "PruningResult",
+    "export_network",
+    "prune_curve",
+    "pruning_masks",
+    "signal_to_noise",
+]

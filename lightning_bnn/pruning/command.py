@@ -1,0 +1,248 @@
+"""Remove the weights with the least signal from a saved posterior.
+
+``lightning-bnn prune --posterior runs/vi --fraction 0.95 --data configs/data/digits.yaml --out
+runs/small`` reads a posterior, prints how its scores on the test data change as more and more is
+removed, and saves the pruned posterior with the configuration of its network beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.posteriors import Posterior
+from lightning_bnn.pruning.candidates import candidates
+from lightning_bnn.pruning.curve import FRACTIONS, check_fractions, prune_curve
+from lightning_bnn.pruning.figures import percent
+from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction
+from lightning_bnn.pruning.result import check_curve_name
+from lightning_bnn.pruning.saving import (
+    refuse_to_replace,
+    save_with_configuration,
+    stored_bytes,
+)
+from lightning_bnn.pruning.table import align
+from lightning_bnn.report.document import check_page_name, folder_problem
+from lightning_bnn.report.gather import batch_inputs, inputs_for, undisturbed
+from lightning_bnn.report.networks import (
+    _folder_of,
+    find_configuration,
+    instantiate,
+    load_posterior,
+    path_names,
+    read_configuration,
+)
+from lightning_bnn.report.posteriors import data_loader
+
+__all__ = ["main"]
+
+_EXPORTS = (".onnx", ".pt2")
+_NEED_DATA = ("fractions", "report", "figure", "export")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit code.
+
+    Args:
+        arguments: The words after ``lightning-bnn prune``.
+
+    Raises:
+        ConfigurationError: A folder, a file, a fraction or a combination of options is wrong.
+    """
+    options = _parser().parse_args(arguments)
+    fractions = _check(options)
+    source = _folder_of(options.posterior)
+    configuration = find_configuration(source) or options.config
+    posterior = _load(source, options.config)
+    data = None
+    if options.data is not None:
+        data = instantiate(read_configuration(options.data), "data", options.data)
+    choice = {name: getattr(options, name) for name in ("unit", "scope", "protect", "rest")}
+    with warnings.catch_warnings():
+        # Lightning's advice on workers of loaders is no part of this
+        warnings.filterwarnings("ignore", message=".*does not have many workers")
+        pruned = posterior.pruned(options.fraction, **choice)
+        kept = pruned.compact() if options.compact else pruned
+        if options.export is not None:  # first: not every network can be exported
+            _export(options.export, kept, data)
+        if data is not None:
+            curve = prune_curve(posterior, data, fractions, draws=options.draws, **choice)
+            print(f"{curve}\n")
+            if options.figure is not None:
+                print(f"The figure is in {curve.save(options.figure)}")
+        print(_layers(pruned))
+        if options.compact:
+            print(f"The compact network has {_parameters(kept)} of {_parameters(posterior)} "
+                  "parameters.")  # fmt: skip
+        if options.out is not None:
+            _save(kept, source, options.out, str(configuration))
+        if options.report is not None:
+            _report(options, posterior, pruned, data, fractions)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> tuple[float, ...]:
+    """Everything that can be wrong with the words alone; the fractions of the table."""
+    check_fraction(options.fraction, "--fraction")
+    missing = [name for name in _NEED_DATA if getattr(options, name) is not None]
+    if options.data is None and missing:
+        raise ConfigurationError(
+            f"--{missing[0]} needs data: pass --data FILE, a YAML file with a data module."
+        )
+    if options.draws is not None and options.draws < 1:
+        raise ConfigurationError(f"--draws is at least 1; got {options.draws}.")
+    if options.out is not None:
+        refuse_to_replace(options.out)
+    files = {"figure": check_curve_name, "report": check_page_name, "export": _check_export}
+    for name, check in files.items():
+        path = getattr(options, name)
+        if path is not None:
+            check(path)
+            _check_folder(name, path)
+    numbers = f"{os.path.splitext(options.report or '')[0]}.json"  # a report writes this too
+    if options.figure is not None and os.path.abspath(options.figure) == os.path.abspath(numbers):
+        raise ConfigurationError(
+            f"--figure and --report would both write {numbers!r}. Give one of them another name."
+        )
+    if options.out is not None:
+        _check_folder("out", f"{options.out.rstrip('/')}/config.yaml")
+    asked = [one for one in FRACTIONS if one < options.fraction]
+    return check_fractions([*(options.fractions or asked), options.fraction])
+
+
+def _check_folder(option: str, path: str) -> None:
+    folder = os.path.dirname(path) or "."
+    reason = folder_problem(folder)
+    if reason is not None:
+        raise ConfigurationError(f"--{option} cannot be written to {folder!r} ({reason}).")
+
+
+def _check_export(path: str) -> None:
+    if not path.endswith(_EXPORTS):
+        raise ConfigurationError(
+            f"--export is expected to end in {' or '.join(_EXPORTS)}; got {path!r}."
+        )
+
+
+def _load(source: str, configuration: str | None) -> Posterior:
+    given = None
+    if configuration is not None:
+        given = instantiate(read_configuration(configuration), "model", configuration)
+    net, likelihood = (None, None) if given is None else (given.net, given.likelihood)
+    return load_posterior(source, net, likelihood)
+
+
+def _layers(pruned: Posterior) -> str:
+    """What is left of each weight, and of all of them."""
+    support = pruned.support()
+    names = candidates(pruned.net, [name for name in support if name not in pruned.fixed])
+    sizes = [(name, support[name].numel(), int(support[name].sum())) for name in names]
+    sizes.append(("together", sum(row[1] for row in sizes), sum(row[2] for row in sizes)))
+    return align(
+        ("layer", "weights", "left", "removed"),
+        [(name, f"{all_:,}", f"{left:,}", f"{1 - left / all_:.2%}") for name, all_, left in sizes],
+    )
+
+
+def _save(posterior: Posterior, source: str, directory: str, configuration: str) -> None:
+    save_with_configuration(posterior, directory, configuration)
+    before, after = stored_bytes(source), stored_bytes(directory)
+    print(f"It takes {_bytes(after)} instead of {_bytes(before)} ({after / before:.1%}).")
+    print(f"The pruned posterior is in {directory}")
+
+
+def _parameters(posterior: Posterior) -> str:
+    return f"{sum(parameter.numel() for parameter in posterior.net.parameters()):,}"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
+
+
+def _report(
+    options: argparse.Namespace,
+    posterior: Posterior,
+    pruned: Posterior,
+    data: Any,
+    fractions: Sequence[float],
+) -> None:
+    """A page with the posterior and what is left of it side by side."""
+    from lightning_bnn.report.posteriors import report_posteriors
+
+    name = path_names([options.posterior])[0]
+    both = {name: posterior, f"{name}, {percent(options.fraction)} removed": pruned}
+    made = report_posteriors(both, data, draws=options.draws, pruning=fractions)
+    print(f"The report is in {made.save(options.report)}")
+
+
+def _export(path: str, pruned: Posterior, data: Any) -> None:
+    from lightning_bnn.pruning.export import export_network
+
+    loader = data_loader(data)
+    with undisturbed(loader):
+        batch = next(iter(loader), None)
+    if batch is None:
+        raise DataError("--export needs a batch of --data as an example; its test data are empty.")
+    inputs = batch_inputs(batch)
+    print(f"The mean network is in {export_network(pruned, path, inputs_for(pruned, inputs))}")
+
+
+def _shares(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"shares with commas between them are expected, such as 0,0.5,0.9; got {text!r}"
+        ) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "lightning-bnn prune",
+        usage="lightning-bnn prune --posterior FOLDER --fraction SHARE [--data FILE] "
+        "[--out FOLDER] [options]",
+        description="Remove the weights with the lowest signal-to-noise ratio |mean| / sd from a "
+        "posterior, and show what that does to its predictions. The network of the posterior is "
+        "read from the config.yaml that `lightning-bnn fit` left in its folder or in the one "
+        "above.",
+    )
+    add = parser.add_argument
+    add("--posterior", required=True, metavar="FOLDER",
+        help="folder or URL of a posterior, or of the run that holds it")  # fmt: skip
+    add("--fraction", required=True, type=float, metavar="SHARE",
+        help="the share of the weights to remove, from 0 up to but not including 1")  # fmt: skip
+    add("--data", metavar="FILE",
+        help="YAML file with class_path and init_args of a data module, or the configuration of a "
+        "fit: print scores on its test data")  # fmt: skip
+    add("--out", metavar="FOLDER",
+        help="new folder or URL for the pruned posterior and the configuration of its "
+        "network")  # fmt: skip
+    add("--fractions", type=_shares, metavar="LIST",
+        help="shares of the table and the figures, such as 0,0.5,0.9; by default some up to "
+        "--fraction")  # fmt: skip
+    add("--unit", choices=get_args(Unit), default="weight",
+        help="remove single weights, or whole channels and neurons")  # fmt: skip
+    add("--scope", choices=get_args(Scope), default="global",
+        help="one threshold for all layers, or the same share of each layer")  # fmt: skip
+    add("--protect", action="extend", nargs="+", metavar="PATTERN",
+        help="names of weights that stay, such as 'head.*'")  # fmt: skip
+    add("--rest", choices=get_args(Rest), default="raise",
+        help="with --unit channel: refuse layers whose units cannot be removed, keep them, or "
+        "remove single weights there")  # fmt: skip
+    add("--compact", action="store_true",
+        help="leave out units that are zero everywhere: a smaller network")  # fmt: skip
+    add("--draws", type=int, metavar="N",
+        help="draws of each prediction; by default 32, or all that are stored")  # fmt: skip
+    add("--report", metavar="FILE",
+        help="write a calibration report of the posterior before and after (.html)")  # fmt: skip
+    add("--figure", metavar="FILE",
+        help="write the figure of the table (.png, .svg, .pdf) or its numbers (.json)")  # fmt: skip
+    add("--export", metavar="FILE",
+        help="write the mean network of the pruned posterior as .onnx or .pt2")  # fmt: skip
+    add("--config", metavar="FILE",
+        help="configuration of the fit, where the posterior has none beside it")  # fmt: skip
+    return parser

@@ -1,0 +1,266 @@
+"""Export: a network as one file that runs without this package, and without the network's code.
+
+Two formats, told apart by the file's suffix:
+
+* ``.pt2``: a program of ``torch.export``, for any process that has PyTorch
+  (``torch.export.load(path).module()(inputs)``) or for a compiler of such programs;
+* ``.onnx``: an ONNX graph with its weights, for ONNX Runtime and other engines.
+
+A posterior is exported as its mean network: one forward pass, without uncertainty. Zeros that
+pruning has left are stored like other weights; ``posterior.compact()`` before the export takes
+removed units out, so that the file is smaller and runs faster.
+
+The size of a batch stays open. What was made is read back from the very bytes that will be the file
+and compared with the network on the example, on one row of it and on one more row; only then it
+gets its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.posteriors.base import Posterior, copy_network
+from lightning_bnn.posteriors.files import LocalFiles
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+__all__ = ["export_network"]
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional, by keyword
+Run = Callable[[Arguments], list[Any]]  # the outputs of a batch, as a flat list
+
+
+def export_network(
+    model: Posterior | nn.Module, path: str | PathLike[str], example_inputs: Any
+) -> Path:
+    """Write a network as a ``.pt2`` or an ``.onnx`` file that needs nothing of this package.
+
+    Args:
+        model: A posterior, whose mean network is written, or any network; it is not changed. The
+            program is that of the evaluation mode, on the CPU.
+        path: A local file; its suffix says the format. One that is there already is replaced.
+        example_inputs: A batch as ``posterior.predict`` takes it: a tensor, a tuple of positional
+            or a mapping of keyword arguments. Its first tensor says how many rows a batch has;
+            the first axis of every tensor of this length is the batch.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        ConfigurationError: The suffix is another one, packages are missing, or the network cannot
+            be exported: its program depends on values or on the size of the batch, or computes
+            something else than the network.
+        DataError: The example has no batch, or the network does not take it.
+
+    Example:
+        >>> import tempfile
+        >>> net = nn.Sequential(nn.Linear(2, 1), nn.Tanh())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = export_network(net, f"{folder}/net.pt2", torch.zeros(4, 2))
+        ...     program = torch.export.load(path).module()
+        >>> torch.equal(program(torch.ones(9, 2)), net(torch.ones(9, 2)))
+        True
+    """
+    if "://" in fspath(path):
+        raise ConfigurationError(
+            f"A network is exported to a local file; got the URL {fspath(path)!r}. Copy it there "
+            "afterwards."
+        )
+    path = Path(path)
+    if path.suffix not in (".pt2", ".onnx"):
+        raise ConfigurationError(
+            "The suffix of the file says the format: .pt2 (torch.export) or .onnx; got "
+            f"{str(path)!r}."
+        )
+    if path.suffix == ".onnx":
+        _require_onnx()
+    if not isinstance(model, (Posterior, nn.Module)):
+        raise ConfigurationError(
+            f"A posterior or a network can be exported; got a {type(model).__name__}."
+        )
+    net = model.mean_network() if isinstance(model, Posterior) else copy_network(model)
+    net.eval().requires_grad_(False).cpu()
+    batches = _batches(example_inputs)
+    with torch.no_grad():
+        # before the tracing, which may leave something behind on a network
+        expected = [_outputs(net, batch) for batch in batches]
+        program = _program(net, batches[0])
+        data, run = _torch_file(program) if path.suffix == ".pt2" else _onnx_file(program)
+        for batch, outputs in zip(batches, expected, strict=True):
+            _check(run, batch, outputs, path.name)
+    LocalFiles(path.parent).put(path.name, data)
+    return path
+
+
+def _require_onnx() -> None:
+    for package in ("onnx", "onnxscript"):
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ConfigurationError(
+                f"The export to ONNX needs the packages onnx and onnxscript; {package} is not "
+                "installed. Install them with: pip install 'lightning-bnn[export]'."
+            ) from error
+
+
+def _batches(inputs: Any) -> list[Arguments]:
+    """The example, of at least two rows; one row of it; and one row more than it has."""
+    if isinstance(inputs, Mapping):
+        example: Arguments = ((), dict(inputs))
+    elif isinstance(inputs, Tensor):
+        example = ((inputs,), {})
+    elif isinstance(inputs, Sequence) and not isinstance(inputs, str):
+        example = (tuple(inputs), {})
+    else:
+        raise DataError(
+            "The example is a tensor, a tuple of them, or a mapping of keyword arguments; got a "
+            f"{type(inputs).__name__}."
+        )
+    shapes = [list(leaf.shape) for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+    if not shapes or not shapes[0] or not shapes[0][0]:
+        raise DataError(
+            "The example needs a tensor whose first axis is a batch of at least one row; got "
+            f"tensors of the shapes {shapes}."
+        )
+    rows = shapes[0][0]
+
+    def resized(leaf: Any, count: int) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        own = leaf.detach().cpu()
+        # a copy in each case: the tracing tells tensors apart by identity
+        return own[torch.arange(count) % rows] if leaf.shape[:1] == (rows,) else own.clone()
+
+    # a batch of one would be traced as if it were always one
+    counts = (max(rows, 2), 1, max(rows, 2) + 1)
+    return [tree_map(lambda leaf, n=count: resized(leaf, n), example) for count in counts]
+
+
+def _outputs(net: nn.Module, batch: Arguments) -> list[Any]:
+    try:
+        return tree_leaves(net(*batch[0], **batch[1]))
+    except Exception as error:  # of a network's own code: any
+        shapes = [list(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        raise DataError(
+            f"{type(net).__name__} fails on inputs of the shapes {shapes}, made from the "
+            "example: its first tensor says how many rows a batch has, and a batch may have any "
+            f"number of them. {type(error).__name__}: {error}"
+        ) from error
+
+
+def _program(net: nn.Module, batch: Arguments) -> ExportedProgram:
+    """The network as a program in which the size of the batch is open."""
+    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    axis = torch.export.Dim("batch", min=1)
+    shapes = torch.export.ShapesCollection()
+    for tensor in tensors:
+        if tensor.shape[:1] == tensors[0].shape[:1]:
+            shapes[tensor] = {0: axis}
+    try:
+        with _quiet():
+            return torch.export.export(net, *batch, dynamic_shapes=shapes)
+    except Exception as error:  # the tracer has no one class of errors
+        raise ConfigurationError(
+            f"{type(net).__name__} cannot be exported with an open batch size. Its forward must "
+            "not branch on the values of tensors, nor hold the number of rows fast (write "
+            "x.flatten(1), not x.view(64, -1)). The tracer says: "
+            f"{type(error).__name__}: {str(error).strip()[:800]}"
+        ) from error
+
+
+def _torch_file(program: ExportedProgram) -> tuple[bytes, Run]:
+    """The bytes of a ``.pt2`` file, and how they run."""
+    buffer = io.BytesIO()
+    with _quiet():
+        # the example would be stored as well: data of the user's, perhaps private
+        program.example_inputs = None
+        torch.export.save(program, buffer)
+        module = torch.export.load(io.BytesIO(buffer.getvalue())).module()
+    return buffer.getvalue(), lambda batch: tree_leaves(module(*batch[0], **batch[1]))
+
+
+def _onnx_file(program: ExportedProgram) -> tuple[bytes, Run]:
+    """The bytes of an ``.onnx`` file, and how they run (in the reference of ONNX itself)."""
+    with _quiet():
+        from onnx.reference import ReferenceEvaluator
+
+        try:
+            exported = torch.onnx.export(program, dynamo=True, verbose=False)
+            made = cast("torch.onnx.ONNXProgram", exported)  # None only from the old exporter
+            data = made.model_proto.SerializeToString()
+        except Exception as error:  # onnxscript and protobuf have classes of their own
+            raise ConfigurationError(
+                "The network cannot be written as ONNX; .pt2 may do instead. The exporter says: "
+                f"{type(error).__name__}: {str(error).strip()[:800]}"
+            ) from error
+        evaluator = ReferenceEvaluator(data)
+
+    def run(batch: Arguments) -> list[Any]:
+        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        feeds = dict(zip(evaluator.input_names, (t.numpy() for t in tensors), strict=True))
+        return [torch.as_tensor(array) for array in evaluator.run(None, feeds)]
+
+    return data, run
+
+
+def _check(run: Run, batch: Arguments, expected: Sequence[Any], name: str) -> None:
+    """Raise unless a program's outputs are those of the network, up to rounding."""
+    try:
+        with _quiet():
+            found = run(batch)
+    except Exception as error:  # of operators: any
+        raise ConfigurationError(
+            f"{name} was not written: the exported program does not run on a batch made from the "
+            f"example, so that it cannot be checked. {type(error).__name__}: "
+            f"{str(error).strip()[:800]}"
+        ) from error
+    wrong = None
+    if len(found) != len(expected):
+        wrong = f"{len(found)} outputs instead of {len(expected)}"
+    for one, other in zip(found, expected, strict=False):
+        if wrong is None and isinstance(other, Tensor):
+            wrong = _difference(one, other)
+    if wrong is not None:
+        raise ConfigurationError(
+            f"{name} was not written: the exported program gives {wrong}, on an example batch. A "
+            "network that draws random numbers in evaluation mode, or that treats a batch of one "
+            "row differently (squeeze() instead of squeeze(-1)), cannot be exported."
+        )
+
+
+def _difference(found: Tensor, expected: Tensor) -> str | None:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return (
+            f"{found.dtype} of the shape {list(found.shape)} where the network gives "
+            f"{expected.dtype} of the shape {list(expected.shape)}"
+        )
+    if not expected.is_floating_point():
+        return None if torch.equal(found, expected) else "other values"
+    finite = expected[expected.isfinite()].abs()
+    largest = float(finite.max()) if finite.numel() else 0.0
+    # half of the digits: another order of sums is fine, another function is not
+    allowed = largest * torch.finfo(expected.dtype).eps ** 0.5
+    if torch.allclose(found, expected, rtol=0, atol=allowed, equal_nan=True):
+        return None
+    return f"numbers that differ by up to {float((found - expected).abs().max()):.2g}"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """For calls of PyTorch's and ONNX's own: what they warn of is not the caller's doing."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

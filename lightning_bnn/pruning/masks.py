@@ -1,0 +1,216 @@
+"""Which weights stay when a fraction of the lowest signal-to-noise ratio is removed.
+
+All prunable weights are put into one order (``scope="global"``), or those of each tensor
+(``scope="layer"``): by the ratio, and where it is the same by their place in the network, earlier
+ones first. Exactly ``round(fraction × total)`` are removed from the front. The best weight of each
+tensor has no place in this order: a layer never vanishes. So the masks of a larger fraction lie
+within those of a smaller one, and pruning twice is pruning once.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.posteriors import Posterior
+from lightning_bnn.pruning.candidates import candidates
+from lightning_bnn.pruning.signal import check_varies, mean_and_sd, ratio, separate
+from lightning_bnn.selection import Choice
+
+__all__ = ["Rest", "Scope", "Unit", "check_fraction", "keep_masks", "pruning_masks"]
+
+Scope = Literal["global", "layer"]
+Unit = Literal["weight", "channel"]
+Rest = Literal["raise", "keep", "weight"]
+
+
+def check_fraction(fraction: float, name: str = "fraction") -> float:
+    """The fraction as a float; it lies in [0, 1).
+
+    Example:
+        >>> check_fraction(0.5)
+        0.5
+    """
+    number = isinstance(fraction, Real) and not isinstance(fraction, bool)
+    if not number or not 0 <= float(fraction) < 1:  # NaN fails this too
+        raise ConfigurationError(
+            f"{name}= is the share of weights to remove, a number from 0 up to but not including "
+            f"1, such as 0.95; got {fraction!r}."
+        )
+    return float(fraction)
+
+
+def pruning_masks(
+    posterior: Posterior,
+    fraction: float,
+    *,
+    unit: Unit = "weight",
+    scope: Scope = "global",
+    protect: Choice = None,
+    rest: Rest = "raise",
+) -> dict[str, Tensor]:
+    """What stays of a posterior when a fraction is pruned: True where a weight is kept.
+
+    A mixture whose components all have variances of their own (MultiSWAG) has masks for each
+    component: see :func:`~lightning_bnn.pruning.signal.separate`.
+
+    Args:
+        posterior: Any posterior with variances.
+        fraction: The share of the prunable weights, or units, to remove, in [0, 1).
+        unit: ``"weight"`` for single weights; ``"channel"`` for output channels and neurons, with
+            their biases and BatchNorm entries.
+        scope: ``"global"`` for one threshold; ``"layer"`` for the same share of each tensor.
+        protect: Weights to leave alone, besides biases and normalisation: see
+            :func:`~lightning_bnn.pruning.candidates.candidates`.
+        rest: For channels, what to do where the network cannot be followed: ``"raise"``, ``"keep"``
+            these layers as they are, or prune them by ``"weight"``.
+
+    Example:
+        >>> from torch import nn
+        >>> from lightning_bnn import GaussianPosterior
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> posterior = GaussianPosterior(
+        ...     nn.Linear(2, 1, bias=False), Gaussian(0.1),
+        ...     mean={"weight": torch.tensor([[-3.0, 1.0]])},
+        ...     sd={"weight": torch.tensor([[1.0, 1.0]])})
+        >>> pruning_masks(posterior, 0.5)
+        {'weight': tensor([[ True, False]])}
+    """
+    fraction = check_fraction(fraction)
+    for name, value, kinds in (("unit", unit, Unit), ("scope", scope, Scope), ("rest", rest, Rest)):
+        _check_choice(name, value, get_args(kinds))
+    if len(parts := separate(posterior)) > 1:
+        raise ConfigurationError(
+            f"Each of the {len(parts)} components of this mixture has variances of its own and is "
+            "pruned by itself, so there is no one set of masks. Use posterior.pruned(...), or take "
+            "the masks of each of posterior.components."
+        )
+    if unit == "channel":
+        from lightning_bnn.pruning.channels import channel_masks
+
+        return channel_masks(posterior, fraction, scope, protect, rest)
+    mean, sd = mean_and_sd(posterior)
+    names = candidates(posterior.net, mean, protect)
+    if not names:
+        raise ConfigurationError(
+            f"There is nothing to prune: of the parameters that vary, {list(mean)[:3]}, none is a "
+            "weight with two or more axes outside of normalisation layers."
+        )
+    check_varies(posterior, {name: sd[name] for name in names}, "prunable weight")
+    return keep_masks({name: ratio(mean[name], sd[name]) for name in names}, fraction, scope)
+
+
+def keep_masks(
+    snr: Mapping[str, Tensor], fraction: float, scope: Scope = "global"
+) -> dict[str, Tensor]:
+    """Remove the fraction with the lowest scores; True where a weight stays.
+
+    Beside the scores and the masks, a global threshold needs two flat copies of the scores (eight
+    bytes a weight in float32) in the memory of the host.
+
+    Args:
+        snr: The scores, by name: single weights, or one number for each unit.
+        fraction: The share to remove, in [0, 1).
+        scope: ``"global"`` over all tensors together, or ``"layer"`` for each by itself.
+
+    Raises:
+        ConfigurationError: A score is NaN, or so many cannot be removed when each tensor keeps one.
+
+    Example:
+        >>> scores = {"a": torch.tensor([1.0, 5.0]), "b": torch.tensor([2.0, 3.0])}
+        >>> keep_masks(scores, 0.5)
+        {'a': tensor([False,  True]), 'b': tensor([False,  True])}
+    """
+    fraction = check_fraction(fraction)
+    for name, score in snr.items():
+        if bool(score.isnan().any()):
+            raise ConfigurationError(
+                f"The signal-to-noise ratio of {name!r} is not a number in "
+                f"{int(score.isnan().sum())} places: its mean or its variance is not finite. The "
+                "posterior is damaged; train with a smaller learning rate."
+            )
+    flat = [_on_host(score) for score in snr.values()]
+    saved: list[str] = []
+    if scope == "layer":
+        removed = []
+        for name, score in zip(snr, flat, strict=True):
+            count = round(fraction * len(score))
+            removed += _lowest([score], min(count, len(score) - 1), spare_best=True)
+            saved += [name] if count == len(score) else []
+    else:
+        count, total = round(fraction * sum(map(len, flat))), sum(map(len, flat))
+        _check_reachable(fraction, count, total, len(flat))
+        removed = _lowest(flat, count, spare_best=True)
+        if any(int((~mask).sum()) == 1 for mask in removed):
+            unspared = _lowest(flat, count, spare_best=False)
+            saved = [name for name, mask in zip(snr, unspared, strict=True) if bool(mask.all())]
+    if saved:
+        warnings.warn(
+            f"Removing {fraction:.4g} would have removed all of {', '.join(saved)}; the best of "
+            "each was kept. Prune less, use scope='layer', or protect these layers.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return {
+        name: mask.logical_not().view(score.shape).to(score.device)
+        for (name, score), mask in zip(snr.items(), removed, strict=True)
+    }
+
+
+def _on_host(score: Tensor) -> Tensor:
+    """A flat view (a copy where it must be) that NumPy can read."""
+    flat = score.detach().reshape(-1).cpu()
+    return flat.to(torch.promote_types(flat.dtype, torch.float32))
+
+
+def _lowest(scores: Sequence[Tensor], count: int, spare_best: bool) -> list[Tensor]:
+    """True at the ``count`` lowest of flat scores; of equal ones, those that come first.
+
+    With ``spare_best`` the last of the highest of each tensor is never one of them.
+    """
+    if count == 0:
+        return [torch.zeros_like(score, dtype=torch.bool) for score in scores]
+    dtype = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
+    flat = torch.cat([score.to(dtype) for score in scores])
+    views = flat.split([len(score) for score in scores])
+    spared = [len(view) - 1 - int(view.flip(0).argmax()) for view in views] if spare_best else []
+    ranked = flat.clone()
+    for view, index in zip(ranked.split([len(view) for view in views]), spared, strict=False):
+        view[index] = math.inf
+    ranked.numpy().partition(count - 1)
+    threshold = ranked[count - 1].clone()
+    del ranked
+    below = [view < threshold for view in views]
+    equal = [view == threshold for view in views]
+    for masks in (below, equal):
+        for mask, index in zip(masks, spared, strict=False):
+            mask[index] = False
+    left = count - sum(int(mask.sum()) for mask in below)
+    for mask, ties in zip(below, equal, strict=True):
+        first = ties.nonzero().view(-1)[:left]  # of equal scores the earlier ones go
+        mask[first] = True
+        left -= len(first)
+    return below
+
+
+def _check_reachable(fraction: float, count: int, total: int, tensors: int) -> None:
+    if count <= total - tensors:
+        return
+    largest = math.floor((total - tensors) / total * 1e6) / 1e6
+    raise ConfigurationError(
+        f"fraction={fraction:g} of {total} would remove {count}, but each of the {tensors} pruned "
+        f"layers keeps at least one, so at most {total - tensors} can go. The largest fraction is "
+        f"{largest:g}."
+    )
+
+
+def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigurationError(f"{name}= is one of {list(known)}; got {value!r}.")

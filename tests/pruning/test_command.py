@@ -1,0 +1,607 @@
+"""The command, in process, on posteriors of networks of digits that are made by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from torch import Tensor, nn
+
+from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
+from lightning_bnn.cli import main
+from lightning_bnn.data import Digits
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.nets import MLP, sequential
+from lightning_bnn.posteriors.draws import unstack
+from lightning_bnn.pruning import prune_curve
+from lightning_bnn.report.networks import load_posterior
+
+DATA = Path(__file__).parents[2] / "configs" / "data" / "digits.yaml"
+DRAWS = 6
+SHAPES = {"1.weight": (32, 64), "3.weight": (16, 32), "5.weight": (10, 16)}
+MLP_PARTS = {"inputs": 64, "hidden": [32, 16], "outputs": 10}
+
+
+class NoTestData(pl.LightningDataModule):
+    def test_dataloader(self) -> list[Any]:
+        return []
+
+
+def described(name: str, **arguments: Any) -> dict[str, Any]:
+    """A class or a function as YAML has it."""
+    return {"class_path": name, "init_args": arguments}
+
+
+def linear(inputs: int, outputs: int) -> dict[str, Any]:
+    return described("torch.nn.Linear", in_features=inputs, out_features=outputs)
+
+
+def gaussian(net: nn.Module, seed: int = 1) -> GaussianPosterior:
+    """Around the values of a network, with standard deviations from 0.01 to 0.09."""
+    noise = torch.Generator().manual_seed(seed)
+    mean = {name: parameter.detach().clone() for name, parameter in net.named_parameters()}
+    sd = {name: 0.01 + 0.08 * torch.rand(m.shape, generator=noise) for name, m in mean.items()}
+    return GaussianPosterior(net, Categorical(), mean, sd)
+
+
+def save(folder: Path, posterior: Posterior, net: dict[str, Any]) -> Path:
+    """A run as ``lightning-bnn fit`` leaves it: a configuration, and the posterior below it."""
+    content = {
+        "seed_everything": 0,
+        "model": described(
+            "lightning_bnn.VariationalBNN", net=net, predict_draws=DRAWS,
+            likelihood="lightning_bnn.likelihoods.Categorical",
+        ),
+        "data": described("lightning_bnn.data.Digits", batch_size=90),
+        "trainer": {
+            "accelerator": "cpu", "logger": False, "enable_progress_bar": False,
+            "enable_model_summary": False,
+        },
+    }  # fmt: skip
+    posterior.save(folder / "posterior")
+    (folder / "config.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    return folder
+
+
+def command(*words: object) -> int:
+    return main(["prune", *map(str, words)])
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def size(folder: Path) -> int:
+    """The bytes of a posterior, without the configuration."""
+    return sum(len(data) for name, data in files(folder).items() if name != "config.yaml")
+
+
+def cells(printed: str, first: str) -> list[str]:
+    """The cells of the one printed row that begins with a word."""
+    (found,) = (line for line in printed.splitlines() if line.split()[:1] == [first])
+    return found.split()
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Tensor, Tensor]:
+    """The test data, 360 of them."""
+    data = Digits()
+    data.setup()
+    inputs, targets = data.splits.test.tensors
+    return inputs, targets
+
+
+@pytest.fixture(scope="module")
+def posterior() -> GaussianPosterior:
+    """Of a network that has learned a little."""
+    data = Digits()
+    data.setup()
+    inputs, targets = data.splits.train.tensors
+    torch.manual_seed(0)
+    net = MLP(64, [32, 16], 10)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(40):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(inputs), targets).backward()
+        optimizer.step()
+    return gaussian(net)
+
+
+@pytest.fixture(scope="module")
+def run(posterior: GaussianPosterior, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "vi"
+    return save(folder, posterior, described("lightning_bnn.nets.MLP", **MLP_PARTS))
+
+
+@pytest.fixture(scope="module")
+def partly(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network whose second layer cannot be followed: a sigmoid comes after it."""
+    torch.manual_seed(1)
+    net = sequential(
+        [nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 8), nn.Sigmoid(),
+         nn.Linear(8, 10)]
+    )  # fmt: skip
+    layers = [
+        described("torch.nn.Flatten"), linear(64, 12), described("torch.nn.ReLU"), linear(12, 8),
+        described("torch.nn.Sigmoid"), linear(8, 10),
+    ]  # fmt: skip
+    folder = tmp_path_factory.mktemp("runs") / "partly"
+    return save(folder, gaussian(net), described("lightning_bnn.nets.sequential", layers=layers))
+
+
+@dataclass
+class Outcome:
+    """What a command has left: a folder with everything that was written, and what it printed."""
+
+    folder: Path
+    printed: str
+
+    @property
+    def small(self) -> Path:
+        return self.folder / "small"
+
+
+def outcome(folder: Path, *words: object) -> Outcome:
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        assert command(*words, "--out", folder / "small") == 0
+    return Outcome(folder, printed.getvalue())
+
+
+@pytest.fixture(scope="module")
+def pruned(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Single weights, 90 % of them."""
+    folder = tmp_path_factory.mktemp("pruned")
+    return outcome(
+        folder, "--posterior", run, "--fraction", 0.9, "--data", DATA, "--draws", DRAWS,
+        "--figure", folder / "new" / "curve.json",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def compacted(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """Whole units, 25 % of them, and everything that can be written beside."""
+    folder = tmp_path_factory.mktemp("compacted")
+    return outcome(
+        folder, "--posterior", run / "posterior", "--fraction", 0.25, "--unit", "channel",
+        "--compact", "--data", run / "config.yaml", "--draws", 2, "--fractions", "0.125,0",
+        "--figure", folder / "curve.png", "--report", folder / "page.html",
+        "--export", folder / "net.pt2",
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- single weights
+
+
+def test_the_table_has_a_row_for_each_share_up_to_the_fraction(
+    posterior: GaussianPosterior, pruned: Outcome
+) -> None:
+    curve = prune_curve(posterior, Digits(), (0, 0.5, 0.75, 0.9), draws=DRAWS)
+    assert pruned.printed.startswith(f"{curve}\n\nThe figure is in ")
+    assert json.loads((pruned.folder / "new" / "curve.json").read_text()) == curve.to_dict()
+    assert curve.results[0].scores["accuracy"] > 0.9  # the table is about something
+    assert curve.results[0].scores["nll"] + 0.1 < curve.results[-1].scores["nll"]
+
+
+def test_the_lowest_ratios_are_gone_and_the_rest_is_as_it_was(
+    posterior: GaussianPosterior, pruned: Outcome, digits: tuple[Tensor, Tensor]
+) -> None:
+    ratios = {n: (posterior.mean[n].abs() / posterior.sd[n]).numpy() for n in SHAPES}
+    total = sum(ratio.size for ratio in ratios.values())
+    count = round(0.9 * total)
+    threshold = np.sort(np.concatenate([ratio.ravel() for ratio in ratios.values()]))[count - 1]
+    loaded = load_posterior(pruned.small)
+    assert isinstance(loaded, GaussianPosterior)
+    for name, ratio in ratios.items():
+        kept = torch.from_numpy(ratio > threshold)
+        assert torch.equal(loaded.mean[name], posterior.mean[name] * kept)
+        assert torch.equal(loaded.sd[name], posterior.sd[name] * kept)
+        left = int(kept.sum())
+        share = f"{1 - left / ratio.size:.2%}"
+        assert cells(pruned.printed, name) == [name, f"{ratio.size:,}", f"{left:,}", share]
+    assert torch.equal(loaded.mean["3.bias"], posterior.mean["3.bias"])
+    row = ["together", f"{total:,}", f"{total - count:,}", f"{count / total:.2%}"]
+    assert cells(pruned.printed, "together") == row
+    inputs, _ = digits
+    ours, theirs = (p.predict(inputs, DRAWS).mean for p in (loaded, posterior.pruned(0.9)))
+    assert torch.equal(ours, theirs)
+
+
+def test_it_is_smaller_on_the_disk_and_has_the_configuration_beside_it(
+    run: Path, pruned: Outcome
+) -> None:
+    before, after = size(run / "posterior"), size(pruned.small)
+    assert after < 0.5 * before
+    sizes = f"{after / 1e3:.1f} kB instead of {before / 1e3:.1f} kB ({after / before:.1%})."
+    assert pruned.printed.endswith(f"It takes {sizes}\nThe pruned posterior is in {pruned.small}\n")
+    assert (pruned.small / "config.yaml").read_bytes() == (run / "config.yaml").read_bytes()
+
+
+def measured(capsys: pytest.CaptureFixture[str], folder: Path) -> dict[str, float]:
+    """What ``lightning-bnn test`` says of a folder."""
+    capsys.readouterr()
+    words = ["--config", folder / "config.yaml", "--posterior", folder]
+    assert main(["test", *map(str, words)]) == 0
+    found = re.findall(r"test_(\w+)\D+([\d.]+)", capsys.readouterr().out)
+    return {name: float(value) for name, value in found}
+
+
+def test_the_test_command_measures_what_the_table_says(
+    pruned: Outcome, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = json.loads((pruned.folder / "new" / "curve.json").read_text())
+    assert measured(capsys, pruned.small) == pytest.approx(
+        numbers["results"][-1]["scores"], rel=1e-5
+    )
+
+
+# --------------------------------------------------------------------------------- whole units
+
+
+def test_units_are_taken_out_of_the_network(
+    posterior: GaussianPosterior, compacted: Outcome, digits: tuple[Tensor, Tensor]
+) -> None:
+    masked = posterior.pruned(0.25, unit="channel")
+    kept = [int(masked.mean[name].any(1).sum()) for name in ("1.weight", "3.weight")]
+    assert sum(kept) == 36  # of 48 units
+    loaded = load_posterior(compacted.small)
+    widths = [(net.in_features, net.out_features) for net in list(loaded.net)[1::2]]
+    assert widths == [(64, kept[0]), (kept[0], kept[1]), (kept[1], 10)]
+    counts = [sum(p.numel() for p in one.net.parameters()) for one in (loaded, posterior)]
+    sentence = f"The compact network has {counts[0]:,} of {counts[1]:,} parameters."
+    assert sentence in compacted.printed
+    assert "48 units by signal-to-noise ratio" in compacted.printed
+    shares = re.findall(r"^ +([\d.]+) %", compacted.printed, re.MULTILINE)
+    assert shares == ["0", "12.5", "25"]
+    inputs, _ = digits
+    torch.testing.assert_close(loaded.mean_network()(inputs), masked.mean_network()(inputs))
+
+
+def test_the_compact_posterior_is_tested_like_any_other(
+    compacted: Outcome, digits: tuple[Tensor, Tensor], capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs, targets = digits
+    predictive = load_posterior(compacted.small).predict(inputs, DRAWS)
+    found = measured(capsys, compacted.small)
+    assert found["accuracy"] == pytest.approx(
+        float((predictive.mean.argmax(-1) == targets).float().mean())
+    )
+    assert found["nll"] == pytest.approx(-float(predictive.log_prob(targets).mean()), rel=1e-5)
+
+
+def test_the_exported_program_is_that_of_the_compact_network(
+    posterior: GaussianPosterior, compacted: Outcome, digits: tuple[Tensor, Tensor]
+) -> None:
+    program = torch.export.load(compacted.folder / "net.pt2").module()
+    masked = posterior.pruned(0.25, unit="channel").mean_network()
+    torch.testing.assert_close(program(digits[0][:7]), masked(digits[0][:7]))
+    stored = sum(tensor.numel() for tensor in program.state_dict().values())
+    assert stored == sum(p.numel() for p in load_posterior(compacted.small).net.parameters())
+    assert f"The mean network is in {compacted.folder / 'net.pt2'}\n" in compacted.printed
+
+
+def test_the_report_and_the_figure_lie_where_they_were_asked_for(compacted: Outcome) -> None:
+    assert (compacted.folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (compacted.folder / "page.html").read_text().startswith("<!doctype html>")
+    numbers = json.loads((compacted.folder / "page.json").read_text())
+    whole, rest = numbers["models"]
+    assert (whole["name"], rest["name"]) == ("vi", "vi, 25 % removed")
+    assert (whole["draws"], rest["draws"]) == (2, 2)
+    accuracies = [block["scalars"]["accuracy"] for block in (whole, rest)]
+    table = [float(line.split()[4]) for line in compacted.printed.splitlines() if " % " in line]
+    assert accuracies == pytest.approx([table[0], table[-1]], abs=1e-4)
+    for name, file in (("figure", "curve.png"), ("report", "page.html")):
+        assert f"The {name} is in {compacted.folder / file}\n" in compacted.printed
+
+
+def test_a_report_of_what_is_left_beside_the_whole(
+    run: Path, pruned: Outcome, compacted: Outcome, tmp_path: Path
+) -> None:
+    words: list[object] = ["--data", DATA, "--draws", DRAWS, "--out", tmp_path / "page.html"]
+    for folder, name in ((run, "whole"), (pruned.small, "pruned"), (compacted.small, "compact")):
+        words += ["--posterior", folder, "--name", name]
+    assert main(["report", *map(str, words)]) == 0
+    numbers = json.loads((tmp_path / "page.json").read_text())
+    assert [block["name"] for block in numbers["models"]] == ["whole", "pruned", "compact"]
+
+
+def test_a_compact_posterior_can_be_pruned_again(
+    compacted: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--unit", "channel", "--compact", "--out", tmp_path / "smaller"]
+    assert command("--posterior", compacted.small, "--fraction", 0.5, *words) == 0
+    first, second = (load_posterior(f) for f in (compacted.small, tmp_path / "smaller"))
+    widths = [sum(one.net[i].out_features for i in (1, 3)) for one in (first, second)]
+    assert widths == [36, 18]
+    assert "instead of" in capsys.readouterr().out
+
+
+def test_a_layer_that_cannot_be_followed_is_named_with_what_to_do(
+    partly: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--posterior", partly, "--fraction", 0.5, "--unit", "channel"]
+    assert command(*words, "--out", tmp_path / "small") == 1
+    said = capsys.readouterr().err
+    for part in ("'3' (at '4', Sigmoid: it is not zero at zero", "'3.*'", '"keep"', '"weight"'):
+        assert part in said
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["--rest", "keep"], {"1.weight": 384, "3.weight": 96, "5.weight": 80}),
+        (["--rest", "weight"], {"1.weight": 384, "3.weight": 48, "5.weight": 80}),
+        (["--protect", "3.*"], {"1.weight": 384, "3.weight": 96, "5.weight": 80}),
+    ],
+)
+def test_what_happens_to_layers_that_cannot_be_followed(
+    partly: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    left: dict[str, int],
+) -> None:
+    small = tmp_path / "small"
+    base = ["--posterior", partly, "--fraction", 0.5, "--unit", "channel", "--compact"]
+    assert command(*base, *words, "--out", small) == 0
+    printed = capsys.readouterr().out
+    assert {name: int(cells(printed, name)[2]) for name in left} == left
+    loaded = load_posterior(small)
+    assert [loaded.net[i].out_features for i in (1, 3)] == [6, 8]
+
+
+# ------------------------------------------------------------------------------- other options
+
+
+def test_protected_layers_stay_and_onnx_computes_the_same(
+    run: Path, tmp_path: Path, posterior: GaussianPosterior, digits: tuple[Tensor, Tensor],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    onnxruntime = pytest.importorskip("onnxruntime")
+    small = tmp_path / "small"  # everything may lie in one folder
+    code = command(
+        "--posterior", run, "--fraction", 0.5, "--protect", "1.*", "--protect", "5.weight",
+        "5.bias", "--data", DATA, "--fractions", "0", "--draws", 1,
+        "--export", small / "net.onnx", "--out", small,
+    )  # fmt: skip
+    assert code == 0
+    printed = capsys.readouterr().out
+    assert [cells(printed, name)[3] for name in SHAPES] == ["0.00%", "50.00%", "0.00%"]
+    assert "512 weights by signal-to-noise ratio" in printed
+    masked = posterior.pruned(0.5, protect=["1.*", "5.*"])
+    session = onnxruntime.InferenceSession(small / "net.onnx")
+    inputs = digits[0][:5]
+    (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), masked.mean_network()(inputs))
+    assert torch.equal(
+        load_posterior(small).predict(inputs, 2).mean, masked.predict(inputs, 2).mean
+    )
+
+
+def test_the_same_share_of_each_layer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(run)
+    assert command("--posterior", run, "--fraction", 0.75, "--scope", "layer") == 0
+    printed = capsys.readouterr().out
+    assert [cells(printed, name)[3] for name in (*SHAPES, "together")] == ["75.00%"] * 4
+    assert len(printed.splitlines()) == 5  # without data and a folder there is no more to say
+    assert files(run) == before
+
+
+def test_every_kind_of_posterior(
+    posterior: GaussianPosterior, tmp_path: Path, digits: tuple[Tensor, Tensor],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    sets = unstack(posterior.sample(4, torch.Generator().manual_seed(0)))
+    kinds: dict[str, Posterior] = {
+        "draws": DrawsPosterior(posterior.net, Categorical(), sets),
+        "mixture": MixturePosterior([posterior, gaussian(posterior.net, seed=2)]),
+    }
+    net = described("lightning_bnn.nets.MLP", **MLP_PARTS)
+    for kind, whole in kinds.items():
+        source, small = save(tmp_path / kind, whole, net), tmp_path / f"{kind}_small"
+        assert command("--posterior", source, "--fraction", 0.9, "--out", small) == 0
+        loaded = load_posterior(small)
+        assert type(loaded) is type(whole)
+        ours, theirs = (p.predict(digits[0], 4).mean for p in (loaded, whole.pruned(0.9)))
+        assert torch.equal(ours, theirs)
+        assert size(small) < 0.5 * size(source / "posterior")
+        support = loaded.support()
+        left = sum(int(support[name].sum()) for name in SHAPES)
+        assert cells(capsys.readouterr().out, "together")[2] == f"{left:,}"
+
+
+@pytest.fixture
+def memory(run: Path) -> Iterator[str]:
+    """The run at an address that is no folder of the machine."""
+    address = "memory://test-command"
+    for name, data in files(run).items():
+        with fsspec.open(f"{address}/vi/{name}", "wb") as file:
+            file.write(data)
+    yield address
+    fsspec.filesystem("memory").rm("/test-command", recursive=True)
+
+
+def test_addresses(
+    memory: str, posterior: GaussianPosterior, digits: tuple[Tensor, Tensor]
+) -> None:
+    words = ["--posterior", f"{memory}/vi", "--fraction", 0.5, "--out", f"{memory}/small/"]
+    assert command(*words) == 0
+    loaded = load_posterior(f"{memory}/small").predict(digits[0], 2)
+    assert torch.equal(loaded.mean, posterior.pruned(0.5).predict(digits[0], 2).mean)
+    assert command(*words) == 1  # there is a posterior now
+
+
+def test_a_posterior_without_configuration(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved = tmp_path / "far" / "away"
+    shutil.copytree(run / "posterior", moved)
+    words = ["--posterior", moved, "--fraction", 0.5, "--out", tmp_path / "small"]
+    assert command(*words) == 1
+    said = capsys.readouterr().err
+    assert "there is no config.yaml in it or in the folder above" in said
+    assert "--config FILE" in said
+    assert command(*words, "--config", run / "config.yaml") == 0
+    copied = tmp_path / "small" / "config.yaml"
+    assert copied.read_bytes() == (run / "config.yaml").read_bytes()
+
+
+# ------------------------------------------------------------------------------------ bad input
+
+
+def placed(words: list[str], folder: Path) -> list[str]:
+    """D stands for the file of the data, F for a folder."""
+    places = {"D": str(DATA), "F": str(folder)}
+    return [re.sub(r"^[DF](?=/|$)", lambda found: places[found[0]], word) for word in words]
+
+
+WRONG_WORDS: dict[str, tuple[list[str], str]] = {
+    "all": (["--fraction", "1"], "from 0 up to but not including 1, such as 0.95; got 1.0"),
+    "more than all": (["--fraction", "95"], "got 95.0"),
+    "less than nothing": (["--fraction", "-0.1"], "got -0.1"),
+    "no number": (["--fraction", "nan"], "got nan"),
+    "a share of the table": (["--data", "D", "--fractions", "0,1.5"], "got 1.5"),
+    "table without data": (["--fractions", "0,0.5"], "--fractions needs data: pass --data FILE"),
+    "figure without data": (["--figure", "F/x.png"], "--figure needs data: pass --data FILE"),
+    "report without data": (["--report", "F/x.html"], "--report needs data: pass --data FILE"),
+    "export without data": (["--export", "F/x.pt2"], "--export needs data: pass --data FILE"),
+    "no draws": (["--draws", "0"], "--draws is at least 1; got 0"),
+    "figure": (["--data", "D", "--figure", "F/x.txt"], ".png, .svg, .pdf (the figure) or .json"),
+    "figure far away": (["--data", "D", "--figure", "memory://x.png"], "the URL 'memory://x.png'"),
+    "report": (["--data", "D", "--report", "F/x.pdf"], "such as 'report.html'; got"),
+    "export": (["--data", "D", "--export", "F/x.pt"], "to end in .onnx or .pt2; got"),
+    "figure in a file": (["--data", "D", "--figure", "D/x.png"], "--figure cannot be written to"),
+    "report in a file": (["--data", "D", "--report", "D/x.html"], "--report cannot be written to"),
+    "export in a file": (["--data", "D", "--export", "D/x.pt2"], "--export cannot be written to"),
+    "one name for two": (
+        ["--data", "D", "--figure", "F/x.json", "--report", "F/x.html"],
+        "--figure and --report would both write",
+    ),
+    "folder in a file": (["--out", "D/small"], "--out cannot be written to"),
+    "folder is a file": (["--out", "D"], "digits.yaml is a file. Name another"),
+    "unknown address": (["--out", "nothing://small"], "Protocol not known: nothing"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_WORDS)
+def test_wrong_words_are_refused_before_anything_is_read(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, text = WRONG_WORDS[case]
+    words = ["--posterior", tmp_path / "nowhere", "--fraction", 0.5]
+    assert command(*words, *placed(given, tmp_path)) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("lightning-bnn prune: ")
+    assert text in said.err
+    assert not said.out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--fraction", "half"], "argument --fraction: invalid float value: 'half'"),
+        (["--fraction", "0.5", "--fractions", "0,some"], "such as 0,0.5,0.9; got '0,some'"),
+        (["--fraction", "0.5", "--unit", "layer"], "'layer' (choose from"),
+        (["--fraction", "0.5", "--scope", "net"], "'net' (choose from"),
+        (["--fraction", "0.5", "--rest", "drop"], "'drop' (choose from"),
+        ([], "the following arguments are required: --fraction"),
+    ],
+)
+def test_words_that_cannot_be_parsed(
+    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command("--posterior", "nowhere", *words)
+    assert stopped.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_something_is_left_alone(
+    run: Path, pruned: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--posterior", run, "--fraction", 0.5]
+    for folder in (pruned.small, run / "posterior"):
+        before = files(folder)
+        assert command(*words, "--out", folder) == 1
+        said = capsys.readouterr().err
+        assert "expected to go to a new or empty folder" in said
+        assert f"{folder} holds blobs, " in said
+        assert files(folder) == before
+    (tmp_path / "empty").mkdir()
+    assert command(*words, "--out", tmp_path / "empty") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--fraction", "0.9999"], "The largest fraction is 0.998"),
+        (["--fractions", "0,0.9999", "--data", "D"], "The largest fraction is 0.998"),
+        (["--protect", "none.*"], "The pattern 'none.*' matches no parameter"),
+        (["--protect", "1.*", "3.*", "5.*"], "leaves nothing to prune"),
+        (["--data", "F/none.yaml"], "There is no configuration"),
+        (["--data", "F/model.yaml"], "has no data: expected class_path and init_args"),
+        (["--data", "F/flat.yaml"], "has shape (10, 1)"),
+        (["--data", "F/flat.yaml", "--export", "F/net.pt2"], "shapes [[10, 1]]"),
+        (["--data", "F/empty.yaml"], "is empty"),
+        (["--data", "F/empty.yaml", "--export", "F/net.pt2"], "its test data are empty"),
+        (["--config", "F/none.yaml"], "There is no configuration"),
+        (["--posterior", "F"], "There is no posterior in"),
+    ],
+)
+def test_what_does_not_fit_the_posterior_leaves_nothing_behind(
+    run: Path, tmp_path: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.yaml").write_text("model: {}\n")
+    flat = described("lightning_bnn.data.ToyRegression", batch_size=10)
+    (tmp_path / "flat.yaml").write_text(yaml.safe_dump(flat))
+    (tmp_path / "empty.yaml").write_text(f"class_path: {__name__}.NoTestData\n")
+    before = files(tmp_path)
+    base = ["--posterior", run, "--fraction", 0.5, "--out", tmp_path / "small"]
+    assert command(*base, *placed(words, tmp_path)) == 1
+    assert text in capsys.readouterr().err
+    assert files(tmp_path) == before
+
+
+def test_a_posterior_without_variances(
+    posterior: GaussianPosterior, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net = described("lightning_bnn.nets.MLP", **MLP_PARTS)
+    single = DrawsPosterior(posterior.net, Categorical(), [posterior.mean])
+    source = save(tmp_path / "single", single, net)
+    for unit in ("weight", "channel"):
+        assert command("--posterior", source, "--fraction", 0.5, "--unit", unit) == 1
+        said = capsys.readouterr().err
+        assert "it holds a single draw" in said
+        assert "Use variational inference, SWAG" in said
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command("--help")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert text.startswith("usage: lightning-bnn prune --posterior FOLDER --fraction SHARE")
+    for option in (
+        "data", "out", "fractions", "unit", "scope", "protect", "rest", "compact", "draws",
+        "report", "figure", "export", "config",
+    ):  # fmt: skip
+        assert f"--{option}" in text

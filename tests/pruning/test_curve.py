@@ -1,0 +1,296 @@
+"""Curves of pruning, against the same sums in NumPy, SciPy and scikit-learn."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from scipy.special import logsumexp, softmax
+from scipy.stats import norm
+from sklearn.metrics import accuracy_score, log_loss
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood, Poisson
+from lightning_bnn.pruning.curve import FRACTIONS, prune_curve
+
+SHARES = (0.0, 0.3, 0.8)
+DRAWS, SEED = 6, 5
+
+
+def gaussian(likelihood: Likelihood, outputs: int = 3, seed: int = 0) -> GaussianPosterior:
+    """A posterior of a net 5-7-outputs, with ratios from about 0.1 to 10."""
+    generator = torch.Generator().manual_seed(seed)
+    net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, outputs))
+    shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
+    mean = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    sd = {
+        name: 0.1 + 0.3 * torch.rand(shape, generator=generator) for name, shape in shapes.items()
+    }
+    return GaussianPosterior(net, likelihood, mean, sd)
+
+
+def examples(targets: str, count: int = 40) -> TensorDataset:
+    generator = torch.Generator().manual_seed(9)
+    inputs = torch.randn(count, 5, generator=generator)
+    if targets == "classes":
+        return TensorDataset(inputs, torch.randint(3, (count,), generator=generator))
+    return TensorDataset(inputs, torch.randn(count, 1, generator=generator))
+
+
+def prune_by_hand(posterior: GaussianPosterior, share: float) -> tuple[dict[str, Any], float, int]:
+    """Keep-masks as arrays, the threshold and the count, by one sort in NumPy."""
+    names = ["0.weight", "2.weight"]
+    ratios = {n: (posterior.mean[n].abs() / posterior.sd[n]).numpy() for n in names}
+    flat = np.concatenate([ratios[name].ravel() for name in names])
+    count = round(share * flat.size)
+    threshold = np.sort(flat)[count - 1] if count else -np.inf
+    return {name: ratios[name] > threshold for name in names}, float(threshold), count
+
+
+def outputs_by_hand(posterior: GaussianPosterior, masks: dict[str, Any], x: Tensor) -> np.ndarray:
+    """Outputs of each draw, (draws, examples, outputs), in float64."""
+    weights = posterior.sample(DRAWS, torch.Generator().manual_seed(SEED))
+    own = {name: tensor.double().numpy() for name, tensor in weights.items()}
+    own = {name: np.where(masks[name], w, 0.0) if name in masks else w for name, w in own.items()}
+    hidden = np.einsum("ni,dhi->dnh", x.double().numpy(), own["0.weight"]) + own["0.bias"][:, None]
+    hidden = np.maximum(hidden, 0)
+    return np.einsum("dnh,doh->dno", hidden, own["2.weight"]) + own["2.bias"][:, None]
+
+
+def test_scores_of_classes() -> None:
+    posterior, data = gaussian(Categorical()), examples("classes")
+    x, y = data.tensors
+    curve = prune_curve(posterior, DataLoader(data, 16), SHARES, draws=DRAWS, seed=SEED)
+    for result, share in zip(curve.results, SHARES, strict=True):
+        masks, threshold, count = prune_by_hand(posterior, share)
+        probabilities = softmax(outputs_by_hand(posterior, masks, x), axis=-1).mean(0)
+        one_hot = np.eye(3)[y.numpy()]
+        assert list(result.scores) == ["accuracy", "nll", "brier", "ece"]
+        assert result.scores["accuracy"] == pytest.approx(
+            accuracy_score(y.numpy(), probabilities.argmax(1))
+        )
+        assert result.scores["nll"] == pytest.approx(log_loss(y.numpy(), probabilities), rel=1e-5)
+        assert result.scores["brier"] == pytest.approx(
+            ((probabilities - one_hot) ** 2).sum(1).mean(), rel=1e-5
+        )
+        assert (result.fraction, result.removed, result.total) == (share, count, 56)
+        assert result.remaining == 56 - count
+        assert result.threshold == (pytest.approx(threshold) if count else None)
+        for name, mask in masks.items():
+            assert result.layers[name] == pytest.approx(1 - mask.mean())
+    assert (curve.unit, curve.scope, curve.protected) == ("weight", "global", 10)
+
+
+def test_scores_of_numbers() -> None:
+    posterior, data = gaussian(Gaussian(0.7), outputs=1), examples("numbers")
+    x, y = data.tensors
+    curve = prune_curve(posterior, DataLoader(data, 16), SHARES, draws=DRAWS, seed=SEED)
+    for result, share in zip(curve.results, SHARES, strict=True):
+        means = outputs_by_hand(posterior, prune_by_hand(posterior, share)[0], x)
+        logs = norm.logpdf(y.double().numpy(), means, 0.7)
+        assert list(result.scores) == ["rmse", "nll", "crps", "coverage"]
+        assert result.scores["nll"] == pytest.approx(
+            -(logsumexp(logs, axis=0) - np.log(DRAWS)).mean(), rel=1e-5
+        )
+        assert result.scores["rmse"] == pytest.approx(
+            np.sqrt(((means.mean(0) - y.numpy()) ** 2).mean()), rel=1e-5
+        )
+        assert 0 <= result.scores["coverage"] <= 1
+
+
+def test_plain_numbers_follow_the_agreed_shape() -> None:
+    data = DataLoader(examples("classes"), 40)
+    curve = prune_curve(gaussian(Categorical()), data, [0.8, 0, 0.3, 0.8], draws=2)
+    block = json.loads(json.dumps(curve.to_dict(), allow_nan=False))
+    assert set(block) == {
+        "unit", "scope", "total", "protected", "score_names", "results", "histogram"
+    }  # fmt: skip
+    assert [result["fraction"] for result in block["results"]] == [0.0, 0.3, 0.8]
+    for result, own in zip(block["results"], curve.results, strict=True):
+        assert set(result) == {"fraction", "removed", "remaining", "threshold", "scores"}
+        assert result["removed"] + result["remaining"] == block["total"] == 56
+        assert list(result["scores"]) == block["score_names"]
+        assert result["threshold"] == own.threshold
+    for layer in block["histogram"]["layers"]:
+        assert layer["removed"] == [result.layers[layer["name"]] for result in curve.results]
+        assert layer["removed"] == sorted(layer["removed"])
+    assert sum(layer["total"] for layer in block["histogram"]["layers"]) == 56
+
+
+def test_layer_scope_takes_the_same_share_of_each() -> None:
+    data = DataLoader(examples("classes"), 40)
+    curve = prune_curve(gaussian(Categorical()), data, [0.4], draws=2, scope="layer")
+    (result,) = curve.results
+    assert result.layers == {"0.weight": 14 / 35, "2.weight": 8 / 21}
+    assert result.removed == 22
+
+
+def test_protected_weights_stay() -> None:
+    data = DataLoader(examples("classes"), 40)
+    curve = prune_curve(gaussian(Categorical()), data, [0.4], draws=2, protect="2.*")
+    assert (curve.results[0].total, curve.protected) == (35, 31)
+    assert list(curve.results[0].layers) == ["0.weight"]
+
+
+def test_the_posterior_and_all_random_numbers_stay_as_they_are() -> None:
+    posterior, data = gaussian(Categorical()), examples("classes")
+    own = torch.Generator().manual_seed(3)
+    loader = DataLoader(data, 8, shuffle=True, generator=own)
+    posterior.predict(data.tensors[0], 4)
+    cache = posterior._cache
+    states = torch.get_rng_state(), own.get_state()
+    first = prune_curve(posterior, loader, SHARES, draws=3)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert torch.equal(states[1], own.get_state())
+    assert posterior._cache is cache
+    assert prune_curve(posterior, loader, SHARES, draws=3) == first  # the same order again
+    metrics = posterior.likelihood.metrics()
+    metrics.update(posterior.predict(data.tensors[0], 3), data.tensors[1])
+    for name, value in metrics.compute().items():  # nothing removed is the posterior itself
+        assert first.results[0].scores[name] == pytest.approx(float(value), rel=1e-5)
+    assert prune_curve(posterior, loader, [0.3], draws=3, seed=1).results[0] != first.results[1]
+
+
+def test_one_pruned_posterior_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    import weakref
+
+    alive: list[Any] = []
+    pruned = GaussianPosterior.pruned
+
+    def watched(self: GaussianPosterior, *args: Any, **options: Any) -> GaussianPosterior:
+        assert sum(reference() is not None for reference in alive) <= 1
+        made = pruned(self, *args, **options)
+        alive.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(GaussianPosterior, "pruned", watched)
+    prune_curve(gaussian(Categorical()), DataLoader(examples("classes"), 40), SHARES, draws=2)
+    assert len(alive) == 3
+
+
+def test_a_data_module_gives_its_test_data() -> None:
+    class Module(pl.LightningDataModule):
+        def test_dataloader(self) -> DataLoader:
+            return DataLoader(examples("classes"), 16)
+
+    posterior = gaussian(Categorical())
+    from_module = prune_curve(posterior, Module(), SHARES, draws=2)
+    assert from_module == prune_curve(posterior, Module().test_dataloader(), SHARES, draws=2)
+
+
+def test_counts_of_a_likelihood_of_counts() -> None:
+    posterior = gaussian(Poisson(), outputs=1)
+    inputs = examples("numbers").tensors[0]
+    data = [(inputs, torch.randint(4, (40, 1), generator=torch.Generator().manual_seed(0)))]
+    curve = prune_curve(posterior, data, [0, 0.5], draws=2)
+    assert list(curve.results[0].scores) == ["rmse", "nll", "crps", "coverage"]
+
+
+def test_components_with_variances_are_counted_each() -> None:
+    parts = [gaussian(Categorical(), seed=seed) for seed in (1, 2)]
+    data = DataLoader(examples("classes"), 40)
+    curve = prune_curve(MixturePosterior(parts), data, [0, 0.5], draws=4)
+    assert (curve.results[1].removed, curve.results[1].total, curve.protected) == (56, 112, 20)
+    single = [prune_curve(part, data, [0.5], draws=2).results[0] for part in parts]
+    assert curve.results[1].threshold == max(one.threshold or 0 for one in single)
+    assert curve.results[1].layers["0.weight"] == pytest.approx(
+        np.mean([one.layers["0.weight"] for one in single])
+    )
+    assert curve.histogram.total == 112
+
+
+def test_members_of_an_ensemble_share_one_count() -> None:
+    net = gaussian(Categorical()).net
+    draws = gaussian(Categorical()).sample(3, torch.Generator().manual_seed(0))
+    members: list[Posterior] = [
+        DrawsPosterior(net, Categorical(), [{name: t[i] for name, t in draws.items()}])
+        for i in range(3)
+    ]
+    data = DataLoader(examples("classes"), 40)
+    curve = prune_curve(MixturePosterior(members), data, [0, 0.5])
+    assert (curve.results[1].removed, curve.results[1].total) == (28, 56)
+
+
+def test_units() -> None:
+    data = DataLoader(examples("classes"), 40)
+    curve = prune_curve(gaussian(Categorical()), data, [0, 3 / 7], draws=2, unit="channel")
+    assert (curve.results[1].removed, curve.results[1].total) == (3, 7)
+    assert curve.protected == 3  # the outputs
+    assert curve.histogram.total == 7
+    assert "7 units" in str(curve)
+
+
+class Unread:
+    """A loader that must not be read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("read before the options were checked")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"fractions": []}, "fractions= is empty"),
+        ({"fractions": [0.5, 1.0]}, "got 1.0"),
+        ({"fractions": [-0.1]}, "got -0.1"),
+        ({"fractions": [float("nan")]}, "got nan"),
+        ({"fractions": ["0.5"]}, "got '0.5'"),
+        ({"fractions": "0.5"}, "list of shares"),
+        ({"fractions": 0.5}, "list of shares"),
+        ({"fractions": FRACTIONS}, "The largest fraction is 0.96"),  # 0.99 of 56 leaves one
+        ({"draws": 0}, "draws= is at least 1; got 0"),
+        ({"protect": "none.*"}, "none.*"),
+        ({"unit": "layer"}, "'layer'"),
+        ({"scope": "weight"}, "'weight'"),
+        ({"rest": "prune"}, "'prune'"),
+    ],
+)
+def test_bad_options_come_before_any_work(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text.replace("*", r"\*")):
+        prune_curve(gaussian(Categorical()), Unread(), **{"fractions": [0.5], **options})
+
+
+def test_a_posterior_without_variances() -> None:
+    net = nn.Linear(5, 3)
+    single = DrawsPosterior(net, Categorical(), [dict(net.named_parameters())])
+    with pytest.raises(ConfigurationError, match="varies"):
+        prune_curve(single, Unread(), [0.5])
+
+
+def test_data_that_do_not_fit() -> None:
+    posterior = gaussian(Categorical())
+    with pytest.raises(DataError, match="loader is empty"):
+        prune_curve(posterior, [], [0.5])
+    with pytest.raises(DataError, match="does not go through the network"):
+        prune_curve(posterior, [(torch.zeros(2, 4), torch.zeros(2).long())], [0.5])
+    with pytest.raises(ConfigurationError, match="read only once"):
+        prune_curve(posterior, iter([]), [0.5])
+    with pytest.raises(DataError):
+        prune_curve(posterior, [(torch.zeros(2, 5), torch.full((2,), 7))], [0.5])
+
+
+def test_a_layer_that_only_just_stays_is_warned_of_once() -> None:
+    posterior = gaussian(Categorical())
+    posterior._mean[-24:] *= 1e-3  # the last layer has little signal
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prune_curve(posterior, DataLoader(examples("classes"), 40), [0.0, 0.5], draws=2)
+    assert [("2.weight" in str(one.message)) for one in caught] == [True]
+
+
+def test_larger_fractions_remove_more() -> None:
+    data = DataLoader(examples("classes"), 40)
+    curve = prune_curve(gaussian(Categorical()), data, np.linspace(0, 0.9, 7).tolist(), draws=1)
+    for one, other in pairwise(curve.results):
+        assert one.removed < other.removed
+        assert (one.threshold or 0) < (other.threshold or 0)
