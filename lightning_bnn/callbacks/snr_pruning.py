@@ -1,0 +1,367 @@
+r"""Prune weights of a low signal-to-noise ratio while training goes on.
+
+After some steps the posterior as it stands says which weights carry no information: those of the
+lowest :math:`|\mu|/\sigma` (Blundell et al., 2015, section 5.1). They become exactly zero and stay
+so; the others are trained on, and make up for what is lost. Along a schedule the share rises from
+step to step (:mod:`lightning_bnn.callbacks.pruning_schedule`), so that no pruning takes much at
+once.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+import pytorch_lightning as pl
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from lightning_bnn.callbacks.draw_rule import check_count, strategy_of
+from lightning_bnn.callbacks.pruning_schedule import PruningRule, Shape, check_places, resolve
+from lightning_bnn.callbacks.swag_schedule import completed
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors.base import copy_network, in_network_order
+from lightning_bnn.pruning.candidates import candidates
+from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction, pruning_masks
+from lightning_bnn.pruning.signal import signal_to_noise
+from lightning_bnn.selection import Choice
+
+__all__ = ["PruningStep", "SNRPruning"]
+
+
+@dataclass(frozen=True)
+class PruningStep:
+    """What one pruning did.
+
+    Args:
+        step: The optimizer steps before it.
+        fraction: The share of prunable weights, or units, that the schedule asked for.
+        removed: The weights that are gone by now.
+        threshold: The largest signal-to-noise ratio that it removed, with ``unit="channel"`` of a
+            unit; None if it removed nothing that was still there.
+    """
+
+    step: int
+    fraction: float
+    removed: int
+    threshold: float | None
+
+
+class SNRPruning(pl.Callback):
+    """Prunes the weights of a :class:`~lightning_bnn.VariationalBNN` while it trains.
+
+    The masks belong to the strategy and are in its part of a checkpoint, so that a fit which goes
+    on without this callback keeps them. For a strategy that has no variances while it trains (a
+    sampler, an ensemble), prune what it leaves behind: ``posterior.pruned(fraction)``.
+
+    Args:
+        fraction: The share of all prunable weights, or units, to remove, in [0, 1).
+        schedule: ``"cubic"`` or ``"linear"`` from ``start`` to ``end``, or ``"once"`` at ``start``.
+        start: Where pruning begins: a share of training (0.5), or a whole number of epochs.
+        end: Where the fraction is reached, as for ``start``; it is not used by ``"once"``.
+        every_n_steps: Optimizer steps from one pruning to the next; by default as many as make at
+            most 50 prunings.
+        unit: ``"weight"``, or ``"channel"`` for whole output channels and neurons.
+        scope: ``"global"`` for one threshold, ``"layer"`` for the same share of each tensor.
+        protect: Weights to leave alone, as :func:`lightning_bnn.selection.select` takes them;
+            biases and normalisation always are. A submodule is one of the strategy's ``net``.
+        rest: For channels, what becomes of layers that cannot be followed: ``"raise"``,
+            ``"keep"`` or ``"weight"``.
+
+    Attributes:
+        history: What each pruning did, a list of :class:`PruningStep`.
+
+    Logs ``sparsity`` and the last ``pruning_threshold`` at each pruning and at the end of an epoch.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> from lightning_bnn import VariationalBNN
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> loader = DataLoader(TensorDataset(torch.randn(8, 4), torch.randn(8, 1)), batch_size=4)
+        >>> pruning = SNRPruning(fraction=0.75, start=0.25, end=1.0)
+        >>> trainer = pl.Trainer(max_epochs=4, accelerator="cpu", logger=False,
+        ...                      enable_checkpointing=False, enable_progress_bar=False,
+        ...                      enable_model_summary=False, callbacks=[pruning])
+        >>> bnn = VariationalBNN(nn.Linear(4, 1), Gaussian(0.1))
+        >>> trainer.fit(bnn, loader)
+        >>> [(one.step, one.removed) for one in pruning.history]
+        [(3, 1), (4, 2), (5, 3), (6, 3), (7, 3), (8, 3)]
+        >>> pruning.sparsity, int(bnn.posterior().sample(5)["weight"].count_nonzero())
+        (0.75, 5)
+    """
+
+    def __init__(
+        self,
+        fraction: float = 0.95,
+        schedule: Shape = "cubic",
+        start: int | float = 0.5,  # int: a command line would make 1.0 of 1
+        end: int | float = 0.9,
+        every_n_steps: int | None = None,
+        unit: Unit = "weight",
+        scope: Scope = "global",
+        protect: Choice = None,
+        rest: Rest = "raise",
+    ) -> None:
+        self.fraction = check_fraction(fraction)
+        for name, value, known in (
+            ("schedule", schedule, get_args(Shape)),
+            ("unit", unit, get_args(Unit)),
+            ("scope", scope, get_args(Scope)),
+            ("rest", rest, get_args(Rest)),
+        ):
+            if value not in known:
+                raise ConfigurationError(f"{name}= is one of {list(known)}; got {value!r}.")
+        check_places(start, end, schedule)
+        if every_n_steps is not None:
+            check_count("every_n_steps", every_n_steps, 1)
+            if schedule == "once":
+                raise ConfigurationError(
+                    f"schedule='once' prunes once; got every_n_steps={every_n_steps}. Leave it "
+                    "out, or choose schedule='cubic' or 'linear'."
+                )
+        self.schedule, self.start, self.end, self.every_n_steps = (
+            schedule, start, end, every_n_steps,
+        )  # fmt: skip
+        self.unit, self.scope, self.protect, self.rest = unit, scope, protect, rest
+        self.history: list[PruningStep] = []
+        self._strategy: Any = None
+        self._trainer: pl.Trainer | None = None
+        self._rule: PruningRule | None = None
+        self._seen = -1  # the last position that was looked at
+        self._restored: dict[str, Any] | None = None
+
+    # ---------------------------------------------------------------- what it leaves behind
+
+    @property
+    def masks(self) -> dict[str, Tensor]:
+        """By name, 1 where a weight of the strategy stays and 0 where it is pruned.
+
+        Only tensors that lost something are in it; they are as ``torch.nn.utils.prune`` has them.
+        """
+        own = self._known_strategy()
+        tensors = {**dict(own.net.named_parameters()), **dict(own.net.named_buffers())}
+        return {name: keep.to(tensors[name].dtype) for name, keep in own.masks().items()}
+
+    @property
+    def sparsity(self) -> float:
+        """The share of the prunable weights of the strategy, protected ones too, that is gone."""
+        strategy = self._known_strategy()
+        removed, total = _count(strategy, candidates(strategy.net, strategy.family.layout.names))
+        return removed / max(1, total)
+
+    def apply(self, net: nn.Module) -> nn.Module:
+        """A copy of a network with these masks on it, through ``torch.nn.utils.prune``.
+
+        There ``prune.is_pruned`` is true, and ``prune.remove`` makes the zeros permanent. Buffers
+        are multiplied by their masks.
+
+        Args:
+            net: A network of the architecture that was trained, such as
+                ``posterior.mean_network()``.
+        """
+        net = copy_network(net)
+        named = dict(net.named_parameters())
+        for name, mask in in_network_order(net, self.masks, "masks").items():
+            if name not in named:
+                buffer = net.get_buffer(name)
+                buffer.mul_(mask.to(buffer.device))
+                continue
+            same = [other for other, p in _all_parameters(net) if p is named[name]]
+            for place in same:  # a tied weight stays tied: its layers share what is masked
+                owner, _, part = place.rpartition(".")
+                prune.custom_from_mask(net.get_submodule(owner), part, mask)
+        return net
+
+    def _known_strategy(self) -> Any:
+        if self._strategy is None:
+            raise ConfigurationError(
+                "SNRPruning has pruned nothing yet: it is one of a Trainer's callbacks, and that "
+                "Trainer has not fitted."
+            )
+        return self._strategy
+
+    # ---------------------------------------------------------------- before training
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse a module that has no variances while it trains."""
+        self._restored = None
+        strategy: Any = strategy_of(pl_module)
+        if not hasattr(strategy, "family") or not hasattr(strategy, "prune"):
+            raise ConfigurationError(
+                "SNRPruning prunes by means and standard deviations, which VariationalBNN has "
+                f"while it trains and {type(pl_module).__name__} has not. Leave the callback out "
+                "and prune what the fit leaves behind: posterior.pruned(fraction)."
+            )
+        if stage == "fit" or self._strategy is None:
+            if strategy is not self._strategy:
+                self._trainer = None  # of another strategy nothing is pruned yet
+            self._strategy = strategy
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on with a checkpoint or an earlier fit of this trainer, or start anew."""
+        again = self._trainer is trainer and 0 < self._seen <= trainer.global_step
+        self._trainer = trainer
+        if self._restored is not None or not again:
+            self._adopt(self._restored or {})
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Find the steps of the schedule, try whether the fraction can be had, prune if due."""
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if not self.history or self._rule is None:  # else it has begun
+            self._rule = resolve(
+                self.schedule, self.fraction, self.start, self.end, self.every_n_steps,
+                trainer, pl_module,
+            )  # fmt: skip
+        self._masks(self._known_strategy().posterior(), self.fraction, quiet=True)
+        # a checkpoint of this very step may have been made before this callback had its turn
+        steps = self._rule.unit == "steps"
+        self._look(trainer, trainer.global_step if steps else trainer.current_epoch)
+
+    # ---------------------------------------------------------------- while training
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Prune, if this batch ended a step after which it is due."""
+        if self._rule is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            position = completed(trainer, self._rule.unit)
+            if position is not None and self._look(trainer, position):
+                self._log(pl_module, on_step=True)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Prune after an epoch that ended without a last batch; log how much is gone."""
+        if self._rule is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if self._rule.unit == "epochs":
+            self._look(trainer, trainer.current_epoch + 1)
+        self._log(pl_module, on_step=False)
+
+    def _look(self, trainer: pl.Trainer, position: int) -> bool:
+        """Prune if it is due at a position; was it?"""
+        assert self._rule is not None
+        due = self._rule.due(position, self._seen)
+        if due:
+            self._prune(trainer, self._rule.share(position))
+        self._seen = max(self._seen, position)
+        return due
+
+    def _prune(self, trainer: pl.Trainer, fraction: float) -> None:
+        strategy = self._known_strategy()
+        posterior, before = strategy.posterior(), strategy.masks()
+        masks = self._masks(posterior, fraction, quiet=fraction < self.fraction)
+        strategy.prune(masks)
+        removed, _ = _count(strategy, candidates(strategy.net, strategy.family.layout.names))
+        gone = {name: ~mask & before.get(name, ~mask) for name, mask in masks.items()}
+        threshold = self._threshold(posterior, gone)
+        self.history.append(PruningStep(trainer.global_step, fraction, removed, threshold))
+
+    def _masks(self, posterior: Posterior, fraction: float, quiet: bool) -> dict[str, Tensor]:
+        protect = _by_names(self._known_strategy().net, self.protect)
+        with warnings.catch_warnings():
+            if quiet:  # that a layer would vanish is said once, of the last pruning
+                warnings.simplefilter("ignore")
+            return pruning_masks(
+                posterior, fraction, unit=self.unit, scope=self.scope, protect=protect,
+                rest=self.rest,
+            )  # fmt: skip
+
+    def _threshold(self, posterior: Posterior, gone: dict[str, Tensor]) -> float | None:
+        """The largest ratio among the weights, or units, that went just now."""
+        if self.unit == "channel":
+            from lightning_bnn.pruning.channels import channel_signal_to_noise
+
+            protect = _by_names(self._known_strategy().net, self.protect)
+            scores = channel_signal_to_noise(posterior, protect, self.rest)
+            gone = {name: gone[name].flatten(1).any(1) for name in scores if name in gone}
+        else:
+            scores = signal_to_noise(posterior)
+        removed = [scores[name][out] for name, out in gone.items() if bool(out.any())]
+        return max((float(one.max()) for one in removed), default=None)
+
+    def _log(self, module: pl.LightningModule, on_step: bool) -> None:
+        values = {"sparsity": self.sparsity}
+        thresholds = [one.threshold for one in self.history if one.threshold is not None]
+        if thresholds:
+            last = thresholds[-1]
+            values["pruning_threshold"] = last if math.isfinite(last) else math.nan
+        module.log_dict(values, on_step=on_step, on_epoch=not on_step, sync_dist=not on_step)
+
+    # ---------------------------------------------------------------- checkpoints
+
+    @property
+    def state_key(self) -> str:
+        """Under which the checkpoint has the state: other options are another callback."""
+        return self._generate_state_key(
+            fraction=self.fraction, schedule=self.schedule, start=self.start, end=self.end,
+            every_n_steps=self.every_n_steps, unit=self.unit, scope=self.scope,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule stands, and what was done; the masks are the strategy's."""
+        return {
+            "history": [asdict(one) for one in self.history],
+            "rule": None if self._rule is None else asdict(self._rule),
+            "seen": self._seen,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state for a fit that goes on; one that has done nothing takes it at once."""
+        self._restored = state_dict
+        if not self.history:
+            self._adopt(state_dict)
+
+    def _adopt(self, state: dict[str, Any]) -> None:
+        rule = state.get("rule")
+        self._rule = None if rule is None else PruningRule(**rule)
+        self.history = [PruningStep(**one) for one in state.get("history", [])]
+        self._seen = state.get("seen", -1)
+
+
+def _count(strategy: Any, names: Sequence[str]) -> tuple[int, int]:
+    """The pruned and all of the weights in these tensors."""
+    masks, tensors = strategy.masks(), dict(strategy.net.named_parameters())
+    removed = sum(int((~masks[name]).sum()) for name in names if name in masks)
+    return removed, sum(tensors[name].numel() for name in names)
+
+
+def _by_names(net: nn.Module, protect: Choice) -> Choice:
+    """A choice in which a submodule of the strategy's network is a list of names.
+
+    A posterior has a copy of the network, whose modules are others.
+    """
+    if (
+        protect is None
+        or isinstance(protect, str)
+        or not isinstance(protect, (nn.Module, Sequence))
+    ):
+        return protect
+    rules: list[Any] = []
+    for rule in [protect] if isinstance(protect, nn.Module) else protect:
+        if not isinstance(rule, nn.Module):
+            rules.append(rule)
+            continue
+        inside = {id(parameter) for parameter in rule.parameters()}
+        found = [name for name, parameter in net.named_parameters() if id(parameter) in inside]
+        if not found:
+            raise ConfigurationError(
+                f"protect= has a {type(rule).__name__} without a parameter of the strategy's own "
+                "network, which is a copy of the one that was given. Pass a submodule of the copy, "
+                "such as bnn.net.fc, or a pattern of names, such as 'fc.*'."
+            )
+        rules += found
+    return rules
+
+
+def _all_parameters(net: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(net.named_parameters(remove_duplicate=False))
