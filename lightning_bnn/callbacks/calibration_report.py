@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.trainer.states import RunningStage
 from pytorch_lightning.utilities import rank_zero_warn
 
-from lightning_bnn.callbacks.report_pages import ReportPages, noting, warn_of_failure
+from lightning_bnn.callbacks.report_pages import ReportPages, add_curve, noting, warn_of_failure
 from lightning_bnn.callbacks.report_schedule import validation_page
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.predictive import Predictive
@@ -29,7 +27,7 @@ from lightning_bnn.report.example_numbers import ExampleNumbers
 from lightning_bnn.report.gather import batch_limit, flat_loaders
 from lightning_bnn.report.networks import make_posterior, name_all
 from lightning_bnn.report.posteriors import data_loader, validation_loader
-from lightning_bnn.report.run import RunModels
+from lightning_bnn.report.run import RunModels, evaluating, load_validation_data
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.resume import ResumableLoader, isolated_random_state
 
@@ -71,6 +69,10 @@ class CalibrationReport(pl.Callback):
         bins: Bins of the reliability diagram.
         risk: The share of errors to allow; the report tells how much can be answered with it.
         class_names: Names of the classes.
+        pruning: Shares of the strategy's weights. The pages then say what removing them would cost,
+            those of the lowest signal-to-noise ratio first
+            (:func:`lightning_bnn.pruning.prune_curve`): after a fit, a test or a validation by
+            itself, not every n epochs. Each share costs a pass over the data.
 
     Attributes:
         reports: The last reports of this process, by file name. Only process 0 has them.
@@ -105,6 +107,7 @@ class CalibrationReport(pl.Callback):
         bins: int = 15,
         risk: float = 0.05,
         class_names: Sequence[str] | None = None,
+        pruning: Sequence[float] | None = None,
     ) -> None:
         if every_n_epochs is not None and every_n_epochs < 1:
             raise ConfigurationError(
@@ -122,6 +125,7 @@ class CalibrationReport(pl.Callback):
         self.every_n_epochs = every_n_epochs
         self.after_fit = after_fit
         self.bins, self.risk, self.class_names = bins, risk, class_names
+        self.pruning = None if pruning is None else _checked_fractions(pruning)
         self._pages = ReportPages(risk, class_names)
         self.reports: dict[str, Report] = self._pages.reports
         self.files: list[str] = self._pages.files
@@ -129,7 +133,8 @@ class CalibrationReport(pl.Callback):
         self._name: str | None = None  # of the page that is being gathered; None: of none
         self._collections: list[Collection] = []
         self._numbers: list[ExampleNumbers] = []
-        self._made_at: int | None = None  # the step of the last page of validation data
+        self._loaders: list[Any] = []
+        self._made_at: int | None = None  # the step of a page that can serve for the fit
         # whose validation had which loaders; the module is not kept alive for it
         self._fitted: tuple[weakref.ref[Any], list[Any]] | None = None
 
@@ -166,7 +171,9 @@ class CalibrationReport(pl.Callback):
                 for name, one in self.compare.items()
             }
             loaders = {name: data_loader(one, f"ood[{name!r}]") for name, one in self.ood.items()}
-        self._models = RunModels(trainer, pl_module, posteriors, loaders, self.class_names)
+        self._models = RunModels(
+            trainer, pl_module, posteriors, loaders, self.class_names, self.pruning
+        )
 
     def _wants_page(self, trainer: Any) -> bool:
         """Whether what the trainer does can make a page."""
@@ -182,7 +189,7 @@ class CalibrationReport(pl.Callback):
 
     def _forget(self) -> None:
         self._name = None
-        self._collections, self._numbers = [], []
+        self._collections, self._numbers, self._loaders = [], [], []
         self.__dict__.pop("_models", None)  # setup makes them
 
     def on_train_batch_start(
@@ -227,11 +234,11 @@ class CalibrationReport(pl.Callback):
         self._name = name
         if name is None:
             return
-        names = self._models.names
-        self._collections = [Collection(names, self.bins) for _ in flat_loaders(loaders)]
+        names, self._loaders = self._models.names, flat_loaders(loaders)
+        self._collections = [Collection(names, self.bins) for _ in self._loaders]
         self._numbers = [
             ExampleNumbers(loader, trainer.global_rank, trainer.world_size)
-            for loader in flat_loaders(loaders)
+            for loader in self._loaders
         ]
 
     def on_validation_batch_end(
@@ -307,14 +314,14 @@ class CalibrationReport(pl.Callback):
             return
         if trainer.val_dataloaders is None and trainer.enable_validation:
             try:
-                _load_validation_data(trainer)
+                load_validation_data(trainer)
             except Exception as error:  # what was trained stays
                 warn_of_failure("fit", f"{type(error).__name__}: {error}")
                 return
         loaders = trainer.val_dataloaders
         if loaders is None:
             return  # a fit without validation data
-        with isolated_random_state(), _evaluating(pl_module), pl_module.snapshot():
+        with isolated_random_state(), evaluating(pl_module), pl_module.snapshot():
             self._begin(trainer, "fit", loaders)
             limits = trainer.num_val_batches
             for loader, limit, collection in zip(
@@ -336,7 +343,9 @@ class CalibrationReport(pl.Callback):
             return []
         page, self._name = self._name, None
         if stage == "val":
-            self._made_at, self._pages.last = trainer.global_step, []
+            # a page of an epoch has no curve, and cannot serve for the fit where one is asked for
+            serves = self.pruning is None or not page.startswith("epoch")
+            self._made_at, self._pages.last = trainer.global_step if serves else None, []
         if self._collections:
             first = self._collections[0]
             if first.failure is None:
@@ -357,32 +366,20 @@ class CalibrationReport(pl.Callback):
                     category=UserWarning,
                 )
                 continue
+            if self.pruning is not None and not page.startswith("epoch"):
+                limits = trainer.num_test_batches if stage == "test" else trainer.num_val_batches
+                add_curve(trainer, self._models, whole, self._loaders[index], limits[index])
             name = f"{page}-{index + 1}" if several else page
             scalars = self._pages.write(trainer, self._models.own, whole, name, stage)
             suffix = f"/dataloader_idx_{index}" if several else ""
             logged.append({f"{stage}_{key}{suffix}": value for key, value in scalars.items()})
             if through_module:
                 module.log_dict(logged[-1], sync_dist=True, add_dataloader_idx=False)
-        self._collections, self._numbers = [], []
+        self._collections, self._numbers, self._loaders = [], [], []
         return logged
 
 
-def _load_validation_data(trainer: Any) -> None:
-    """Set the validation data up as a validation would; none has come by the end of the fit."""
-    stage, trainer.state.stage = trainer.state.stage, RunningStage.VALIDATING
-    try:
-        trainer.fit_loop.epoch_loop.val_loop.setup_data()
-    finally:
-        trainer.state.stage = stage
+def _checked_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
+    from lightning_bnn.pruning.curve import check_fractions  # not needed by most pages
 
-
-@contextmanager
-def _evaluating(module: pl.LightningModule) -> Iterator[None]:
-    """A module in evaluation mode; each part gets its own mode back."""
-    before = [(one, one.training) for one in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for one, training in before:
-            one.training = training
+    return check_fractions(fractions)

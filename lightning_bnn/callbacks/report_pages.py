@@ -17,8 +17,9 @@ from lightning_bnn.report.collection import Collection
 from lightning_bnn.report.document import Report, folder_problem
 from lightning_bnn.report.loggers import headlines, log_figures, shows_figures
 from lightning_bnn.report.numbers import report_numbers
+from lightning_bnn.report.run import RunModels
 
-__all__ = ["ReportPages", "noting", "warn_of_failure"]
+__all__ = ["ReportPages", "add_curve", "noting", "warn_of_failure"]
 
 
 class ReportPages:
@@ -106,6 +107,7 @@ class ReportPages:
                 source=source,
                 class_names=self.class_names,
                 risk=self.risk,
+                pruning=whole.pruning or None,
             )
         )
         self._save(name, made)
@@ -123,6 +125,40 @@ class ReportPages:
         self.reports[f"{name}.html"] = made
         if file not in self.files:
             self.files.append(file)
+
+
+def add_curve(
+    trainer: Any, models: RunModels, whole: Collection, loader: Any, limit: float
+) -> None:
+    """Add the pruning curve of the strategy to what all processes gathered; all of them ask.
+
+    One that fails in a fit is a sentence on the page, not the loss of it.
+
+    Args:
+        trainer: The trainer.
+        models: The models of the run.
+        whole: What was gathered.
+        loader: The loader of the page.
+        limit: How many of its batches the trainer lets through.
+    """
+    if whole.failure is not None:
+        return
+    if whole.fewest == 0:  # its metrics would have nothing to add up
+        reason = "a process has none of the data, and the curve needs some in each."
+        whole.pruning = {models.own: {"unavailable": reason}}
+        return
+    try:
+        whole.pruning = {models.own: models.prune(loader, limit)}
+    except Exception as error:
+        if trainer.state.fn != "fit":
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        whole.pruning = {models.own: {"unavailable": reason}}
+        rank_zero_warn(
+            f"CalibrationReport could not make the pruning curve ({reason}). The page goes without "
+            "it.",
+            category=UserWarning,
+        )
 
 
 @contextmanager

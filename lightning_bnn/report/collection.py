@@ -29,6 +29,8 @@ class Collection:
         outside: Scores by model, and by data from elsewhere.
         validation: Statistics of other data, which the temperature is fitted on, by model.
         failure: Why no page can be made of it; None if nothing went wrong.
+        fewest: The fewest examples that one of the processes saw; once gathered.
+        pruning: By model, the numbers of its pruning curve; on the gathered collection.
 
     Example:
         >>> Collection(["net", "ensemble"]).examples
@@ -40,6 +42,8 @@ class Collection:
         self.validation = {name: Statistics(bins=bins) for name in names}
         self.outside: dict[str, dict[str, Outside]] = {name: {} for name in names}
         self.failure: str | None = None
+        self.fewest: int | None = None
+        self.pruning: dict[str, dict[str, Any]] = {}
 
     @property
     def examples(self) -> int:
@@ -74,6 +78,7 @@ class Collection:
         parts: list[Any] = [None] * world_size
         torch.distributed.all_gather_object(parts, self)
         whole = parts[0]
+        whole.fewest = min(part.examples for part in parts)
         for part in parts[1:]:
             whole.merge(part)
         return whole

@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import OrderedPredictive
+from lightning_bnn.report.figure_style import plain
 from lightning_bnn.report.figures_of_classes import class_figures
 from lightning_bnn.report.figures_of_numbers import number_figures
 
@@ -32,7 +33,9 @@ def calibration_figures(numbers: Mapping[str, Any]) -> dict[str, Figure]:
     regression. ``"selection"``: what the uncertainty is worth for choosing, by risk and coverage
     or by error against predicted standard deviation. ``"shift"``, where the report has data from
     elsewhere: how far the uncertainty tells them apart. ``"fit"``, where the input is one number.
-    All models of the report are in each.
+    All models of the report are in each. ``"pruning_histogram"`` and ``"pruning_curve"``, where
+    the report has pruned: signal-to-noise ratios, and what removing weights costs. These are of one
+    model each; where several have them, their number among the models comes after the name.
 
     Args:
         numbers: The numbers of a report, such as ``Report.numbers`` or its JSON file.
@@ -60,7 +63,24 @@ def calibration_figures(numbers: Mapping[str, Any]) -> dict[str, Figure]:
             f"'numbers' and its models; got task={task!r} and the keys {sorted(numbers)}. Pass "
             "Report.numbers."
         )
-    return drawn[task](numbers["models"])
+    return drawn[task](numbers["models"]) | _pruning_figures(numbers["models"])
+
+
+def _pruning_figures(models: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    from lightning_bnn.pruning.figures import draw_curve, draw_histogram
+
+    numbered = {
+        at: block for at, block in enumerate(models, 1) if "results" in (block.get("pruning") or {})
+    }
+    figures = {}
+    for at, block in numbered.items():
+        ending = f"_{at}" if len(numbered) > 1 else ""
+        for name, draw in (("histogram", draw_histogram), ("curve", draw_curve)):
+            figure = draw(block["pruning"])
+            if len(models) > 1:
+                figure.suptitle(plain(block["name"]), fontsize=10)
+            figures[f"pruning_{name}{ending}"] = figure
+    return figures
 
 
 def draw_regression(

@@ -16,6 +16,7 @@ from lightning_bnn.report.headlines import COARSE, unseen_gap
 from lightning_bnn.report.number_block import number_block
 from lightning_bnn.report.outside import Outside
 from lightning_bnn.report.plain import plain
+from lightning_bnn.report.pruning_words import pruning_sentence
 from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.report.words import summary
 
@@ -42,6 +43,7 @@ def report_numbers(
     risk: float = 0.05,
     notes: Sequence[str] = (),
     made: str | None = None,
+    pruning: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """The document, of plain Python values that JSON can hold.
 
@@ -56,6 +58,8 @@ def report_numbers(
         risk: The largest share of errors that is acceptable among the answers given.
         notes: Further sentences of the summary.
         made: The time of making, ISO 8601; None: now, in UTC, to the minute.
+        pruning: By model, the numbers of its pruning curve, or why there is none
+            (:func:`~lightning_bnn.report.pruning.pruning_block`).
 
     Raises:
         DataError: There are fewer rows than bins, or the models saw different examples.
@@ -108,8 +112,21 @@ def report_numbers(
     for model, block in zip(models.values(), document["models"], strict=True):
         if block["verdict"]["label"] == "calibrated" and not _could_show(model, block):
             block["verdict"]["label"] = "nothing found"
+    for name, found in (pruning or {}).items():
+        _attach_pruning(document, list(models).index(name), found)
     document["summary"] = summary(document, notes)
     return document
+
+
+def _attach_pruning(document: dict[str, Any], index: int, pruning: Mapping[str, Any]) -> None:
+    """Add the curve of a model, and what it says, to its block."""
+    intervals = {
+        row["key"]: (row["values"][index]["lower"], row["values"][index]["upper"])
+        for row in document["comparison"]["rows"]
+    }
+    block = plain(dict(pruning))
+    block["text"] = pruning_sentence(block, document["task"], intervals)
+    document["models"][index]["pruning"] = block
 
 
 def _could_show(model: Statistics, block: Mapping[str, Any]) -> bool:

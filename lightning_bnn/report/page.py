@@ -40,6 +40,7 @@ _PROGRAM = (
     "class_uncertainty.js",
     "numbers.js",
     "shift.js",
+    "pruning.js",
     "header.js",
     "comparison.js",
     "page.js",

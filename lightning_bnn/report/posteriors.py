@@ -28,6 +28,7 @@ from lightning_bnn.report.gather import (
 from lightning_bnn.report.networks import make_posterior, name_all
 from lightning_bnn.report.numbers import report_numbers
 from lightning_bnn.report.outside import Outside
+from lightning_bnn.report.pruning import check_pruning, pruning_block
 from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.resume import isolated_random_state
@@ -49,6 +50,7 @@ def report_posteriors(
     risk: float = 0.05,
     title: str = "Calibration report",
     source: str = "test",
+    pruning: Sequence[float] | None = None,
 ) -> Report:
     """How far the predictions of posteriors can be trusted, side by side on the same data.
 
@@ -68,12 +70,16 @@ def report_posteriors(
         risk: The share of errors to allow; the report tells how much can be answered with it.
         title: The heading of the page.
         source: What the data are.
+        pruning: Shares of the weights; the report then says what removing them would cost each
+            model, those of the lowest signal-to-noise ratio first
+            (:func:`lightning_bnn.pruning.prune_curve`). Each share costs a pass over the data.
 
     Returns:
         The report: ``.save("report.html")`` writes the page and its numbers.
 
     Raises:
-        ConfigurationError: The models predict different things.
+        ConfigurationError: The models predict different things, or a share of ``pruning`` is not in
+            [0, 1) or cannot be reached.
         DataError: Data that do not go through a network.
 
     Example:
@@ -100,6 +106,9 @@ def report_posteriors(
         ood = {"ood": ood}
     elsewhere = {name: data_loader(one, f"ood[{name!r}]") for name, one in (ood or {}).items()}
     _check(models, loader, elsewhere, draws)
+    if pruning is not None:
+        for posterior in models.values():
+            check_pruning(posterior, pruning)
 
     statistics = _statistics(models, loader, draws, bins)
     outside: dict[str, dict[str, Outside]] = {name: {} for name in models}
@@ -116,6 +125,9 @@ def report_posteriors(
         fitted = _statistics(models, validation, draws, bins)
         if not next(iter(fitted.values())).examples:
             fitted = None  # a data module without validation rows
+    curves = None
+    if pruning is not None:
+        curves = {n: pruning_block(p, loader, pruning, draws) for n, p in models.items()}
     return Report(
         report_numbers(
             statistics,
@@ -125,6 +137,7 @@ def report_posteriors(
             source=source,
             class_names=class_names,
             risk=risk,
+            pruning=curves,
         )
     )
 

@@ -6,11 +6,14 @@ Batches pass through the trainer's hooks and precision as those of a step do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from pytorch_lightning.trainer.states import RunningStage
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, DataError
@@ -26,11 +29,12 @@ from lightning_bnn.report.gather import (
     undisturbed,
 )
 from lightning_bnn.report.outside import Outside
+from lightning_bnn.report.pruning import Batches, check_pruning, pruning_block
 from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.resume import isolated_random_state
 
-__all__ = ["RunModels"]
+__all__ = ["RunModels", "evaluating", "load_validation_data"]
 
 
 class RunModels:
@@ -42,6 +46,7 @@ class RunModels:
         posteriors: The compared ones, by name.
         loaders: Loaders of data from elsewhere, by name.
         class_names: Names of the classes.
+        pruning: Shares of the strategy's weights that a curve removes; None: no curve.
     """
 
     def __init__(
@@ -51,10 +56,11 @@ class RunModels:
         posteriors: Mapping[str, Posterior],
         loaders: Mapping[str, Any],
         class_names: Sequence[str] | None = None,
+        pruning: Sequence[float] | None = None,
     ) -> None:
         self.trainer, self.strategy = trainer, strategy
         self.posteriors, self.loaders = posteriors, loaders
-        self.class_names = class_names
+        self.class_names, self.pruning = class_names, pruning
         self.own = type(strategy).__name__
         self._checked = False
 
@@ -68,12 +74,14 @@ class RunModels:
 
         Raises:
             DataError: A loader is empty, or its inputs do not go through the network.
-            ConfigurationError: A compared model predicts something else, or there are more or
-                fewer names than classes.
+            ConfigurationError: A compared model predicts something else, there are more or fewer
+                names than classes, or a share cannot be pruned.
         """
         if self._checked:
             return
         self._checked = True
+        if self.pruning is not None:
+            check_pruning(self.strategy.posterior(), self.pruning)
         if not self.posteriors and not self.loaders and self.class_names is None:
             return
         inputs = self.strategy.split(batch)[0]
@@ -157,6 +165,34 @@ class RunModels:
                 predictive = self._predict(self.strategy.split(moved)[0])
                 self.add(into, predictive, moved, number(len(predictive)))
 
+    def prune(self, loader: Any, limit: float = float("inf")) -> dict[str, Any]:
+        """What pruning would cost the strategy's posterior, on a loader that Lightning prepared.
+
+        With several processes each predicts its share, repeats left out, and the metrics add up
+        what all of them saw: every process has to ask, and gets the same.
+
+        Args:
+            loader: The loader.
+            limit: At most how many of its batches are looked at.
+        """
+        trainer = self.trainer
+
+        def read() -> Iterator[tuple[Any, Tensor]]:
+            with undisturbed(loader), torch.no_grad():
+                batches = numbered_batches(
+                    loader, trainer.global_rank, trainer.world_size, limit, prepared=True
+                )
+                for batch, number in batches:
+                    inputs, targets = self.strategy.split(self._on_device(batch))
+                    kept = (number(len(targets)) >= 0).to(targets.device)
+                    if bool(kept.any()):
+                        yield apply_to_collection((inputs, targets), Tensor, lambda t, k=kept: t[k])
+
+        draws, fractions = self.strategy.predict_draws, self.pruning or ()
+        context = trainer.precision_plugin.forward_context()
+        with self.strategy.snapshot() as posterior, context:
+            return pruning_block(posterior, Batches(read), fractions, draws)
+
     def gather_outside(self, collection: Collection) -> None:
         """Predict all loaders from elsewhere with all models."""
         trainer = self.trainer
@@ -186,3 +222,24 @@ class RunModels:
         batch = self.trainer.precision_plugin.convert_input(batch)
         batch = self.strategy._on_before_batch_transfer(batch)
         return self.trainer.strategy.batch_to_device(batch)
+
+
+def load_validation_data(trainer: Any) -> None:
+    """Set the validation data up as a validation would; none has come by the end of the fit."""
+    stage, trainer.state.stage = trainer.state.stage, RunningStage.VALIDATING
+    try:
+        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+    finally:
+        trainer.state.stage = stage
+
+
+@contextmanager
+def evaluating(module: pl.LightningModule) -> Iterator[None]:
+    """A module in evaluation mode; each part gets its own mode back."""
+    before = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, training in before:
+            one.training = training

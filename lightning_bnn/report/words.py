@@ -20,6 +20,7 @@ from lightning_bnn.report.headlines import (
     points,
     unseen_gap,
 )
+from lightning_bnn.report.pruning_words import about_pruning
 
 __all__ = ["plural", "summary"]
 
@@ -80,6 +81,7 @@ def summary(numbers: Numbers, notes: Sequence[str] = ()) -> list[dict[str, Any]]
         lines += _about_model(block, numbers)
     lines += _about_shift(numbers["models"])
     lines += _about_parts(numbers)
+    lines += about_pruning(numbers["models"])
     lines += _about_comparison(numbers["comparison"])
     lines += _about_data(numbers)
     lines += [(None, "note", note) for note in notes]

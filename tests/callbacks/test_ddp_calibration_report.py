@@ -56,6 +56,10 @@ def test_same_numbers(directory: Path, alone: CalibrationReport, page: str, sing
     assert numbers["data"] == wanted["data"]
     assert flat(numbers) == pytest.approx(flat(wanted), abs=1e-6)
     assert numbers["summary"] == wanted["summary"]
+    curve = numbers["models"][0]["pruning"]  # compared above: each process had its share of it
+    assert [one["removed"] for one in curve["results"]] == [0, 28, 50]
+    whole = curve["results"][0]["scores"]
+    assert whole["nll"] == pytest.approx(numbers["models"][0]["scalars"]["nll"], abs=1e-6)
 
 
 def test_pages(directory: Path) -> None:
@@ -64,6 +68,7 @@ def test_pages(directory: Path) -> None:
     numbers = read(directory, "reports/epoch-0001.json")
     assert numbers["data"]["examples"] == 41
     assert numbers["models"][0]["shift"]["far"]["examples"] == 23
+    assert "pruning" not in numbers["models"][0]
 
 
 def test_temperature_uses_every_validation_example_once(

@@ -23,7 +23,8 @@ const read = svg => {
     .map(line => [...numbers(line, at), line.nextElementSibling.textContent]);
   const layers = {};
   for (const layer of svg.querySelectorAll('[data-series]')) {
-    (layers[layer.dataset.series] ||= []).push(...[...layer.children].map(mark));
+    (layers[layer.dataset.series] ||= [])
+      .push(...[...layer.children].filter(node => node.tagName !== 'text').map(mark));
   }
   const texts = [...svg.querySelectorAll('text')]
     .map(text => [...numbers(text, 'x', 'y'), text.textContent]);
@@ -31,9 +32,10 @@ const read = svg => {
   return {x: ticks('tick', 'x1'), y: ticks('grid', 'y1'), layers, texts,
           base: base ? numbers(base, 'x1')[0] : null};
 };
+// a figure of several drawings has its id for the first, id/1 for the second, ...
 return Object.fromEntries([...document.querySelectorAll('figure')]
-  .filter(figure => figure.querySelector('.canvas svg'))
-  .map(figure => [figure.id, read(figure.querySelector('.canvas svg'))]));
+  .flatMap(figure => [...figure.querySelectorAll('.canvas svg')]
+    .map((svg, at) => [at ? `${figure.id}/${at}` : figure.id, read(svg)])));
 """
 
 

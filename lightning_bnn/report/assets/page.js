@@ -12,6 +12,7 @@ function sections(block) {
     return [
       section("calibration", "Calibration", "Do the stated distributions hold what they promise?", build(pitHistogram, coverageFigure)),
       section("errors", "Sharpness and errors", "How large are the errors, and does the stated spread foresee them?", build(errorAgainstSd, uncertaintyBySd, fitFigure)),
+      attempt(pruningSection, block, report),
       attempt(shiftSection, block, report),
     ];
   }
@@ -19,6 +20,7 @@ function sections(block) {
     section("calibration", "Calibration", "Does a stated probability come true as often as it says?", build(reliability, confidenceHistogram, temperatureFigure, nllParts)),
     section("errors", "Sharpness and errors", "How much do the predictions tell, and can the wrong ones be found beforehand?", build(riskCoverage, entropyAccuracy, nllDecomposition, brierDecomposition)),
     section("uncertainty", "Uncertainty", "Where the doubt lies, and what kind of doubt it is.", build(perClass, confusion)),
+    attempt(pruningSection, block, report),
     attempt(shiftSection, block, report),
     section("examples", "Examples", "What the model found hardest.", build(uncertainExamples)),
   ];
@@ -102,6 +104,8 @@ if (comparison) byId("comparison-slot").append(comparison);
 for (const part of document.querySelectorAll("[data-task]")) part.hidden = part.dataset.task !== report.task;
 const shifted = report.models.some((block) => Object.keys(block.shift || {}).length > 0);
 for (const part of document.querySelectorAll("[data-shift]")) part.hidden = !shifted;
+const pruned = report.models.some((block) => resultsOf(block).length > 0);
+for (const part of document.querySelectorAll("[data-pruning]")) part.hidden = !pruned;
 tabs();
 theme();
 byId("print").addEventListener("click", () => window.print());

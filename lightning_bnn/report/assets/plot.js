@@ -10,6 +10,8 @@ function ticks(low, high, wanted) {
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough * 0.999);
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
+  // a single tick gives no scale, and no distance that says how many digits it needs
+  if (last - first < 1 && high > low) return ticks(low, high, 2 * wanted);
   return range(last - first + 1).map((index) => (first + index) * step);
 }
 
@@ -62,7 +64,7 @@ function plot(width, { title, height, x, y }) {
   svg.append(shape("clipPath", { id: clip }, shape("rect", seen)));
 
   const axes = shape("g", { class: "axes", "aria-hidden": "true" });
-  const xTicks = ticks(...x.domain, Math.max(2, Math.min(6, frame.width / 70)));
+  const xTicks = x.ticks || ticks(...x.domain, Math.max(2, Math.min(6, frame.width / 70)));
   const xText = x.format || tickText(xTicks);
   for (const value of yTicks) {
     axes.append(

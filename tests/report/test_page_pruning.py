@@ -1,0 +1,213 @@
+"""The section on pruning: its figures show the numbers, and mouse and keys find them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_bnn.report.numbers import _attach_pruning
+from tests.report.browser import Browser
+from tests.report.drawings import READ, Drawing, value_of
+from tests.report.pruning_blocks import OF_CLASSES, OF_NUMBERS, hand_made
+
+Numbers = dict[str, Any]
+Opener = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def pruned(classes: Numbers) -> Numbers:
+    """The first model has a curve, the second has no variances."""
+    made = copy.deepcopy(classes)
+    _attach_pruning(made, 0, hand_made(OF_CLASSES))
+    _attach_pruning(made, 1, {"unavailable": "<b>one draw</b> has no variance."})
+    return made
+
+
+@pytest.fixture(scope="module")
+def drawn(browser: Browser, opener: Opener, pruned: Numbers) -> dict[str, Any]:
+    opener(pruned)
+    return browser.run(READ)
+
+
+def on_logarithm(read: dict[str, Any], of_label: Callable[[float], float]) -> Drawing:
+    """A drawing whose x axis says something else than it is linear in."""
+    texts = [[place, str(of_label(value_of(text)))] for place, text in read["x"]]
+    return Drawing({**read, "x": texts})
+
+
+def test_histogram(drawn: dict[str, Any], pruned: Numbers) -> None:
+    block = pruned["models"][0]["pruning"]
+    figure = on_logarithm(drawn["snr"], np.log10)
+    edges, counts = (np.array(block["histogram"][key]) for key in ("log10_edges", "counts"))
+    bars = figure.marks("counts", "rect")
+    np.testing.assert_allclose(bars[:, 0], edges[:-1][counts > 0], atol=0.01)
+    np.testing.assert_allclose(bars[:, 2], edges[1:][counts > 0], atol=0.01)
+    np.testing.assert_allclose(bars[:, 3], counts[counts > 0], atol=0.006 * counts.max())
+    lines = figure.marks("thresholds", "line")
+    wanted = [np.log10(one["threshold"]) for one in block["results"] if one["threshold"]]
+    np.testing.assert_allclose(np.sort(lines[:, 0]), wanted, atol=0.01)
+    np.testing.assert_allclose(lines[:, 0], lines[:, 2])
+    shown = [text for *_, text in drawn["snr"]["texts"]]
+    assert {"50%", "75%", "90%", "95%", "98%", "99%"} <= set(shown)
+
+
+@pytest.mark.parametrize("task", ["classes", "numbers"])
+def test_curves(
+    browser: Browser, opener: Opener, pruned: Numbers, numbers: Numbers, task: str
+) -> None:
+    if task == "numbers":
+        pruned = copy.deepcopy(numbers)
+        for index in (0, 1):
+            _attach_pruning(pruned, index, hand_made(OF_NUMBERS))
+    opener(pruned)
+    read = browser.run(READ)
+    block = pruned["models"][0]["pruning"]
+    shares = [-np.log10(1 - one["fraction"]) for one in block["results"]]
+    order = {
+        "classes": {"accuracy": "accuracy", "nll": "nll", "ece": "ece", "brier": "brier"},
+        "numbers": {"rmse": "rmse", "nll": "nll", "crps": "crps", "coverage": "coverage_90"},
+    }[task]
+    rows = {row["key"]: row["values"][0] for row in pruned["comparison"]["rows"]}
+    for at, (name, row) in enumerate(order.items()):
+        figure = on_logarithm(
+            read[f"pruning-curve/{at}" if at else "pruning-curve"], lambda f: -np.log10(1 - f)
+        )
+        values = np.array([one["scores"][name] for one in block["results"]])
+        ends = np.array([rows[row]["lower"], rows[row]["upper"]])
+        if name == "accuracy":
+            values, ends = 1 - values, 1 - ends[::-1]
+        near = 0.008 * (max(*values, *ends) - min(*values, *ends))
+        for found in (figure.marks("model-0", "circle"), figure.path("model-0")):
+            np.testing.assert_allclose(found[:, 0], shares, atol=0.012)
+            np.testing.assert_allclose(found[:, 1], values, atol=near)
+        ((_, low, _, high),) = figure.marks("interval", "rect")
+        np.testing.assert_allclose([low, high], ends, atol=near)
+        assert ("model-1" in figure.layers) == (task == "numbers")
+    assert browser.messages() == []
+
+
+def test_a_layer_by_itself(browser: Browser, opener: Opener, pruned: Numbers) -> None:
+    opener(pruned)
+    names = browser.texts("#snr option")
+    assert names == ["all layers", "0.weight", "2.weight", "4.weight"]
+    browser.run(
+        "const s = document.querySelector('#snr select'); s.value = '1';"
+        "s.dispatchEvent(new Event('change'))"
+    )
+    figure = on_logarithm(browser.run(READ)["snr"], np.log10)
+    counts = np.array(pruned["models"][0]["pruning"]["histogram"]["layers"][1]["counts"])
+    bars = figure.marks("counts", "rect")
+    np.testing.assert_allclose(bars[:, 3], counts[counts > 0], atol=0.006 * counts.max())
+
+
+def test_mouse_and_keys(browser: Browser, opener: Opener, pruned: Numbers) -> None:
+    opener(pruned)
+    browser.hover("#pruning-curve svg:nth-of-type(2) .hit", 4)
+    tip = browser.tooltip() or ""
+    assert "95% removed, 230 left" in tip
+    assert "38.80%" in tip
+    assert "1.12" in tip
+    browser.run("document.querySelector('#snr .hit').focus()")
+    browser.run(
+        "document.activeElement.dispatchEvent(new KeyboardEvent('keydown',"
+        "{key: 'End', bubbles: true}))"
+    )
+    label = browser.run("return document.activeElement.getAttribute('aria-label')")
+    assert "weights" in label
+    # a share of which a bin goes is the smallest one whose line is to the right of it
+    browser.hover("#snr .hit", 0)
+    assert "50% removed" in (browser.tooltip() or "")
+
+
+def test_words_and_table(browser: Browser, opener: Opener, pruned: Numbers) -> None:
+    opener(pruned)
+    text = pruned["models"][0]["pruning"]["text"]
+    (lead,) = browser.texts("#pruning > .lead")
+    assert text[1:] in lead
+    rows = browser.run(
+        "return [...document.querySelectorAll('#pruning-results > .scroll tr')]"
+        ".map(r => [...r.children].map(c => c.textContent))"
+    )
+    assert rows[0][:4] == ["removed", "weights left", "largest ratio removed", "error rate"]
+    assert rows[1][:4] == ["0%", "4,600", "–", "37.80%"]
+    assert rows[7][:2] == ["99%", "46"]
+    layers = browser.run(
+        "return [...document.querySelectorAll('#pruning-results details tr')]"
+        ".map(r => [...r.children].map(c => c.textContent))"
+    )
+    shares = pruned["models"][0]["pruning"]["histogram"]["layers"][2]["removed"]
+    assert layers[3][0] == "4.weight"
+    assert [value_of(one) for one in layers[3][3:]] == pytest.approx(shares, abs=6e-4)
+    assert browser.run("return document.querySelector('dt[data-pruning]').hidden") is False
+
+
+def test_without_variances(browser: Browser, opener: Opener, pruned: Numbers) -> None:
+    opener(pruned)
+    browser.run("document.querySelectorAll('#tabs button')[1].click()")
+    wanted = "No pruning by signal to noise: <b>one draw</b> has no variance."
+    assert browser.texts("#pruning > .lead") == [wanted]
+    assert browser.texts("#pruning figure, #pruning b") == []
+    assert browser.messages() == []
+
+
+def test_not_asked(browser: Browser, opener: Opener, classes: Numbers) -> None:
+    opener(classes)
+    assert browser.texts("#pruning") == []
+    assert browser.run("return document.querySelector('dt[data-pruning]').hidden") is True
+
+
+def test_narrow_and_on_paper(browser: Browser, opener: Opener, pruned: Numbers) -> None:
+    opener(pruned, width=400, scheme="dark")
+    wide, box = browser.run(
+        "return [document.documentElement.scrollWidth,"
+        "document.querySelector('#pruning-curve .multiples').style.getPropertyValue('--columns')]"
+    )
+    assert (wide <= 400, box) == (True, "1")
+    overlaps = browser.run(
+        """return [...document.querySelectorAll('#pruning .canvas svg')].flatMap(svg => {
+          const boxes = [...svg.querySelectorAll('.tick')]
+            .map(t => t.nextElementSibling.getBoundingClientRect())
+            .sort((a, b) => a.left - b.left);
+          return boxes.slice(1).filter((b, i) => b.left < boxes[i].right + 2);
+        }).length"""
+    )
+    assert overlaps == 0
+    assert len(browser.pdf()) > 10_000
+    assert browser.messages() == []
+
+
+ODD: list[dict[str, Any]] = [
+    {"histogram": None},
+    {"histogram": {"log10_edges": [0], "counts": []}},
+    {"results": []},
+    {"score_names": None},
+    {"score_names": ["constructor", "nll"]},
+    {"scope": "layer"},
+    {"unit": "channel", "text": None},
+]
+
+
+def test_odd_numbers_cost_no_more_than_their_figure(
+    browser: Browser, opener: Opener, pruned: Numbers
+) -> None:
+    odd = copy.deepcopy(pruned)
+    odd["models"] = [copy.deepcopy(pruned["models"][0]) for _ in ODD]
+    for block, change in zip(odd["models"], ODD, strict=True):
+        block["pruning"].update(change)
+    opener(odd)
+    seen = []
+    for index in range(len(ODD)):
+        browser.run(f"document.querySelectorAll('#tabs button')[{index}].click()")
+        assert browser.texts("#reliability h4") == ["Reliability diagram"]
+        found = browser.texts("#pruning figure h4, #pruning .card.wide:not(figure) h4")
+        seen.append([text.split(" ")[0] for text in found])
+    whole = ["Signal-to-noise", "What", "The"]
+    assert seen == [
+        whole[1:], whole[1:], whole[:1], [whole[0], whole[2]], whole, whole, whole
+    ]  # fmt: skip
+    assert browser.texts("#pruning-results th")[1] == "units left"
+    assert browser.messages() == []
