@@ -19,7 +19,7 @@ def name(path: Path) -> str:
 
 
 def test_there_are_configurations() -> None:
-    variational = {"digits_vi", "toy_vi", "uci_vi", "mnist_vi", "cifar10_vi"}
+    variational = {"digits_vi", "digits_vi_pruned", "toy_vi", "uci_vi", "mnist_vi", "cifar10_vi"}
     sampled = {"digits_sgmcmc", "toy_sghmc", "toy_hmc"}
     ensembles = {"digits_ensemble", "uci_ensemble", "mnist_ensemble"}
     assert variational | sampled | ensembles <= set(map(name, CONFIGS))
@@ -62,7 +62,11 @@ def test_names_no_place_of_one_machine(config: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "stem", ["digits_vi", "toy_vi", "digits_sgmcmc", "toy_sghmc", "toy_hmc", "digits_ensemble"]
+    "stem",
+    [
+        *("digits_vi", "digits_vi_pruned", "toy_vi", "digits_sgmcmc", "toy_sghmc", "toy_hmc"),
+        "digits_ensemble",
+    ],
 )
 def test_runs(stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

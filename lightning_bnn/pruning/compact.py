@@ -6,7 +6,9 @@ the weights that would read it. The first is so when its weights and its bias ar
 BatchNorm on the way adds anything. A removed unit leaves others without inputs or without readers,
 so this is repeated until nothing changes. One unit of each layer stays.
 
-What remains computes the same numbers, draw by draw: only zeros were added there.
+What remains computes the same numbers from the same weights: only zeros were added there. (A
+Gaussian of fewer weights takes fewer random numbers, so that one seed gives other draws from the
+same distribution than before.)
 """
 
 from __future__ import annotations
