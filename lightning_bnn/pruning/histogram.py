@@ -22,6 +22,7 @@ from lightning_bnn.errors import ConfigurationError, DataError
 
 __all__ = ["LayerRatios", "SNRHistogram", "snr_histogram"]
 
+_MOST_DECADES = 5.0  # powers of ten in view, below the largest ratios
 _QUANTILES = (0.001, 0.999)
 # Edges need no more than this many ratios, evenly taken; the counts are of all.
 _MOST_FOR_EDGES = 2**20
@@ -173,6 +174,8 @@ def _round_edges(logarithms: np.ndarray, bins: int) -> np.ndarray:
     low, high = (-0.5, 0.5)  # nothing to see: all are zero or infinite
     if logarithms.size:
         low, high = np.quantile(logarithms, _QUANTILES).tolist()
+        # weights of inputs that are always zero fall to 1e-30 and below: they are counted, not shown
+        low = max(low, high - _MOST_DECADES)
     if high - low < 1.0:  # equal ratios have no width: show a power of ten around them
         low, high = (low + high) / 2 - 0.5, (low + high) / 2 + 0.5
     power = math.floor(math.log10((high - low) / bins))

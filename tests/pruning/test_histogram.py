@@ -118,3 +118,11 @@ def test_nothing_to_count() -> None:
         snr_histogram({})
     with pytest.raises(ConfigurationError, match="bins= is at least 2; got 1"):
         snr_histogram({"w": torch.ones(2)}, bins=1)
+
+
+def test_weights_that_are_all_but_zero_leave_room_for_the_others() -> None:
+    """Those of pixels that are always black decay to 1e-35 and less."""
+    dead, alive = torch.full((300,), 1e-35), torch.logspace(-2, 1, 700)
+    made = snr_histogram({"weight": torch.cat([dead, alive])}, bins=40)
+    assert made.edges[-1] - made.edges[0] <= 6
+    assert (made.below, made.zero, sum(made.counts)) == (300, 0, 700)

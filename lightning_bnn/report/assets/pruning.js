@@ -34,7 +34,8 @@ function ratioHistogram(block) {
   let chosen = null;
   const counts = () => (chosen === null ? whole.counts : layers[chosen].counts);
   // one threshold for all layers; with the same share of each layer there is none to draw
-  const lines = data.scope === "layer" ? [] : resultsOf(block).filter((each) => each.fraction > 0 && each.threshold > 0).map((each) => ({ ...each, at: Math.log10(each.threshold) }));
+  const lines = data.scope === "layer" ? [] : resultsOf(block).filter((each) => each.fraction > 0 && each.threshold > 0).map((each) => ({ ...each, at: Math.log10(each.threshold) }))
+    .filter(({ at }) => at >= edges[0] - 1); // one far outside would leave no room for the bars
   const beyond = [[whole.below, "below the first bin"], [whole.above, "above the last one"], [whole.zero, "exactly zero, as those removed already"]].filter(([value]) => value > 0);
   const picker = layers.length > 1 && element("select", { class: "controls", "aria-label": "Layer" },
     element("option", { value: "" }, "all layers"), layers.map((each, at) => element("option", { value: at }, shorten(String(each.name), 40))));
