@@ -22,6 +22,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,10 @@ AT_MOST = 1.35
 MORE_AT_MOST = {0.95: 0.10, 0.98: 0.20}
 PRIOR_SCALE = 0.05
 TEMPERATURE = 0.05
+COOL_TEMPERATURE = 0.01
 INITIAL_SCALE = 0.02
 LEARNING_RATE = 1e-3
+COOL_LEARNING_RATE = 5e-4
 BATCH_SIZE = 128
 
 
@@ -67,38 +70,61 @@ def make_network() -> nn.Module:
     return net
 
 
-def make_strategy(options: argparse.Namespace, steps: int) -> VariationalBNN:
+@dataclass(frozen=True)
+class Phase:
+    """A fit at one temperature, with a learning rate that falls to zero along a cosine."""
+
+    name: str
+    epochs: int
+    temperature: float
+    learning_rate: float
+
+
+def make_strategy(options: argparse.Namespace, phase: Phase, steps: int) -> VariationalBNN:
     return VariationalBNN(
         make_network(),
         Categorical(),
         Normal(0.0, options.prior_scale),
-        temperature=options.temperature,
+        temperature=phase.temperature,
         initial_scale=options.initial_scale,
-        optimizer=partial(Adam, lr=options.learning_rate, fused=True),
+        optimizer=partial(Adam, lr=phase.learning_rate, fused=True),
         scheduler=partial(CosineAnnealingLR, T_max=steps),
         scheduler_interval="step",
         seed=options.seed,
     )
 
 
-def train(options: argparse.Namespace, data: MNIST) -> Posterior:
-    """Fit, or go on where an interrupted run stopped."""
+def train(options: argparse.Namespace, data: MNIST) -> tuple[Posterior, bool]:
+    """Fit both phases; where a checkpoint is there, go on from it. Was there one?"""
     pl.seed_everything(options.seed, verbose=False)
-    steps = options.epochs * len(data.train_dataloader())
-    bnn = make_strategy(options, steps)
-    last = options.run / "newest.ckpt"
-    keep = ModelCheckpoint(options.run, "newest", every_n_epochs=5, enable_version_counter=False)
-    trainer = pl.Trainer(
-        max_epochs=options.epochs,
-        accelerator="cpu",
-        logger=False,
-        limit_val_batches=0,
-        callbacks=[keep],
-        enable_progress_bar=sys.stderr.isatty(),
-        enable_model_summary=False,
-    )
-    trainer.fit(bnn, data, ckpt_path=str(last) if last.exists() else None)
-    return bnn.posterior()
+    phases = [
+        Phase("warm", options.epochs, options.temperature, options.learning_rate),
+        Phase("cool", options.cool_epochs, options.cool_temperature, options.cool_learning_rate),
+    ]
+    before: VariationalBNN | None = None
+    resumed = False
+    for phase in phases:
+        bnn = make_strategy(options, phase, phase.epochs * len(data.train_dataloader()))
+        if before is not None:
+            bnn.family.load_state_dict(before.family.state_dict())
+        keep = ModelCheckpoint(
+            options.run, phase.name, every_n_epochs=5, enable_version_counter=False
+        )
+        trainer = pl.Trainer(
+            max_epochs=phase.epochs,
+            accelerator="cpu",
+            logger=False,
+            limit_val_batches=0,
+            callbacks=[keep],
+            enable_progress_bar=sys.stderr.isatty(),
+            enable_model_summary=False,
+        )
+        last = options.run / f"{phase.name}.ckpt"
+        resumed |= last.exists()
+        trainer.fit(bnn, data, ckpt_path=str(last) if last.exists() else None)
+        before = bnn
+    assert before is not None
+    return before.posterior(), resumed
 
 
 def error(curve: PruneCurve, place: int) -> float:
@@ -144,11 +170,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="the folder that holds MNIST/raw (default $LIGHTNING_BNN_DATA/mnist)",
     )  # fmt: skip
     parser.add_argument("--epochs", type=int, default=180)
+    parser.add_argument("--cool-epochs", type=int, default=60)
     parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
     parser.add_argument("--learning-rate", type=float, default=LEARNING_RATE)
     parser.add_argument("--prior-scale", type=float, default=PRIOR_SCALE)
     parser.add_argument("--initial-scale", type=float, default=INITIAL_SCALE)
     parser.add_argument("--temperature", type=float, default=TEMPERATURE)
+    parser.add_argument("--cool-temperature", type=float, default=COOL_TEMPERATURE)
+    parser.add_argument("--cool-learning-rate", type=float, default=COOL_LEARNING_RATE)
     parser.add_argument("--draws", type=int, default=64, help="draws of a prediction")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -161,7 +190,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     options = parser.parse_args(arguments)
-    for name in ("epochs", "batch_size", "draws"):
+    for name in ("epochs", "cool_epochs", "batch_size", "draws"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is at least 1")
     return options
@@ -187,12 +216,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ConfigurationError as problem:
         raise SystemExit(f"benchmarks.pruning_mnist: {problem}") from problem
     begin = time.perf_counter()
-    posterior = train(options, data)
+    posterior, resumed = train(options, data)
     seconds = time.perf_counter() - begin
     measured = data.val_dataloader() if options.validation else data.test_dataloader()
     # large batches: so many draws are not kept from one to the next
     loader = DataLoader(measured.dataset, batch_size=2000, collate_fn=measured.collate_fn)
     curve = prune_curve(posterior, loader, tuple(PUBLISHED), draws=options.draws)
+    curve.save(options.run / "curve.png")
     print_table(curve)
     errors = {result.fraction: error(curve, i) for i, result in enumerate(curve.results)}
     verdicts = judge(errors)
@@ -214,10 +244,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             name: getattr(options, name)
             for name in (
                 *("epochs", "batch_size", "learning_rate", "prior_scale", "initial_scale"),
-                *("temperature", "draws", "seed", "validation"),
+                *("temperature", "cool_epochs", "cool_temperature", "cool_learning_rate"),
+                *("draws", "seed", "validation"),
             )
         },
         "seconds": round(seconds, 1),
+        "went_on_from_a_checkpoint": resumed,  # then the seconds are of the rest only
         "errors": {f"{share:.0%}": round(value, 4) for share, value in errors.items()},
         "published": {f"{share:.0%}": value for share, value in PUBLISHED.items()},
         "bars_hold": verdicts,

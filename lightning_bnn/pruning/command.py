@@ -19,7 +19,7 @@ from lightning_bnn.pruning.candidates import candidates
 from lightning_bnn.pruning.curve import FRACTIONS, check_fractions, prune_curve
 from lightning_bnn.pruning.figures import percent
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction
-from lightning_bnn.pruning.result import check_curve_name
+from lightning_bnn.pruning.result import PruneCurve, check_curve_name
 from lightning_bnn.pruning.saving import (
     refuse_to_replace,
     save_with_configuration,
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.out is not None:
             _save(kept, source, options.out, str(configuration))
         if options.report is not None:
-            _report(options, posterior, pruned, data, fractions)
+            _report(options, posterior, pruned, data, curve)
     return 0
 
 
@@ -168,14 +168,14 @@ def _report(
     posterior: Posterior,
     pruned: Posterior,
     data: Any,
-    fractions: Sequence[float],
+    curve: PruneCurve,
 ) -> None:
     """A page with the posterior and what is left of it side by side."""
     from lightning_bnn.report.posteriors import report_posteriors
 
     name = path_names([options.posterior])[0]
     both = {name: posterior, f"{name}, {percent(options.fraction)} removed": pruned}
-    made = report_posteriors(both, data, draws=options.draws, pruning=fractions)
+    made = report_posteriors(both, data, draws=options.draws, pruning={name: curve})
     print(f"The report is in {made.save(options.report)}")
 
 

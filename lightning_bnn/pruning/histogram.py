@@ -174,7 +174,7 @@ def _round_edges(logarithms: np.ndarray, bins: int) -> np.ndarray:
     low, high = (-0.5, 0.5)  # nothing to see: all are zero or infinite
     if logarithms.size:
         low, high = np.quantile(logarithms, _QUANTILES).tolist()
-        # weights of inputs that are always zero fall to 1e-30 and below: they are counted, not shown
+        # weights of inputs that are always zero fall to 1e-30 and less: counted, not shown
         low = max(low, high - _MOST_DECADES)
     if high - low < 1.0:  # equal ratios have no width: show a power of ten around them
         low, high = (low + high) / 2 - 0.5, (low + high) / 2 + 0.5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
@@ -34,6 +34,9 @@ from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.resume import isolated_random_state
 from lightning_bnn.target import split_batch
 
+if TYPE_CHECKING:
+    from lightning_bnn.pruning.result import PruneCurve
+
 __all__ = ["data_loader", "report_posteriors", "validation_loader"]
 
 
@@ -50,7 +53,7 @@ def report_posteriors(
     risk: float = 0.05,
     title: str = "Calibration report",
     source: str = "test",
-    pruning: Sequence[float] | None = None,
+    pruning: Sequence[float] | Mapping[str, PruneCurve] | None = None,
 ) -> Report:
     """How far the predictions of posteriors can be trusted, side by side on the same data.
 
@@ -72,7 +75,8 @@ def report_posteriors(
         source: What the data are.
         pruning: Shares of the weights; the report then says what removing them would cost each
             model, those of the lowest signal-to-noise ratio first
-            (:func:`lightning_bnn.pruning.prune_curve`). Each share costs a pass over the data.
+            (:func:`lightning_bnn.pruning.prune_curve`). Each share costs a pass over the data. Or
+            curves that were made before, by the names of their models.
 
     Returns:
         The report: ``.save("report.html")`` writes the page and its numbers.
@@ -106,9 +110,7 @@ def report_posteriors(
         ood = {"ood": ood}
     elsewhere = {name: data_loader(one, f"ood[{name!r}]") for name, one in (ood or {}).items()}
     _check(models, loader, elsewhere, draws)
-    if pruning is not None:
-        for posterior in models.values():
-            check_pruning(posterior, pruning)
+    _check_pruning(pruning, models)
 
     statistics = _statistics(models, loader, draws, bins)
     outside: dict[str, dict[str, Outside]] = {name: {} for name in models}
@@ -126,7 +128,9 @@ def report_posteriors(
         if not next(iter(fitted.values())).examples:
             fitted = None  # a data module without validation rows
     curves = None
-    if pruning is not None:
+    if isinstance(pruning, Mapping):
+        curves = {name: curve.to_dict() for name, curve in pruning.items()}
+    elif pruning is not None:
         curves = {n: pruning_block(p, loader, pruning, draws) for n, p in models.items()}
     return Report(
         report_numbers(
@@ -140,6 +144,22 @@ def report_posteriors(
             pruning=curves,
         )
     )
+
+
+def _check_pruning(
+    pruning: Sequence[float] | Mapping[str, PruneCurve] | None, models: Mapping[str, Posterior]
+) -> None:
+    """Find what is wrong with the shares or the curves before the work."""
+    if isinstance(pruning, Mapping):
+        unknown = [name for name in pruning if name not in models]
+        if unknown:
+            raise ConfigurationError(
+                f"pruning= has a curve of {unknown[0]!r}, which is no model of this report. Its "
+                f"models are {list(models)}."
+            )
+    elif pruning is not None:
+        for posterior in models.values():
+            check_pruning(posterior, pruning)
 
 
 def _make_all(given: Mapping[str, Any], likelihood: Likelihood | None) -> dict[str, Posterior]:

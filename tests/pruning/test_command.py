@@ -27,6 +27,7 @@ from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.nets import MLP, sequential
 from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.pruning import prune_curve
+from lightning_bnn.pruning.table import curve_table
 from lightning_bnn.report.networks import load_posterior
 
 DATA = Path(__file__).parents[2] / "configs" / "data" / "digits.yaml"
@@ -194,8 +195,14 @@ def test_the_table_has_a_row_for_each_share_up_to_the_fraction(
     posterior: GaussianPosterior, pruned: Outcome
 ) -> None:
     curve = prune_curve(posterior, Digits(), (0, 0.5, 0.75, 0.9), draws=DRAWS)
-    assert pruned.printed.startswith(f"{curve}\n\nThe figure is in ")
-    assert json.loads((pruned.folder / "new" / "curve.json").read_text()) == curve.to_dict()
+    numbers = json.loads((pruned.folder / "new" / "curve.json").read_text())
+    expected = curve.to_dict()
+    # stacked or in a loop, as each measures: the scores are the same but for rounding
+    for ours, theirs in zip(numbers["results"], expected["results"], strict=True):
+        assert ours.pop("scores") == pytest.approx(theirs.pop("scores"), rel=1e-4)
+    assert numbers == expected
+    written = json.loads((pruned.folder / "new" / "curve.json").read_text())
+    assert pruned.printed.startswith(f"{curve_table(written)}\n\nThe figure is in ")
     assert curve.results[0].scores["accuracy"] > 0.9  # the table is about something
     assert curve.results[0].scores["nll"] + 0.1 < curve.results[-1].scores["nll"]
 
@@ -221,7 +228,7 @@ def test_the_lowest_ratios_are_gone_and_the_rest_is_as_it_was(
     assert cells(pruned.printed, "together") == row
     inputs, _ = digits
     ours, theirs = (p.predict(inputs, DRAWS).mean for p in (loaded, posterior.pruned(0.9)))
-    assert torch.equal(ours, theirs)
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_it_is_smaller_on_the_disk_and_has_the_configuration_beside_it(
@@ -248,7 +255,7 @@ def test_the_test_command_measures_what_the_table_says(
 ) -> None:
     numbers = json.loads((pruned.folder / "new" / "curve.json").read_text())
     assert measured(capsys, pruned.small) == pytest.approx(
-        numbers["results"][-1]["scores"], rel=1e-5
+        numbers["results"][-1]["scores"], rel=1e-4
     )
 
 
@@ -304,6 +311,7 @@ def test_the_report_and_the_figure_lie_where_they_were_asked_for(compacted: Outc
     whole, rest = numbers["models"]
     assert (whole["name"], rest["name"]) == ("vi", "vi, 25 % removed")
     assert (whole["draws"], rest["draws"]) == (2, 2)
+    assert whole["pruning"]["unit"] == "channel"  # as in the table
     accuracies = [block["scalars"]["accuracy"] for block in (whole, rest)]
     table = [float(line.split()[4]) for line in compacted.printed.splitlines() if " % " in line]
     assert accuracies == pytest.approx([table[0], table[-1]], abs=1e-4)
@@ -391,7 +399,7 @@ def test_protected_layers_stay_and_onnx_computes_the_same(
     inputs = digits[0][:5]
     (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
     torch.testing.assert_close(torch.from_numpy(found), masked.mean_network()(inputs))
-    assert torch.equal(
+    torch.testing.assert_close(
         load_posterior(small).predict(inputs, 2).mean, masked.predict(inputs, 2).mean
     )
 
@@ -421,7 +429,7 @@ def test_every_kind_of_posterior(
         loaded = load_posterior(small)
         assert type(loaded) is type(whole)
         ours, theirs = (p.predict(digits[0], 4).mean for p in (loaded, whole.pruned(0.9)))
-        assert torch.equal(ours, theirs)
+        torch.testing.assert_close(ours, theirs)
         assert size(small) < 0.5 * size(source / "posterior")
         support = loaded.support()
         left = sum(int(support[name].sum()) for name in SHAPES)
@@ -445,7 +453,8 @@ def test_addresses(
     words = ["--posterior", f"{memory}/vi", "--fraction", 0.5, "--out", f"{memory}/small/"]
     assert command(*words) == 0
     loaded = load_posterior(f"{memory}/small").predict(digits[0], 2)
-    assert torch.equal(loaded.mean, posterior.pruned(0.5).predict(digits[0], 2).mean)
+    expected = posterior.pruned(0.5).predict(digits[0], 2).mean
+    torch.testing.assert_close(loaded.mean, expected)
     assert command(*words) == 1  # there is a posterior now
 
 

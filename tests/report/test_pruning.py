@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import DrawsPosterior, GaussianPosterior
+from lightning_bnn import DrawsPosterior, GaussianPosterior, prune_curve
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.report import report_posteriors
@@ -180,3 +180,17 @@ def test_figures_for_loggers() -> None:
     assert figures([block])["pruning_curve"].get_suptitle() == ""
     names = {f"pruning_{kind}_{at}" for kind in ("histogram", "curve") for at in (1, 3)}
     assert set(figures([block, None, block])) == {"calibration", *names}
+
+
+def test_curves_that_were_made_before() -> None:
+    loader = DataLoader(data(), 20)
+    both = {"draws": draws(), "gaussian": gaussian()}
+    curve = prune_curve(both["gaussian"], loader, (0.0, 0.5), unit="channel", draws=3)
+    made = report_posteriors(both, loader, draws=3, pruning={"gaussian": curve})
+    first, second = made.numbers["models"]
+    assert first.get("pruning") is None
+    assert second["pruning"]["unit"] == "channel"
+    found = [one["remaining"] for one in second["pruning"]["results"]]
+    assert found == [one.remaining for one in curve.results] == [8, 4]
+    with pytest.raises(ConfigurationError, match=r"curve of 'other', which is no model.*'draws'"):
+        report_posteriors(both, loader, pruning={"other": curve})
