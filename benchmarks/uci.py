@@ -148,7 +148,8 @@ def without_place(arguments: Sequence[str]) -> list[str]:
     ['--data-dir', 'DIR', '--splits', '2']
     """
     pairs = zip(["", *arguments], arguments, strict=False)
-    return ["DIR" if before == "--data-dir" else argument for before, argument in pairs]
+    places = ("--data-dir", "--run")
+    return ["DIR" if before in places else argument for before, argument in pairs]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
