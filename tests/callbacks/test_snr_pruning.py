@@ -1,0 +1,959 @@
+"""SNRPruning in real fits: what it prunes and when, that zeros stay, that fits go on exactly."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+import yaml
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_bnn import SGMCMC, DeepEnsemble, Posterior, VariationalBNN
+from lightning_bnn.callbacks import SNRPruning
+from lightning_bnn.callbacks.snr_pruning import PruningStep
+from lightning_bnn.cli import main
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.nets import MLP
+from lightning_bnn.priors import Normal
+from lightning_bnn.samplers import SGLD
+from tests.nets import SequenceLSTM, loader, make_data, mlp
+from tests.test_cli import configuration
+from tests.trainers import quiet_trainer
+
+# so few weights that a layer may be down to its last one; a test of its own is about that
+pytestmark = pytest.mark.filterwarnings("ignore:Removing .* would have removed all:UserWarning")
+
+DATA = make_data("mlp", "classification")
+INPUTS = DATA.tensors[0][:6]
+WEIGHTS = 64 + 48  # those of mlp(3) that may be pruned; 12 steps are an epoch, 48 a fit
+
+
+def make_bnn(net: nn.Module | None = None, **options: Any) -> VariationalBNN:
+    torch.manual_seed(0)
+    defaults = {
+        "prior": Normal(0.125, 0.5),
+        "initial_scale": 0.25,
+        "optimizer": partial(torch.optim.Adam, lr=0.01),
+        "num_data": 48,
+        "seed": 4,
+    }
+    return VariationalBNN(net or mlp(3), Categorical(), **{**defaults, **options})
+
+
+def fit(
+    bnn: pl.LightningModule,
+    *callbacks: pl.Callback,
+    ckpt: Any = None,
+    data: Any = None,
+    **more: Any,
+) -> pl.Trainer:
+    trainer = quiet_trainer(**{"max_epochs": 4, "callbacks": list(callbacks), **more})
+    torch.manual_seed(5)
+    data = loader(DATA, shuffle=True, batch_size=4) if data is None else data
+    trainer.fit(bnn, data, ckpt_path=ckpt)
+    return trainer
+
+
+def often(fraction: float = 0.75, **options: Any) -> SNRPruning:
+    """Prunes after the steps 17, 22, 27, 32 and 36."""
+    return SNRPruning(fraction, **{"start": 0.25, "end": 0.75, "every_n_steps": 5, **options})
+
+
+class Record(pl.Callback):
+    """The family after each step, as the callback before it left it."""
+
+    def __init__(self) -> None:
+        self.mean: dict[int, Tensor] = {}
+        self.rho: dict[int, Tensor] = {}
+        self.keep: dict[int, Tensor] = {}
+        self.posterior: dict[int, Any] = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        step, family = trainer.global_step, pl_module.family
+        self.mean[step] = family.mean.detach().clone()
+        self.rho[step] = family.rho.detach().clone()
+        keep = torch.ones(family.layout.size, dtype=torch.bool)
+        self.keep[step] = keep if family.keep is None else family.keep.clone()
+        self.posterior[step] = pl_module.posterior()
+
+
+class Save(pl.Callback):
+    """Saves a checkpoint after each of some steps, before another batch is accumulated."""
+
+    def __init__(self, folder: Path, name: str, *steps: int) -> None:
+        self.folder, self.name, self.steps = folder, name, set(steps)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step in self.steps:
+            self.steps.remove(trainer.global_step)
+            trainer.save_checkpoint(self.folder / f"{self.name}{trainer.global_step}.ckpt")
+
+
+def removed(masks: dict[str, Tensor]) -> int:
+    return sum(int((mask == 0).sum()) for mask in masks.values())
+
+
+def assert_zero(posterior: Any, masks: dict[str, Tensor]) -> None:
+    """In every draw, where a mask is; all else of these tensors is no zero."""
+    drawn = posterior.sample(7)
+    for name, mask in masks.items():
+        for draw in drawn[name] if name in drawn else posterior.fixed[name][None]:
+            assert torch.equal(draw != 0, mask.bool()), name
+
+
+def assert_same(one: VariationalBNN, other: VariationalBNN) -> None:
+    """To the last bit, and with the same masks."""
+    first, second = one.state_dict(), other.state_dict()
+    assert list(first) == list(second)
+    for name, value in first.items():
+        if isinstance(value, Tensor):
+            assert value.dtype == second[name].dtype
+            assert torch.equal(value, second[name]), name
+    assert_same_masks(one.masks(), other.masks())
+
+
+def assert_same_masks(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert list(one) == list(other)
+    assert all(torch.equal(mask, other[name]) for name, mask in one.items())
+
+
+def copy_of(masks: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: mask.clone() for name, mask in masks.items()}
+
+
+# -------------------------------------------------------------------- what it prunes, and when
+
+
+def test_the_program_of_the_manual(tmp_path: Path) -> None:
+    bnn, record = make_bnn(), Record()
+    trainer = pl.Trainer(
+        callbacks=[record, SNRPruning(fraction=0.95, schedule="cubic", start=0.5, end=0.9)],
+        max_epochs=4,
+        accelerator="cpu",
+        logger=CSVLogger(tmp_path, name="", version=""),
+        log_every_n_steps=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    torch.manual_seed(5)
+    trainer.fit(bnn, loader(DATA, shuffle=True, batch_size=4))
+    pruning: Any = trainer.callbacks[1]  # type: ignore[attr-defined]
+
+    # exactly so many are zero in every draw, and no others
+    count = round(0.95 * WEIGHTS)
+    for draw in range(5):
+        drawn = {name: part[draw] for name, part in bnn.posterior().sample(5).items()}
+        zeros = {name: int((part == 0).sum()) for name, part in drawn.items()}
+        assert zeros["0.weight"] + zeros["2.weight"] == count
+        assert zeros["0.bias"] == zeros["2.bias"] == 0
+    assert_zero(bnn.posterior(), pruning.masks)
+    assert removed(pruning.masks) == count
+    assert pruning.sparsity == pytest.approx(bnn.posterior().sparsity) == count / WEIGHTS
+
+    # along the schedule, the lowest ratios first
+    steps = range(25, 44)
+    shares = [0.95 * (1 - (1 - (step - 24) / 19) ** 3) for step in steps]
+    history = pruning.history
+    assert [one.step for one in history] == list(steps)
+    assert [one.fraction for one in history] == pytest.approx(shares, abs=1e-12)
+    assert history[-1].fraction == 0.95
+    assert [one.removed for one in history] == [round(share * WEIGHTS) for share in shares]
+    gone = np.zeros(WEIGHTS, dtype=bool)
+    for one in history:
+        before = record.posterior[one.step]
+        ratio, best = ratios(before)
+        assert np.array_equal(gone, ratio == 0)
+        order = [place for place in ratio.argsort(kind="stable") if place not in best]
+        taken = order[: one.removed]
+        new = [place for place in taken if not gone[place]]
+        assert one.threshold == (None if not new else pytest.approx(ratio[new].max(), rel=1e-5))
+        gone[taken] = True
+    assert np.array_equal(gone, ratios(bnn.posterior())[0] == 0)
+    assert sum(one.threshold is None for one in history) >= 2  # the last ones round to nothing
+
+    # in the logs
+    last = [one.threshold for one in history if one.threshold is not None][-1]
+    logged = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    assert logged["sparsity"] == pytest.approx(count / WEIGHTS)
+    assert logged["pruning_threshold"] == pytest.approx(last)
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("sparsity")]
+    by_step: dict[int, list[float]] = {}
+    for row in rows:
+        by_step.setdefault(int(row["step"]) + 1, []).append(float(row["sparsity"]))
+    for one in history:
+        assert by_step[one.step][0] == pytest.approx(one.removed / WEIGHTS)
+    assert [by_step[step][-1] for step in (12, 24, 48)] == pytest.approx([0, 0, count / WEIGHTS])
+    assert any(row["pruning_threshold"] for row in rows)
+
+
+def ratios(posterior: Any) -> tuple[np.ndarray, list[int]]:
+    """|mean|/sd of all prunable weights, 0 where both are 0, and the best of each layer."""
+    parts, best, start = [], [], 0
+    for name in ("0.weight", "2.weight"):
+        mean, sd = (part[name].double().numpy().ravel() for part in (posterior.mean, posterior.sd))
+        parts.append(np.divide(np.abs(mean), sd, out=np.zeros_like(mean), where=sd > 0))
+        best.append(start + int(parts[-1].argmax()))
+        start += len(mean)
+    return np.concatenate(parts), best
+
+
+def test_a_linear_schedule_and_one_pruning_for_all() -> None:
+    linear, once = often(schedule="linear"), SNRPruning(0.9, schedule="once", start=2)
+    fit(make_bnn(), linear)
+    places = {one.step: one.fraction for one in linear.history}
+    wanted = {17: 5 / 24, 22: 10 / 24, 27: 15 / 24, 32: 20 / 24, 36: 1.0}
+    assert places == pytest.approx({step: 0.75 * share for step, share in wanted.items()})
+    fit(make_bnn(), once)
+    assert [(one.step, one.fraction, one.removed) for one in once.history] == [(24, 0.9, 101)]
+
+
+def test_pruning_before_the_first_and_after_the_last_step() -> None:
+    for start, step in ((0, 0), (0.0, 0), (4, 48), (1.0, 48)):
+        bnn, pruning = make_bnn(), SNRPruning(0.5, schedule="once", start=start)
+        fit(bnn, pruning)
+        assert [(one.step, one.removed) for one in pruning.history] == [(step, 56)]
+        assert_zero(bnn.posterior(), pruning.masks)
+
+
+def test_steps_are_those_of_the_optimizer() -> None:
+    pruning = SNRPruning(0.5, start=1, end=3, every_n_steps=3)
+    trainer = fit(make_bnn(), pruning, accumulate_grad_batches=5)  # 3 steps an epoch
+    assert trainer.global_step == 12
+    assert [one.step for one in pruning.history] == [6, 9]
+
+
+class Stream(IterableDataset):
+    """The examples without their number."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(zip(*DATA.tensors, strict=True))
+
+
+def test_data_without_a_length_are_pruned_after_whole_epochs() -> None:
+    pruning = SNRPruning(0.5, schedule="linear", start=1, end=3)
+    fit(make_bnn(), pruning, data=DataLoader(Stream(), 4))
+    assert [(one.step, one.fraction) for one in pruning.history] == [(24, 0.25), (36, 0.5)]
+    with pytest.raises(ConfigurationError, match=r"start=0.5 cannot .* as numbers of epochs"):
+        fit(make_bnn(), SNRPruning(0.5), data=DataLoader(Stream(), 4))
+
+
+def test_a_fraction_of_nothing_changes_nothing() -> None:
+    plain, pruned, pruning = make_bnn(), make_bnn(), SNRPruning(0.0)
+    fit(plain)
+    trainer = fit(pruned, pruning)
+    assert torch.equal(plain.family.mean, pruned.family.mean)
+    assert torch.equal(plain.family.rho, pruned.family.rho)
+    assert pruning.sparsity == 0 == removed(pruning.masks)
+    assert {one.threshold for one in pruning.history} == {None}
+    assert "pruning_threshold" not in trainer.callback_metrics
+
+
+def test_a_fast_dev_run_prunes_nothing() -> None:
+    pruning = SNRPruning(0.95)
+    fit(make_bnn(), pruning, fast_dev_run=True)
+    assert pruning.history == []
+    assert pruning.sparsity == 0
+
+
+# -------------------------------------------------------------------- training goes on
+
+
+@pytest.mark.parametrize(
+    ("options", "trainer_options"),
+    [
+        ({}, {}),
+        ({"estimator": "flipout"}, {}),
+        ({"estimator": "local"}, {"accumulate_grad_batches": 2}),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.02, momentum=0.9)}, {}),
+        (
+            {"optimizer": partial(torch.optim.RMSprop, lr=0.01, momentum=0.9, centered=True)},
+            {"gradient_clip_val": 0.5, "accumulate_grad_batches": 3},
+        ),
+        ({"optimizer": None, "draws": 2}, {"gradient_clip_val": 0.5}),
+        ({"scale_form": "softplus"}, {"precision": "64-true"}),
+    ],
+    ids=["adam", "flipout", "local", "momentum", "clipped", "default", "float64"],
+)
+def test_training_goes_on_and_zeros_stay(options: Any, trainer_options: Any) -> None:
+    """Not a bit of what was pruned moves from where it is parked, and all the others do."""
+    bnn, record, pruning = make_bnn(**options), Record(), often(every_n_steps=3)
+    trainer = fit(bnn, pruning, record, **trainer_options)
+    steps = sorted(record.keep)
+    last = pruning.history[-1].step
+    assert last < steps[-1] - 3
+    assert len(pruning.history) >= 3
+    start, end = record.rho[1], bnn.family.rho.detach()
+    for before, after in itertools.pairwise(steps):
+        gone = ~record.keep[before]
+        assert not record.keep[after][gone].any()
+        assert torch.equal(record.rho[after][gone], end[gone])
+        assert (record.mean[after][gone] == 0.125).all()
+        if gone.any():
+            keep = bnn.family.layout.views(record.keep[after])
+            assert_zero(record.posterior[after], keep)
+    assert (end[~record.keep[last]] != start[~record.keep[last]]).all()
+    assert removed(pruning.masks) == round(0.75 * WEIGHTS)
+    kept = record.keep[last]
+    for parameter, then in ((bnn.family.mean, record.mean), (bnn.family.rho, record.rho)):
+        moved = parameter.detach() != then[last]
+        assert not moved[~kept].any()
+        assert moved[kept].float().mean() > 0.9
+    for parameter, state in trainer.optimizers[0].state.items():
+        numbers = [t for t in state.values() if getattr(t, "shape", None) == parameter.shape]
+        assert numbers
+        assert all(not one[~kept].any() and one[kept].any() for one in numbers)
+    assert_zero(bnn.posterior(), pruning.masks)
+    assert {mask.dtype for mask in pruning.masks.values()} == {bnn.family.mean.dtype}
+
+
+def test_only_bayesian_weights_are_pruned() -> None:
+    bnn, pruning = make_bnn(bayesian="2.*"), often()
+    fit(bnn, pruning)
+    assert list(pruning.masks) == ["2.weight"]
+    assert removed(pruning.masks) == pruning.history[-1].removed == 36
+    assert pruning.sparsity == 0.75
+
+
+# -------------------------------------------------------------------- resume
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[VariationalBNN, SNRPruning, Path]:
+    """A fit that was never interrupted, and the folder of its checkpoints."""
+    folder, bnn, pruning = tmp_path_factory.mktemp("whole"), make_bnn(), often()
+    steps = (5, 17, 19, 22, 24, 36, 40)
+    fit(bnn, Save(folder, "before", *steps), pruning, Save(folder, "after", *steps))
+    return bnn, pruning, folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "after5",  # before the first pruning
+        "before17",  # of the step of a pruning, by a callback that comes before it
+        "after17",
+        "after19",  # between two prunings, in the middle of an epoch
+        "before22",
+        "after24",  # at the end of an epoch
+        "before36",
+        "after40",  # after the last
+    ],
+)
+def test_resume_is_bit_equal(whole: Any, name: str) -> None:
+    bnn, pruning, folder = whole
+    resumed, again = make_bnn(), often()
+    torch.manual_seed(99)
+    trainer = quiet_trainer(max_epochs=4, callbacks=[again])
+    batches = loader(DATA, shuffle=True, batch_size=4)
+    trainer.fit(resumed, batches, ckpt_path=folder / f"{name}.ckpt")
+    assert_same(bnn, resumed)
+    assert removed(again.masks) == 84
+    assert_same_masks(pruning.masks, again.masks)
+    assert again.history == pruning.history
+    assert [one.step for one in again.history] == [17, 22, 27, 32, 36]
+    assert again.state_dict() == pruning.state_dict()
+    assert_zero(resumed.posterior(), again.masks)
+
+
+@pytest.mark.parametrize(
+    ("options", "trainer_options"),
+    [
+        ({"estimator": "flipout"}, {}),
+        ({"estimator": "local"}, {"gradient_clip_val": 0.5}),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.02, momentum=0.9), "draws": 2}, {}),
+        ({"net": "channels"}, {"accumulate_grad_batches": 2}),
+    ],
+    ids=["flipout", "local", "momentum", "channels"],
+)
+def test_resume_is_bit_equal_whatever_trains(
+    options: Any, trainer_options: Any, tmp_path: Path
+) -> None:
+    def make() -> tuple[VariationalBNN, SNRPruning]:
+        net = normalised() if "net" in options else None
+        unit = "channel" if "net" in options else "weight"
+        more = {key: value for key, value in options.items() if key != "net"}
+        return make_bnn(net, **more), often(0.5, unit=unit, every_n_steps=3)
+
+    bnn, pruning = make()
+    step = 10 if "net" in options else 20
+    fit(bnn, pruning, Save(tmp_path, "run", step), **trainer_options)
+    resumed, again = make()
+    fit(resumed, again, ckpt=tmp_path / f"run{step}.ckpt", **trainer_options)
+    assert 0 < sum(one.step <= step for one in again.history) < len(again.history)
+    assert_same(bnn, resumed)
+    assert again.history == pruning.history
+    assert again.sparsity == pruning.sparsity > 0.3
+
+
+@pytest.mark.parametrize("when", [{"every_n_train_steps": 11}, {"save_on_train_epoch_end": True}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_resume_from_a_model_checkpoint(tmp_path: Path, when: Any, stream: bool) -> None:
+    """With validation, and where epochs are counted instead of steps."""
+
+    def run(ckpt: Any = None) -> tuple[VariationalBNN, SNRPruning]:
+        bnn = make_bnn(optimizer=None)
+        pruning = SNRPruning(0.5, start=0, end=3) if stream else often()
+        folder = tmp_path / ("whole" if ckpt is None else ckpt.stem)
+        saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, **when)
+        data = DataLoader(Stream(), 4) if stream else loader(DATA, shuffle=True, batch_size=4)
+        trainer = quiet_trainer(max_epochs=4, callbacks=[saver, pruning], enable_checkpointing=True)
+        torch.manual_seed(5)
+        trainer.fit(bnn, data, loader(DATA), ckpt_path=ckpt)
+        return bnn, pruning
+
+    bnn, pruning = run()
+    found = sorted((tmp_path / "whole").glob("*.ckpt"), key=lambda p: int(p.stem.split("=")[1]))
+    for path in found[:2]:
+        resumed, again = run(path)
+        assert_same(bnn, resumed)
+        assert again.history == pruning.history
+    assert pruning.sparsity == (0.5 if stream else 0.75)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.:UserWarning")
+def test_a_fit_that_goes_on_without_the_callback_keeps_the_masks(whole: Any) -> None:
+    bnn, pruning, folder = whole
+    resumed = make_bnn()
+    fit(resumed, ckpt=folder / "after40.ckpt")  # nothing was to be pruned any more
+    assert_same(bnn, resumed)
+    saved = torch.load(folder / "after19.ckpt", weights_only=True)["state_dict"]
+    keep, other = saved["family.keep"], make_bnn()
+    assert int((~keep).sum()) == pruning.history[0].removed > 0
+    fit(other, ckpt=folder / "after19.ckpt")
+    assert torch.equal(other.family.keep, keep)
+    assert_zero(other.posterior(), other.masks())
+    assert (other.family.mean != saved["family.mean"])[keep].all()
+
+
+def test_a_callback_that_is_new_in_a_resumed_fit(tmp_path: Path) -> None:
+    fit(make_bnn(), Save(tmp_path, "run", 20))
+    bnn, pruning = make_bnn(), often()
+    fit(bnn, pruning, ckpt=tmp_path / "run20.ckpt")
+    # it begins with what is overdue
+    assert [one.step for one in pruning.history] == [20, 22, 27, 32, 36]
+    assert removed(pruning.masks) == 84
+
+
+def test_a_longer_fit_goes_on_with_the_schedule_that_has_begun(whole: Any) -> None:
+    _, pruning, folder = whole
+    early, late = often(), often()
+    fit(make_bnn(), late, ckpt=folder / "after19.ckpt", max_epochs=8)
+    assert [one.step for one in late.history] == [17, 22, 27, 32, 36]
+    assert late.history[0] == pruning.history[0]
+    fit(make_bnn(), early, ckpt=folder / "after5.ckpt", max_epochs=8)  # nothing has begun yet
+    assert [one.step for one in early.history] == [*range(29, 70, 5), 72]
+
+
+def test_the_same_trainer_goes_back_to_a_checkpoint(whole: Any, tmp_path: Path) -> None:
+    wanted, _, folder = whole
+    bnn, pruning = make_bnn(), often()
+    trainer = fit(bnn, pruning)
+    history = pruning.history
+    batches = loader(DATA, shuffle=True, batch_size=4)
+    for name in ("after19", "after5"):
+        trainer.fit(bnn, batches, ckpt_path=folder / f"{name}.ckpt")
+        assert_same(wanted, bnn)
+        assert pruning.history == history
+
+
+def test_a_test_of_an_earlier_checkpoint_forgets_nothing(whole: Any) -> None:
+    _, _, folder = whole
+    bnn, pruning = make_bnn(), often()
+    trainer = fit(bnn, pruning)
+    state = pruning.state_dict()
+    trainer.test(bnn, loader(DATA), ckpt_path=folder / "after19.ckpt", verbose=False)
+    assert pruning.state_dict() == state
+    fresh = often()
+    trainer = quiet_trainer(callbacks=[fresh])
+    trainer.test(make_bnn(), loader(DATA), ckpt_path=folder / "after40.ckpt", verbose=False)
+    assert fresh.sparsity == 0.75
+    assert removed(fresh.masks) == 84
+
+
+# -------------------------------------------------------------------- further training
+
+
+def test_a_second_fit_keeps_the_masks() -> None:
+    bnn, pruning = make_bnn(), often()
+    trainer = fit(bnn, pruning)
+    masks, history = copy_of(bnn.masks()), list(pruning.history)
+    for rounds in range(2):  # the same trainer, then a fresh one without the callback
+        before = bnn.family.mean.detach().clone()
+        if rounds == 0:
+            trainer.fit_loop.max_epochs = 6
+            trainer.fit(bnn, loader(DATA, shuffle=True, batch_size=4))
+            assert trainer.global_step == 72
+        else:
+            fit(bnn, max_epochs=1)
+        assert_same_masks(bnn.masks(), masks)
+        assert_zero(bnn.posterior(), masks)
+        moved = bnn.family.mean.detach() != before
+        keep = bnn.family.keep
+        assert keep is not None
+        assert moved[keep].all()
+        assert not moved[~keep].any()
+    assert pruning.history == history
+
+
+def test_a_second_fit_of_the_same_trainer_goes_on_with_the_schedule() -> None:
+    """Two epochs and two more are four; what has begun does not begin again."""
+    bnn, pruning = make_bnn(), often(start=1, end=3)
+    trainer = fit(bnn, pruning, max_epochs=3)
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(bnn, loader(DATA, shuffle=True, batch_size=4))
+    assert [one.step for one in pruning.history] == [17, 22, 27, 32, 36]
+
+
+@pytest.mark.parametrize("fraction", [0.5, 0.75, 0.9])
+def test_a_fresh_trainer_starts_anew_with_what_is_left(fraction: float) -> None:
+    bnn, first = make_bnn(), often()
+    fit(bnn, first)
+    masks = copy_of(bnn.masks())
+    pruning = first if fraction == 0.75 else often(fraction)
+    fit(bnn, pruning)
+    assert [one.step for one in pruning.history] == [17, 22, 27, 32, 36]
+    more = round(max(0.75, fraction) * WEIGHTS)
+    assert removed(pruning.masks) == pruning.history[-1].removed == more
+    for name, keep in bnn.masks().items():
+        assert not keep[~masks[name]].any()
+    assert (pruning.history[-1].threshold is None) == (fraction <= 0.75)
+    assert pruning.history[0].threshold is None  # fewer than are gone already
+    assert_zero(bnn.posterior(), bnn.masks())
+
+
+def test_another_strategy_in_the_same_trainer_is_pruned_too() -> None:
+    pruning = often()
+    trainer = fit(make_bnn(), pruning)
+    assert pruning.sparsity == 0.75
+    other = make_bnn()
+    trainer.fit_loop.max_epochs = 12
+    trainer.fit(other, loader(DATA, shuffle=True, batch_size=4))
+    assert pruning.sparsity == other.posterior().sparsity == 0.75
+    assert [one.step for one in pruning.history] == [48, *range(51, 107, 5), 108]
+
+
+# -------------------------------------------------------------------- torch.nn.utils.prune
+
+
+def test_masks_work_with_the_pruning_of_torch() -> None:
+    bnn, pruning = make_bnn(), often()
+    fit(bnn, pruning)
+    given = mlp(3)
+    before = {name: value.clone() for name, value in given.state_dict().items()}
+    for source in (given, bnn.posterior().mean_network()):
+        net: Any = pruning.apply(source)
+        assert prune.is_pruned(net)
+        assert not prune.is_pruned(source)
+        wanted = torch.relu(
+            nn.functional.linear(INPUTS, source[0].weight * pruning.masks["0.weight"], net[0].bias)
+        )
+        wanted = nn.functional.linear(
+            wanted, source[2].weight * pruning.masks["2.weight"], net[2].bias
+        )
+        assert torch.equal(net(INPUTS), wanted)
+        for index in (0, 2):
+            assert torch.equal(net[index].weight_mask, pruning.masks[f"{index}.weight"])
+            prune.remove(net[index], "weight")
+            zero = net[index].weight == 0
+            assert torch.equal(zero, pruning.masks[f"{index}.weight"] == 0)
+            assert isinstance(net[index].weight, nn.Parameter)
+        assert not prune.is_pruned(net)
+        assert torch.equal(net(INPUTS), wanted)
+    assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
+    # a network with zeros that are in place already predicts what it did
+    mean = bnn.posterior().mean_network()
+    assert torch.equal(pruning.apply(mean)(INPUTS), mean(INPUTS))
+    with pytest.raises(ConfigurationError, match=r"masks has '0.weight' in the shape \[16, 4\]"):
+        pruning.apply(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(torch.relu(self.second(torch.relu(self.first(inputs)))))
+
+
+def test_tied_weights_are_pruned_together() -> None:
+    bnn, pruning = make_bnn(Tied()), often()
+    fit(bnn, pruning)
+    assert sorted(pruning.masks) == ["first.weight", "head.weight"]
+    assert removed(pruning.masks) == round(0.75 * (16 + 12))
+    net: Any = pruning.apply(bnn.posterior().mean_network())
+    assert net.first.weight_orig is net.second.weight_orig
+    for layer in (net.first, net.second):
+        assert torch.equal(layer.weight_mask, pruning.masks["first.weight"])
+    assert torch.equal(net(INPUTS), bnn.posterior().mean_network()(INPUTS))
+    for layer in (net.first, net.second):
+        prune.remove(layer, "weight")
+        assert torch.equal(layer.weight == 0, pruning.masks["first.weight"] == 0)
+
+
+def test_masks_of_a_network_that_is_one_layer() -> None:
+    bnn, pruning = make_bnn(nn.Linear(4, 3)), often(0.5)
+    fit(bnn, pruning)
+    net: Any = pruning.apply(bnn.net)
+    assert torch.equal(net.weight_mask, pruning.masks["weight"])
+    assert removed(pruning.masks) == 6
+
+
+# -------------------------------------------------------------------- channels, layers, protection
+
+
+def normalised() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(4, 12),
+        nn.BatchNorm1d(12),
+        nn.ReLU(),
+        nn.Linear(12, 8),
+        nn.ReLU(),
+        nn.Linear(8, 3),
+    )
+
+
+def convolutional() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 10, 2, padding=1, bias=False), nn.BatchNorm2d(10),
+        nn.ReLU(), nn.Conv2d(10, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(6, 8), nn.BatchNorm1d(8),
+        nn.ReLU(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [normalised, convolutional])
+def test_whole_channels(make: Any) -> None:
+    bnn, record = make_bnn(make()), Record()
+    pruning = often(0.5, unit="channel")
+    fit(bnn, record, pruning)
+    layers = {"0": "1", "3": None} if make is normalised else {"1": "2", "4": None, "7": "8"}
+    posterior = bnn.posterior()
+    tensors = {**posterior.fixed, **posterior.mean}
+    units = {name: tensors[f"{name}.weight"].flatten(1).eq(0).all(1) for name in layers}
+    count = round(0.5 * sum(map(len, units.values())))
+    assert sum(int(gone.sum()) for gone in units.values()) == count
+    for layer, norm in layers.items():
+        gone = units[layer]
+        assert torch.equal(tensors[f"{layer}.weight"].flatten(1).eq(0).any(1), gone)
+        names = [f"{layer}.bias", f"{norm}.weight", f"{norm}.bias", f"{norm}.running_mean"]
+        for name in names:
+            if name in tensors:
+                assert torch.equal(tensors[name] == 0, gone), name
+                assert name in pruning.masks
+    assert_zero(posterior, pruning.masks)
+    weights = [f"{name}.weight" for name in layers]
+    total = sum(
+        tensors[name].numel() for name in tensors
+        if tensors[name].ndim > 1
+    )  # fmt: skip
+    lost = sum(int((pruning.masks[name] == 0).sum()) for name in weights)
+    assert pruning.history[-1].removed == lost
+    assert pruning.sparsity == lost / total
+    # the lowest ratios of units, with their biases
+    gone = {layer: torch.zeros_like(one) for layer, one in units.items()}
+    for one in pruning.history:
+        before = record.posterior[one.step]
+        ratio = {layer: unit_ratios(before, layer) for layer in layers}
+        after = record.posterior.get(one.step + 1, posterior)
+        now = {layer: after.mean[f"{layer}.weight"].flatten(1).eq(0).all(1) for layer in layers}
+        new = torch.cat([ratio[layer][now[layer] & ~gone[layer]] for layer in layers])
+        best = max(new.tolist(), default=None)
+        assert one.threshold == (None if best is None else pytest.approx(best, rel=1e-5))
+        for layer in layers:  # each keeps its best
+            kept = ratio[layer][~now[layer]]
+            spared = len(kept) == 1
+            assert spared or best is None or kept.min() >= best
+        gone = now
+    assert any(one.threshold is not None for one in pruning.history)
+    # what remains is a smaller network that says the same
+    small = posterior.compact()
+    parameters = [sum(p.numel() for p in one.net.parameters()) for one in (small, posterior)]
+    assert parameters[0] < 0.7 * parameters[1]
+    outputs = [one.mean_network().eval()(INPUTS) for one in (small, posterior)]
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+    net = pruning.apply(make()).eval()
+    index = next(iter(layers))
+    buffer = net.get_buffer(f"{layers[index]}.running_mean")
+    assert not buffer[units[index]].any()
+
+
+def unit_ratios(posterior: Any, layer: str) -> Tensor:
+    names = [name for name in (f"{layer}.weight", f"{layer}.bias") if name in posterior.mean]
+    signal, noise = (
+        sum(
+            part[name].double().square().reshape(len(part[name]), -1).sum(1)
+            for name in names
+        )
+        for part in (posterior.mean, posterior.sd)
+    )  # fmt: skip
+    return torch.as_tensor(signal / noise).sqrt().nan_to_num(0.0)
+
+
+def test_the_same_share_of_each_layer() -> None:
+    bnn, pruning = make_bnn(), often(0.75, scope="layer")
+    fit(bnn, pruning)
+    counts = {name: int((mask == 0).sum()) for name, mask in pruning.masks.items()}
+    assert counts == {"0.weight": 48, "2.weight": 36}
+    bnn = make_bnn(normalised())
+    pruning = often(0.5, scope="layer", unit="channel")
+    fit(bnn, pruning)
+    units = {name: int((pruning.masks[f"{name}.bias"] == 0).sum()) for name in ("0", "3")}
+    assert units == {"0": 6, "3": 4}
+
+
+def test_a_layer_that_would_vanish_is_said_once() -> None:
+    """Not at each of the prunings on the way, of which there may be 50."""
+    net = mlp(3)
+    net[2].weight.data.mul_(1e-3)
+    pruning = often(0.9)
+    with pytest.warns(
+        UserWarning, match=r"Removing 0.9 would have removed all of 2.weight"
+    ) as said:
+        fit(make_bnn(net, optimizer=partial(torch.optim.SGD, lr=1e-6)), pruning)
+    assert sum("would have removed" in str(one.message) for one in said) == 1
+    assert int(pruning.masks["2.weight"].sum()) == 1
+    assert removed(pruning.masks) == 101
+
+
+@pytest.mark.parametrize("kind", ["pattern", "submodule", "list", "function"])
+def test_protected_weights_stay(kind: str) -> None:
+    bnn = make_bnn()
+    net: Any = bnn.net
+    protect: Any = {
+        "pattern": "2.*",
+        "submodule": net[2],
+        "list": ["0.bias", net[2]],
+        "function": lambda given: [name for name, _ in given.named_parameters() if name[0] == "2"],
+    }[kind]
+    pruning = often(0.75, protect=protect)
+    fit(bnn, pruning)
+    assert list(pruning.masks) == ["0.weight"]
+    assert removed(pruning.masks) == pruning.history[-1].removed == 48
+    assert pruning.sparsity == pytest.approx(48 / WEIGHTS)  # of all
+
+
+def test_a_protection_that_cannot_be_meant() -> None:
+    given = mlp(3)
+    cases = [
+        (given[2], r"a Linear without a parameter of the strategy's own network, .* bnn.net.fc"),
+        (["0.*", nn.ReLU()], "a ReLU without a parameter of the strategy's own network"),
+        ("fc.*", "pattern 'fc.*' matches no parameter"),
+        ("*", "leaves nothing to prune"),
+    ]
+    for protect, message in cases:
+        with pytest.raises(ConfigurationError, match=message):
+            fit(make_bnn(given), often(protect=protect))
+
+
+class Residual(nn.Module):
+    """One layer whose units can go, and two whose cannot, because they are added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.one = nn.Linear(4, 8), nn.Linear(8, 6)
+        self.two, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(self.one(torch.relu(self.wide(inputs))))
+        return self.head(hidden + torch.relu(self.two(hidden)))
+
+
+def test_what_becomes_of_layers_that_cannot_be_followed() -> None:
+    bnn = make_bnn(Residual())
+    before = bnn.family.mean.detach().clone()
+    with pytest.raises(ConfigurationError, match=r"2 layers cannot be removed: .*rest=\"keep\""):
+        fit(bnn, often(0.5, unit="channel"))
+    assert torch.equal(bnn.family.mean, before)
+    found = {}
+    for rest in ("keep", "weight"):
+        pruning = often(0.5, unit="channel", rest=rest)
+        fit(make_bnn(Residual()), pruning)
+        found[rest] = {name: int((mask == 0).sum()) for name, mask in pruning.masks.items()}
+        assert pruning.history[-1].removed == sum(found[rest].values()) - found[rest]["wide.bias"]
+    assert found["keep"] == {"wide.weight": 16, "wide.bias": 4}
+    assert found["weight"].pop("one.weight") + found["weight"].pop("two.weight") == (48 + 36) / 2
+    assert found["weight"] == found["keep"]
+
+
+# -------------------------------------------------------------------- what cannot work
+
+
+@pytest.mark.parametrize("fraction", [1.0, 1, -0.1, math.nan, math.inf, True, "x", None])
+def test_fractions_that_are_none(fraction: Any) -> None:
+    message = r"^fraction= is the share of weights to remove, a number from 0 up to .* got"
+    with pytest.raises(ConfigurationError, match=message):
+        SNRPruning(fraction)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "cubik"}, r"schedule= is one of \['cubic', 'linear', 'once'\]; got 'cubik'"),
+        ({"unit": "row"}, r"unit= is one of \['weight', 'channel'\]; got 'row'"),
+        ({"scope": "all"}, r"scope= is one of \['global', 'layer'\]; got 'all'"),
+        ({"rest": None}, r"rest= is one of \['raise', 'keep', 'weight'\]; got None"),
+        ({"every_n_steps": 0}, r"every_n_steps= is a whole number, at least 1; got 0"),
+        ({"every_n_steps": 2.0}, r"every_n_steps= is a whole number, at least 1; got 2.0"),
+        (
+            {"schedule": "once", "every_n_steps": 3},
+            r"prunes once; got every_n_steps=3. Leave it out, or choose schedule='cubic'",
+        ),
+        ({"start": 0.9, "end": 0.5}, r"Give the larger one to end=, or use schedule='once'"),
+        ({"start": 1.5}, r"start= is a share of training, .* got 1.5"),
+        ({"end": "x"}, r"end= is a share of training, .* got 'x'"),
+    ],
+)
+def test_options_that_make_no_sense(options: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        SNRPruning(**options)
+
+
+class Plain(pl.LightningModule):
+    family = prune = None  # names that mean something else here
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("name", ["DeepEnsemble", "SGMCMC", "Plain"])
+def test_modules_without_variances_are_told_what_to_do(name: str) -> None:
+    module: Any = {
+        "DeepEnsemble": lambda: DeepEnsemble(mlp(3), Categorical(), members=2),
+        "SGMCMC": lambda: SGMCMC(mlp(3), Categorical(), sampler=partial(SGLD, lr=0.01)),
+        "Plain": Plain,
+    }[name]()
+    message = rf"VariationalBNN has while it trains and {name} has not.*posterior.pruned\(fraction"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(module, SNRPruning(0.5))
+
+
+@pytest.mark.parametrize(
+    ("pruning", "options", "message"),
+    [
+        (SNRPruning(0.5), {"max_steps": 1}, r"of the 1 steps of this fit .* Train longer, put"),
+        (SNRPruning(0.5, start=3, end=7), {}, r"end after 84 steps, and this fit ends after 48"),
+        (SNRPruning(0.99), {}, r"each of the 2 pruned layers .* The largest fraction is 0.982142"),
+    ],
+)
+def test_a_fit_that_cannot_work_is_refused_before_training(
+    pruning: SNRPruning, options: Any, message: str
+) -> None:
+    bnn = make_bnn()
+    before = bnn.family.mean.detach().clone()
+    with pytest.raises(ConfigurationError, match=message):
+        fit(bnn, pruning, **options)
+    assert torch.equal(bnn.family.mean, before)
+    assert bnn.masks() == {}
+
+
+def test_asking_before_a_fit() -> None:
+    pruning = SNRPruning(0.5)
+    message = "has pruned nothing yet: it is one of a Trainer's callbacks, and that Trainer has not"
+    for ask in (lambda: pruning.masks, lambda: pruning.sparsity, lambda: pruning.apply(mlp(3))):
+        with pytest.raises(ConfigurationError, match=message):
+            ask()
+    assert pruning.history == []
+
+
+def test_a_network_without_a_layer_to_follow() -> None:
+    data = loader(make_data("lstm", "classification"))
+    with pytest.raises(ConfigurationError, match=r"rest=\"weight\"|unit=\"weight\""):
+        fit(make_bnn(SequenceLSTM(3)), often(unit="channel"), data=data)
+
+
+# -------------------------------------------------------------------- files
+
+
+def test_a_pruned_posterior_is_saved_small(tmp_path: Path) -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(),
+                             nn.Linear(64, 3))  # fmt: skip
+
+    sizes, total = {}, 4 * 64 + 64 * 64 + 64 * 3
+    for fraction in (0.0, 0.95):
+        bnn, pruning = make_bnn(net()), SNRPruning(fraction)
+        fit(bnn, pruning, max_epochs=2)
+        posterior, folder = bnn.posterior(), tmp_path / str(fraction)
+        posterior.save(folder)
+        sizes[fraction] = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        loaded = Posterior.load(folder, net())
+        found, expected = loaded.predict(INPUTS).outputs, posterior.predict(INPUTS).outputs
+        torch.testing.assert_close(found, expected)
+        assert loaded.sparsity == pytest.approx(round(fraction * total) / total)
+        assert_zero(loaded, pruning.masks)
+    assert sizes[0.95] < sizes[0.0] / 4
+
+
+def add_callback(config: str, **options: Any) -> None:
+    content = yaml.safe_load(Path(config).read_text())
+    made = {"class_path": "lightning_bnn.callbacks.SNRPruning", "init_args": options}
+    content["trainer"]["callbacks"].append(made)
+    Path(config).write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def test_the_callback_in_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configuration(tmp_path)
+    options = {"fraction": 0.9, "start": 0, "end": 0.9, "scope": "layer", "protect": ["3.*"]}
+    add_callback(config, **options)
+    printed = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as stopped:
+            main(["fit", "--config", config, "--print_config"])
+        assert stopped.value.code == 0
+        printed.append(capsys.readouterr().out)
+        config = str(tmp_path / "printed.yaml")
+        Path(config).write_text(printed[-1])
+    assert printed[0] == printed[1]
+    found = yaml.safe_load(printed[0])["trainer"]["callbacks"][-1]["init_args"]
+    assert {name: found[name] for name in options} == options
+    assert type(found["start"]) is int  # epochs, and no share
+    assert main(["fit", "--config", config]) == 0
+    posterior = Posterior.load(tmp_path / "runs" / "version_0" / "posterior", MLP(64, [8], 10))
+    drawn = posterior.sample(3)
+    assert [int((draw == 0).sum()) for draw in drawn["1.weight"]] == [round(0.9 * 512)] * 3
+    assert drawn["3.weight"].all()
+    with open(tmp_path / "runs" / "version_0" / "metrics.csv", newline="") as file:
+        logged = [float(row["sparsity"]) for row in csv.DictReader(file) if row["sparsity"]]
+    assert logged[-1] == pytest.approx(461 / (512 + 80))
+
+
+def test_what_one_pruning_did_is_a_plain_record() -> None:
+    """Checkpoints hold it, and are read without pickle."""
+    bnn, pruning = make_bnn(), often()
+    fit(bnn, pruning)
+    state = pruning.state_dict()
+    assert {type(value) for one in state["history"] for value in one.values()} <= {
+        int,
+        float,
+        type(None),
+    }
+    copied = often()
+    copied.load_state_dict(state)
+    assert copied.history == pruning.history
+    assert all(isinstance(one, PruningStep) for one in copied.history)
