@@ -67,7 +67,7 @@ def make_callback(directory: Path, **options: Any) -> CalibrationReport:
     # odd numbers of examples and of batches: the processes do not get as many
     ood = {"far": DataLoader(rows(23, 7, shift=2.0), batch_size=5, shuffle=True)}
     return CalibrationReport(
-        directory, ood=ood, compare={"plain": network()}, pruning=(0, 0.5, 0.75), **options
+        directory, ood=ood, compare={"plain": network()}, pruning=(0, 0.25, 0.5), **options
     )
 
 

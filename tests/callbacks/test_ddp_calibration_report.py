@@ -57,7 +57,7 @@ def test_same_numbers(directory: Path, alone: CalibrationReport, page: str, sing
     assert flat(numbers) == pytest.approx(flat(wanted), abs=1e-6)
     assert numbers["summary"] == wanted["summary"]
     curve = numbers["models"][0]["pruning"]  # compared above: each process had its share of it
-    assert [one["removed"] for one in curve["results"]] == [0, 28, 42]
+    assert [one["removed"] for one in curve["results"]] == [0, 14, 28]
     whole = curve["results"][0]["scores"]
     assert whole["nll"] == pytest.approx(numbers["models"][0]["scalars"]["nll"], abs=1e-6)
 
