@@ -47,6 +47,7 @@ from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.nets import MLP
 from lightning_bnn.priors import Normal
 from lightning_bnn.pruning import PruneCurve, prune_curve
+from lightning_bnn.pruning.saving import stored_bytes
 
 __all__ = ["main"]
 
@@ -158,10 +159,6 @@ def judge(errors: dict[float, float]) -> dict[str, bool]:
     return verdict
 
 
-def folder_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.pruning_mnist",
@@ -235,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for share in (0.0, *MORE_AT_MOST):
         folder = options.run / f"posterior_{share:.0%}".rstrip("%")
         posterior.pruned(share).save(folder)
-        sizes[f"{share:.0%}"] = folder_bytes(folder)
+        sizes[f"{share:.0%}"] = stored_bytes(folder)
     dense = sizes["0%"]
     for share, size in sizes.items():
         print(f"on disk with {share} removed: {size:,} bytes ({size / dense:.1%})")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lightning_bnn.posteriors.base import Blobs, Posterior
     from lightning_bnn.pruning.masks import Rest, Scope, Unit
 
-__all__ = ["Change", "Prunable", "mean_of"]
+__all__ = ["Change", "Prunable", "checked_masks", "mean_of"]
 
 # from the name of a tensor and its values, which may have more axes in front, to new values
 Change = Callable[[str, Tensor], Tensor]
@@ -118,7 +118,7 @@ class Prunable(ABC):
             >>> posterior.masked({"weight": torch.tensor([[True, False]])}).sd
             {'weight': tensor([[1., 0.]])}
         """
-        return self._mapped(self.net, _Masked(_checked(self.net, masks)))
+        return self._mapped(self.net, _Masked(checked_masks(self.net, masks)))
 
     def compact(self) -> Self:
         """A posterior of a smaller network, without the units that are zero in every draw.
@@ -201,7 +201,7 @@ class _Masked:
         return tensor.masked_fill(~self.masks[name].to(tensor.device), 0)
 
 
-def _checked(net: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def checked_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The masks as booleans, if each is one of a tensor of the network."""
     from lightning_bnn.posteriors.base import in_network_order
 

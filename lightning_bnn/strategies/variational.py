@@ -28,7 +28,8 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.noise import NoiseGenerator
 from lightning_bnn.posteriors import GaussianPosterior
-from lightning_bnn.posteriors.base import in_network_order, network_tensors
+from lightning_bnn.posteriors.base import network_tensors
+from lightning_bnn.posteriors.prunable import checked_masks
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.seeds import member_seed
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
@@ -282,7 +283,7 @@ class VariationalBNN(Strategy):
             >>> bnn.posterior().sd["weight"]
             tensor([[0.0100, 0.0000]])
         """
-        given = _boolean(in_network_order(self.net, masks, "masks"))
+        given = checked_masks(self.net, masks)
         others = {name: mask for name, mask in given.items() if name in self.others.layout.names}
         bayesian = {name: mask for name, mask in given.items() if name not in others}
         if bayesian:
@@ -365,17 +366,6 @@ class VariationalBNN(Strategy):
 
 def _mean(values: list[Tensor]) -> Tensor:
     return values[0] if len(values) == 1 else torch.stack(values).mean()
-
-
-def _boolean(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    for name, mask in masks.items():
-        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
-            raise ConfigurationError(
-                f"A mask holds True or 1 for weights that stay, and False or 0 for those that are "
-                f"pruned; that of {name!r} holds others, from {mask.min().item():g} to "
-                f"{mask.max().item():g}."
-            )
-    return {name: mask.bool() for name, mask in masks.items()}
 
 
 def _flat(layout: FlatLayout, masks: Mapping[str, Tensor], device: torch.device) -> Tensor:

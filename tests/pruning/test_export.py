@@ -149,7 +149,11 @@ def test_the_network_stays_as_it_is(tmp_path):
 
 
 def test_outputs_of_every_kind_are_compared(tmp_path):
-    export_network(Rounded(), tmp_path / "net.pt2", torch.randn(4, 3))
+    path = export_network(Rounded(), tmp_path / "net.pt2", torch.randn(4, 3))
+    inputs = torch.randn(6, 3)
+    found, expected = torch.export.load(path).module()(inputs), Rounded()(inputs)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(
