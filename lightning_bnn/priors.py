@@ -92,6 +92,11 @@ class Prior(ABC):
 
         ``noise`` is the draw's (draw − mean)/sd, so that the gradient goes through the draw.
         """
+        if type(self).expected_energy is Prior.expected_energy:  # the estimate at the draw
+            slope = self.slope(torch.addcmul(mean, sd, noise), loc, scale).mul_(weight)
+            mean_gradient.add_(slope)
+            sd_gradient.addcmul_(slope, noise)
+            return
         with torch.enable_grad():
             mean = mean.detach().requires_grad_()
             sd = sd.detach().requires_grad_()
@@ -102,6 +107,16 @@ class Prior(ABC):
             by_mean, by_sd = torch.autograd.grad(energy, (mean, sd), materialize_grads=True)
         mean_gradient.addcmul_(by_mean, weight)
         sd_gradient.addcmul_(by_sd, weight)
+
+    def slope(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
+        """The derivative of each weight's −log p, as a new tensor."""
+        with torch.enable_grad():
+            weights = weights.detach().requires_grad_()
+            energy = -self.log_prob(weights, loc, scale).sum()
+            if not energy.requires_grad:  # a flat prior
+                return torch.zeros_like(weights)
+            (by_weights,) = torch.autograd.grad(energy, weights)
+        return by_weights
 
     def energy(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
         """−log p(w), summed over the last axis."""
@@ -235,6 +250,12 @@ class StudentT(Prior):
         constant -= 0.5 * math.log(df * math.pi) + math.log(scale)
         return constant - 0.5 * (df + 1) * torch.log1p(((weights - loc) / scale) ** 2 / df)
 
+    def slope(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
+        """(ν+1) d / (ν s² + d²) with d = w − m, by hand."""
+        distance = weights - loc
+        below = torch.addcmul(distance.new_tensor(self.df * scale**2), distance, distance)
+        return distance.mul_(self.df + 1).div_(below)
+
 
 class ScaleMixture(Prior):
     """The prior of Bayes by Backprop (Blundell et al., 2015): two Gaussians of one centre.
@@ -274,11 +295,20 @@ class ScaleMixture(Prior):
     def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
         """The log density of each weight."""
         square = (weights - loc) ** 2
-        slim = scale * self.narrow
         wide_log = math.log(self.mix) - math.log(scale) - square / (2 * scale**2)
-        slim_log = math.log1p(-self.mix) - math.log(slim) - square / (2 * slim**2)
         # logaddexp by hand: softplus stays finite where both terms underflow
-        return wide_log + F.softplus(slim_log - wide_log) - _HALF_LOG_TWO_PI
+        return wide_log + F.softplus(self._odds(square, scale)) - _HALF_LOG_TWO_PI
+
+    def _odds(self, square: Tensor, scale: float) -> Tensor:
+        """The log odds that a weight at such a squared distance is of the narrow part."""
+        at_centre = math.log1p(-self.mix) - math.log(self.mix) - math.log(self.narrow)
+        return at_centre - square * (self.narrow**-2 - 1) / (2 * scale**2)
+
+    def slope(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
+        """d (r/s₂² + (1 − r)/s₁²) with d = w − m and r the chance of the narrow part, by hand."""
+        distance = weights - loc
+        chance = torch.sigmoid_(self._odds(distance * distance, scale))
+        return distance.mul_(chance.mul_(self.narrow**-2 - 1).add_(1)).div_(scale**2)
 
 
 class BoundPrior(nn.Module):

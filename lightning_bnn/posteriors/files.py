@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -33,6 +34,9 @@ __all__ = ["TEMPORARY", "Files", "LocalFiles", "RemoteFiles", "absolute", "open_
 TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 
 _NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+
+# Storage in memory looks first and writes then: threads of its process must do so one by one.
+_CREATING = threading.Lock()
 
 
 def absolute(directory: str | os.PathLike[str]) -> str:
@@ -100,6 +104,14 @@ class Files(ABC):
         """Write a file of these pieces in place of the one that may be there, all or nothing."""
 
     @abstractmethod
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a file unless there is one of that name already; of several writers one succeeds.
+
+        Returns:
+            Whether the file is now there with these bytes.
+        """
+
+    @abstractmethod
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
 
@@ -156,21 +168,41 @@ class LocalFiles(Files):
         path = self.root / name
         self._make(path.parent)
         if not self._holds(path, pieces):
-            temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
-            try:
-                with open(temporary, "xb") as file:
-                    for piece in pieces:
-                        file.write(piece)
-                    file.flush()
-                    os.fsync(file.fileno())
+            with self._temporary(path, pieces) as temporary:
                 os.replace(temporary, path)
-            except BaseException as error:
-                if isinstance(error, OSError) and error.filename is None:
-                    error.filename = str(path)  # a full disk does not say where
-                with suppress(OSError):
-                    os.unlink(temporary)
-                raise
         self._sync(path.parent)  # also for a file kept: its writer may have died before this
+
+    @override
+    def create(self, name: str, data: bytes) -> bool:
+        path = self.root / name
+        self._make(path.parent)
+        with self._temporary(path, [data]) as temporary:
+            try:
+                os.link(temporary, path)  # unlike a rename, it never replaces
+                created = True
+            except FileExistsError:
+                created = self._holds(path, [data])  # ours, if the answer to a first try was lost
+            os.unlink(temporary)
+        self._sync(path.parent)
+        return created
+
+    @contextmanager
+    def _temporary(self, path: Path, pieces: Sequence[bytes | memoryview]) -> Iterator[Path]:
+        """A file beside ``path`` with these contents, on the disk; gone if the block raises."""
+        temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
+        try:
+            with open(temporary, "xb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            yield temporary
+        except BaseException as error:
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(path)  # a full disk does not say where
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
 
     @override
     def remove(self, name: str) -> None:
@@ -281,6 +313,21 @@ class RemoteFiles(Files):
         path = f"{self.root}/{name}"
         self.file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
         self.file_system.pipe_file(path, b"".join(pieces))
+
+    @override
+    def create(self, name: str, data: bytes) -> bool:
+        path = f"{self.root}/{name}"
+        self.file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        try:
+            with _CREATING:
+                self.file_system.pipe_file(path, data, mode="create")
+        except OSError:  # taken, or the answer to a first try was lost; the contents tell
+            self.file_system.invalidate_cache(path)
+            found = self.get(name)
+            if found is None:
+                raise
+            return found == data
+        return True
 
     @override
     def remove(self, name: str) -> None:
