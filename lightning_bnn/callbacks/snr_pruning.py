@@ -29,6 +29,7 @@ from lightning_bnn.pruning.candidates import candidates
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction, pruning_masks
 from lightning_bnn.pruning.signal import signal_to_noise
 from lightning_bnn.selection import Choice
+from lightning_bnn.strategies.variational import refuse_averaging
 
 __all__ = ["PruningStep", "SNRPruning"]
 
@@ -197,6 +198,8 @@ class SNRPruning(pl.Callback):
                 f"while it trains and {type(pl_module).__name__} has not. Leave the callback out "
                 "and prune what the fit leaves behind: posterior.pruned(fraction)."
             )
+        if stage == "fit":
+            refuse_averaging(trainer)
         if stage == "fit" or self._strategy is None:
             if strategy is not self._strategy:
                 self._trainer = None  # of another strategy nothing is pruned yet
@@ -246,6 +249,21 @@ class SNRPruning(pl.Callback):
         if self._rule.unit == "epochs":
             self._look(trainer, trainer.current_epoch + 1)
         self._log(pl_module, on_step=False)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Warn if the fit was stopped before the fraction was reached."""
+        if self._rule is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        reached = self.history[-1].fraction if self.history else 0.0
+        if trainer.should_stop and reached < self.fraction:
+            warnings.warn(
+                f"The fit was stopped after {trainer.global_step} steps, before SNRPruning was done"
+                f": the fraction {self.fraction:g} was to be reached after {self._rule.end} "
+                f"{self._rule.unit}, and {reached:.3g} was. Stop later, give an earlier end=, or "
+                "prune the rest afterwards: posterior.pruned(fraction).",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def _look(self, trainer: pl.Trainer, position: int) -> bool:
         """Prune if it is due at a position; was it?"""

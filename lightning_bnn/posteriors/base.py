@@ -24,6 +24,7 @@ from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.exchange import left_on
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import store
+from lightning_bnn.posteriors.files import open_directory
 from lightning_bnn.posteriors.fitted_network import fitted_network
 from lightning_bnn.posteriors.prunable import Prunable
 from lightning_bnn.predictive import Predictive
@@ -217,7 +218,9 @@ class Posterior(Prunable, ABC):
 
         A crash at any moment leaves what was there before, or the new posterior, whole.
         """
-        smaller = {"compact": True} if self._compact else {}
+        smaller: dict[str, Any] = {"compact": True} if self._compact else {}
+        if self._compact and (original := self._pruned_from()) is not None:
+            smaller["original"] = original
         fields = {**self._entry(), **smaller, "network": describe(self.net)}
         store.write(directory, kind=self.kind, blobs=self._blobs(), fields=fields)
 
@@ -232,17 +235,23 @@ class Posterior(Prunable, ABC):
         """Read a posterior of ``net`` from a directory or an fsspec URL.
 
         Args:
-            directory: Where it was saved.
+            directory: Where it was saved, or the storage of a launched run: then the mixture over
+                all members that are done.
             net: A network of the architecture that it was saved with; only its structure and
                 its frozen code matter, not its values. For a compact posterior, also the network
                 that it was pruned from, which is made smaller.
             likelihood: Needed only if the posterior was made with a likelihood of your own.
         """
+        if open_directory(directory).get("run.json", 1) is not None:
+            from lightning_bnn.launch.stored import StoredRun
+
+            return StoredRun(directory).posterior(net, likelihood)
         stored = store.read(directory)
         _class_of(stored.kind)
         network = stored.fields.get("network", [])
         if stored.fields.get("compact"):
-            net = fitted_network(net, describe(net), network, str(directory))
+            original = stored.fields.get("original")
+            net = fitted_network(net, describe(net), network, str(directory), original)
         difference = first_difference(network, describe(net))
         if difference:
             raise PosteriorFormatError(
@@ -278,6 +287,7 @@ def restore(
         ) from error
     posterior = _class_of(entry["kind"])._from_stored(stored, entry, net, chosen, prefix)
     posterior._compact = bool(stored.fields.get("compact"))
+    posterior._original = stored.fields.get("original")
     return posterior
 
 

@@ -176,6 +176,25 @@ class DrawsPosterior(Posterior):
             likelihood.load_state_dict(learned)
         return cls(net, likelihood, stream.draws(steps), stream.fixed(), stream.chains)
 
+    def chain(self, number: int) -> DrawsPosterior:
+        """The draws of one chain, a posterior of its own.
+
+        Example:
+            >>> from lightning_bnn.likelihoods import Gaussian
+            >>> draws = [{"weight": torch.full((1, 1), float(value))} for value in range(6)]
+            >>> posterior = DrawsPosterior(nn.Linear(1, 1), Gaussian(0.1), draws, chains=2)
+            >>> posterior.chain(1).sample(3)["weight"].flatten()
+            tensor([1., 3., 5.])
+        """
+        if not 0 <= number < self.chains:
+            raise ConfigurationError(f"There is no chain {number}: there are {self.chains}.")
+        draws: Sequence[Mapping[str, Tensor]]
+        if isinstance(self._draws, StoredDraws):
+            draws = self._draws.every(number, self.chains)
+        else:
+            draws = self._draws[number :: self.chains]
+        return self._as_before(type(self)(self.net, self.likelihood, draws, self.fixed))
+
     def __len__(self) -> int:
         return len(self._draws)
 

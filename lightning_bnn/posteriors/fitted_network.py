@@ -14,17 +14,25 @@ __all__ = ["fitted_network"]
 Description = Sequence[Sequence[Any]]
 
 
-def fitted_network(net: nn.Module, own: Description, stored: Description, where: str) -> nn.Module:
-    """The network with the sizes of a compact posterior, if it is one that could be made smaller.
+def fitted_network(
+    net: nn.Module,
+    own: Description,
+    stored: Description,
+    where: str,
+    original: Description | None = None,
+) -> nn.Module:
+    """The network with the sizes of a compact posterior, if it is the one that was made smaller.
 
-    A network that has these sizes already, or others than a removal of units leaves, comes back as
-    it is: the reader compares it with the posterior anyway.
+    Any other network, also one that has these sizes already, comes back as it is: the reader
+    compares it with the posterior anyway.
 
     Args:
         net: The original network, or the small one.
         own: The name and the shape of each of its tensors, in order.
         stored: The same of the posterior.
         where: How to name the posterior in errors.
+        original: The same of the network that the posterior was pruned from. Early versions did
+            not keep it; then any network that is nowhere smaller is taken for it.
 
     Raises:
         PosteriorFormatError: The network has layers that cannot be made smaller.
@@ -38,6 +46,8 @@ def fitted_network(net: nn.Module, own: Description, stored: Description, where:
     shapes = {name: tuple(shape) for name, shape in stored}
     given = {name: tuple(shape) for name, shape in own}
     if list(shapes) != list(given) or shapes == given:
+        return net
+    if original is not None and given != {name: tuple(shape) for name, shape in original}:
         return net
     if not all(_fits(shapes[name], shape) for name, shape in given.items()):
         return net

@@ -37,6 +37,7 @@ class Prunable(ABC):
     fixed: dict[str, Tensor]
     mode: Any  # a property of Posterior
     _compact: bool = False  # whether its network is a smaller one than it was made with
+    _original: list[list[Any]] | None = None  # then, the names and shapes of the larger one
 
     # ---------------------------------------------------------------- what each kind adds
 
@@ -57,8 +58,13 @@ class Prunable(ABC):
 
     def _as_before(self, made: Self) -> Self:
         """Carry over what no constructor takes."""
-        made._compact, made.mode = self._compact, self.mode
+        made._compact, made._original, made.mode = self._compact, self._original, self.mode
         return made
+
+    def _pruned_from(self) -> list[list[Any]] | None:
+        """The names and shapes of the network that a compact posterior was pruned from."""
+        found = [self._original, *(part._pruned_from() for part in getattr(self, "components", []))]
+        return next((one for one in found if one is not None), None)
 
     # ---------------------------------------------------------------- what users call
 
@@ -79,10 +85,13 @@ class Prunable(ABC):
         Args:
             fraction: The share of the prunable weights, or units, to remove, in [0, 1).
             unit: ``"weight"`` for single weights; ``"channel"`` for output channels and neurons,
-                after which :meth:`compact` gives a smaller network.
+                after which :meth:`compact` gives a smaller network. A ``BatchNorm1d`` after a
+                ``Linear`` is taken as one of features: where its inputs have three axes and it
+                normalises the steps of a sequence, protect the ``Linear``.
             scope: ``"global"`` for one threshold; ``"layer"`` for the same share of each tensor.
             protect: Weights to leave alone, besides biases and normalisation: a pattern of names
-                (``"head.*"``), a submodule of ``posterior.net``, a function or a list.
+                (``"head.*"``), a submodule of ``posterior.net``, a function or a list. A channel
+                also stays if something protected would go with it, such as a BatchNorm.
             rest: For channels, what to do where the network cannot be followed: ``"raise"``,
                 ``"keep"`` these layers as they are, or prune them by ``"weight"``.
 
@@ -123,7 +132,8 @@ class Prunable(ABC):
     def compact(self) -> Self:
         """A posterior of a smaller network, without the units that are zero in every draw.
 
-        See :func:`lightning_bnn.pruning.compact.compact`.
+        A ``BatchNorm1d`` after a ``Linear`` is taken as one of features, not of the steps of a
+        sequence. See :func:`lightning_bnn.pruning.compact.compact`.
         """
         from lightning_bnn.pruning.compact import compact
 
@@ -182,8 +192,9 @@ class Prunable(ABC):
         found = {name: tensor != 0 for name, tensor in self.fixed.items()}
         for blob in self._own_blobs().values():
             for name, tensor in blob.items():
-                shape = own[name].shape
-                somewhere = (tensor != 0).view(-1, *shape).any(0)  # deviations have one more axis
+                somewhere = tensor != 0
+                if tensor.ndim > own[name].ndim:  # deviations have one more axis
+                    somewhere = somewhere.any(0)
                 found[name] = found[name] | somewhere if name in found else somewhere
         return {name: found[name] for name in own}
 

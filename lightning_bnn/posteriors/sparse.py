@@ -25,7 +25,10 @@ __all__ = ["decode", "encode"]
 
 _SKIP = 255
 _CHUNK = 2**20  # numbers that are looked at together: bounds the memory of their places
-_SMALLEST = 1024
+_SMALLEST = 64
+# About what a file and its manifest need to name two tensors in the place of one; it decides only
+# which form is written, and either can be read.
+_NAMING = 128
 _BITS = {
     torch.float64: torch.int64,
     torch.float32: torch.int32,
@@ -36,6 +39,8 @@ _BITS = {
 
 def encode(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
     """The values and the gaps of a tensor, or None where they would not save a quarter of it.
+
+    That there are two tensors to be named in the place of one counts too.
 
     Args:
         tensor: A dense tensor on the CPU; only floating-point numbers are encoded.
@@ -55,7 +60,7 @@ def encode(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
     if size < _SMALLEST or flat.dtype not in _BITS:
         return None
     bits = flat.view(_BITS[flat.dtype])
-    allowed = size * width * 3 // 4
+    allowed = size * width * 3 // 4 - _NAMING
     # the least that it can take: most tensors are dense, and done with here
     if int(torch.count_nonzero(bits)) * (width + 1) > allowed:
         return None

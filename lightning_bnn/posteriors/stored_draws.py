@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from lightning_bnn.errors import PosteriorFormatError
 from lightning_bnn.posteriors.blobs import read_blob
 from lightning_bnn.posteriors.files import Files
+from lightning_bnn.posteriors.manifest import DTYPES
 from lightning_bnn.posteriors.prunable import Change
 
 __all__ = ["LIKELIHOOD", "StoredDraws"]
@@ -64,14 +66,25 @@ class StoredDraws(Sequence[Weights]):
         self._last: tuple[int, Weights] | None = None
         self._checked: set[int] = set()  # the blobs whose hash was found good
         self._changes: list[Change] = []  # what is done to each tensor that is read
+        self._chosen = range(len(self._entries) * max(1, chains))
 
     def __len__(self) -> int:
-        return len(self._entries) * max(1, self._chains)
+        return len(self._chosen)
 
     @property
     def bytes(self) -> int:
-        """The size of all draws together."""
-        return sum(entry["bytes"] for entry in self._entries)
+        """The memory that all draws take when they are read; on the disk zeros take less."""
+        return sum(
+            DTYPES[tensor["dtype"]].itemsize * math.prod(tensor["shape"])
+            for entry in self._entries
+            for tensor in entry["tensors"].values()
+        )
+
+    def every(self, first: int, step: int) -> StoredDraws:
+        """The draws number ``first``, ``first + step`` and so on, still on the disk."""
+        made = copy.copy(self)
+        made._chosen, made._last = self._chosen[first::step], None
+        return made
 
     @overload
     def __getitem__(self, index: int) -> Weights: ...
@@ -81,7 +94,7 @@ class StoredDraws(Sequence[Weights]):
         """One draw, as a copy of its own; its blob's hash is checked the first time."""
         if isinstance(index, slice):
             return [self[one] for one in range(len(self))[index]]
-        number, chain = divmod(range(len(self))[index], max(1, self._chains))
+        number, chain = divmod(self._chosen[index], max(1, self._chains))
         last = self._last  # looked at once: another thread may replace it
         if last is None or last[0] != number:
             last = self._last = None  # two blobs are never held together

@@ -9,7 +9,8 @@ no reader reads, can then be taken out of all of them.
 
 What comes of a layer is one of three: it is followed, it gives the network's outputs (its units
 stay), or there is an obstacle: an operation and a reason. ``BatchNorm1d`` after a ``Linear`` is
-taken as one of features: of inputs with two axes, examples and features.
+taken as one of features, of inputs with two axes, examples and features, unless the graph tells
+that there are three (:mod:`lightning_bnn.pruning.axes`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor, fx, nn
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors.base import copy_network
+from lightning_bnn.pruning.axes import find_axes
 from lightning_bnn.pruning.operations import (
     Blocked,
     Layout,
@@ -38,6 +40,7 @@ from lightning_bnn.pruning.resize import (
     is_depthwise,
     why_not_resizable,
 )
+from lightning_bnn.pruning.tracing import is_leaf, trace
 
 __all__ = ["Chain", "Chains", "Companion", "Obstacle", "Reader", "find_chains"]
 
@@ -114,12 +117,6 @@ class Chains:
     obstacles: dict[str, Obstacle] = field(default_factory=dict)
 
 
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        # subclasses of layers too, so that an obstacle can name them
-        return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
-
-
 def find_chains(net: nn.Module) -> Chains:
     """Follow the units of every ``Linear`` and convolution of a network.
 
@@ -135,14 +132,14 @@ def find_chains(net: nn.Module) -> Chains:
         ['4']
     """
     net = copy_network(net).eval()  # a forward pass may leave things on the network
-    if _Tracer().is_leaf_module(net, ""):  # its units are the outputs
+    if is_leaf(net):  # its units are the outputs
         if why_not_resizable(net) is None:
             return Chains(outputs=[""])
         whole = "it is the whole network, and its inside is not followed"
         kind = type(net).__name__
         return Chains(obstacles={name: Obstacle(name, kind, whole) for name in _weighted(net)})
     try:
-        graph = _Tracer().trace(net)
+        graph = trace(net)
     except Exception as error:  # whatever the network's own code raises when it is traced
         raise ConfigurationError(
             f"The units of {type(net).__name__} cannot be removed: torch.fx cannot trace the "
@@ -170,6 +167,8 @@ class _Search:
             if node.op == "call_module":
                 self.calls.setdefault(str(node.target), []).append(node)
         self.attributes = {str(node.target) for node in graph.nodes if node.op == "get_attr"}
+        self.axes = find_axes(graph, self.modules)
+        self.origins = {node: axes.origin for node, axes in self.axes.items()}
         self.owners = Counter(id(t) for m in self.modules.values() for t in _tensors(m).values())
 
     def run(self) -> Chains:
@@ -267,7 +266,7 @@ class _Way:
                 if user.op == "call_module":
                     self._module(user, node, layout, through)
                 else:
-                    after = pass_function(user, node, layout)
+                    after = pass_function(user, node, layout, self.search.origins)
                     if after is not None:
                         self.follow(user, after, through)
             except Blocked as why:
@@ -293,16 +292,18 @@ class _Way:
         reason = self.search.why_fixed(name)
         if reason is not None:
             raise Blocked(reason)
-        per_unit = self._per_unit(layer, layout)
+        per_unit = self._per_unit(layer, layout, self.search.axes[node].count)
         if type(layer) in BATCH_NORMS or is_depthwise(layer):
             self.follow(user, layout, (*through, Companion(name, per_unit)))
         else:
             self.readers.append(Reader(name, per_unit, through))
 
-    def _per_unit(self, layer: nn.Module, layout: Layout) -> int:
-        """How many inputs of a layer belong to one unit."""
+    def _per_unit(self, layer: nn.Module, layout: Layout, rank: int | None) -> int:
+        """How many inputs of a layer belong to one unit; ``rank`` is the number of axes."""
         axes = CONVOLUTIONS.get(type(layer), BATCH_NORMS.get(type(layer), 0))
         if isinstance(layer, nn.BatchNorm1d) and not layout.axes:
+            if rank is not None and rank != 2:
+                raise Blocked("it normalises the second axis, and the units are the last of three")
             axes = 0  # it takes features as well as channels of a sequence
         if axes != layout.axes:
             raise Blocked("it does not read along the axis of the units")

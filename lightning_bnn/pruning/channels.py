@@ -23,14 +23,14 @@ from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors.base import Posterior, network_tensors
-from lightning_bnn.pruning.candidates import candidates
+from lightning_bnn.pruning.candidates import candidates, protected_names, refuse_computed
 from lightning_bnn.pruning.chains import Chain, Chains, Obstacle, find_chains
 from lightning_bnn.selection import Choice
 
 if TYPE_CHECKING:
     from lightning_bnn.pruning.masks import Rest, Scope
 
-__all__ = ["channel_masks", "channel_signal_to_noise"]
+__all__ = ["channel_and_weight_ratios", "channel_masks", "channel_signal_to_noise"]
 
 _SHOWN = 4
 
@@ -42,7 +42,7 @@ def channel_signal_to_noise(
 
     Args:
         posterior: What is to be pruned.
-        protect: Layers whose units stay, by their weights.
+        protect: Layers whose units stay, by their weights, or by anything that would go with them.
         rest: What to do about layers that cannot be followed; only ``"raise"`` refuses them.
 
     Returns:
@@ -60,9 +60,22 @@ def channel_signal_to_noise(
         >>> mean = {"0.weight": torch.tensor([[3.0, 4.0], [0.0, 0.0]])}
         >>> sd = {"0.weight": torch.ones(2, 2)}
         >>> channel_signal_to_noise(GaussianPosterior(net, Gaussian(0.1), mean, sd))
-        {'0.weight': tensor([3.5355, 0.0000])}
+        {'0.weight': tensor([3.5355, 0.0000], dtype=torch.float64)}
     """
     return _ratios(posterior, _Plan(posterior, protect, rest))
+
+
+def channel_and_weight_ratios(
+    posterior: Posterior, protect: Choice = None, rest: Rest = "raise"
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The ratios of all that structured pruning may remove: of units, and of single weights.
+
+    Each of the two loses the same fraction by itself. There are single weights only with
+    ``rest="weight"``, where layers cannot be followed. The arguments are those of
+    :func:`channel_signal_to_noise`.
+    """
+    plan = _Plan(posterior, protect, rest)
+    return _ratios(posterior, plan), _single_ratios(posterior, plan, rest)
 
 
 def channel_masks(
@@ -78,7 +91,7 @@ def channel_masks(
         posterior: What is to be pruned.
         fraction: The share of the removable units, in [0, 1).
         scope: ``"global"`` over all layers together, or ``"layer"`` for each by itself.
-        protect: Layers whose units stay, by their weights.
+        protect: Layers whose units stay, by their weights, or by anything that would go with them.
         rest: What to do about layers that cannot be followed: ``"raise"`` an error, ``"keep"``
             them, or prune their single weights by the same fraction (``"weight"``).
 
@@ -101,18 +114,15 @@ def channel_masks(
         {'0.weight': tensor([[ True], [False]]), '0.bias': tensor([ True, False])}
     """
     from lightning_bnn.pruning.masks import check_fraction, keep_masks
-    from lightning_bnn.pruning.signal import signal_to_noise
 
     check_fraction(fraction)
     plan = _Plan(posterior, protect, rest)
-    kept = keep_masks(_ratios(posterior, plan), fraction, scope) if plan.chains else {}
+    kept = keep_masks(_ratios(posterior, plan), fraction, scope)
     own = network_tensors(posterior.net)
     masks: dict[str, Tensor] = {}
     for weight, chain in plan.chains.items():
         masks |= _of_units(own, chain, kept[weight])
-    if plan.unfollowed and rest == "weight":
-        ratios = signal_to_noise(posterior)
-        masks |= keep_masks({name: ratios[name] for name in plan.unfollowed}, fraction, scope)
+    masks |= keep_masks(_single_ratios(posterior, plan, rest), fraction, scope)
     return {name: masks[name] for name in own if name in masks}
 
 
@@ -125,21 +135,29 @@ class _Plan:
     """
 
     def __init__(self, posterior: Posterior, protect: Choice, rest: Rest) -> None:
-        net = posterior.net
-        prunable = candidates(net, posterior._varying(), protect)
+        net, varying = posterior.net, posterior._varying()
+        if rest != "keep":
+            refuse_computed(net, varying, protect)
+        prunable = candidates(net, varying, protect)
         found = find_chains(net)
         layers = {name: name.rpartition(".")[0] for name in prunable}
-        self.chains = {
-            name: found.followed[layer]
-            for name, layer in layers.items()
-            if layer in found.followed and name == _join(layer, "weight")
-        }
+        own, protected = network_tensors(net), protected_names(net, varying, protect)
+        self.chains: dict[str, Chain] = {}
+        whole: dict[str, str] = {}
+        for name, layer in layers.items():
+            if layer in found.followed and name == _join(layer, "weight"):
+                chain = found.followed[layer]
+                companions = [one for one in _entries(own, chain) if one in protected]
+                if companions:  # a unit takes its entries in them with it
+                    whole[layer] = companions[0]
+                else:
+                    self.chains[name] = chain
         self.unfollowed = [name for name, layer in layers.items() if layer in found.obstacles]
         obstacles = list(dict.fromkeys(found.obstacles[layers[name]] for name in self.unfollowed))
         if obstacles and rest == "raise":
             _refuse(obstacles)
         if not self.chains and not (self.unfollowed and rest == "weight"):
-            _refuse_all(prunable, layers, found, obstacles)
+            _refuse_all(prunable, layers, found, obstacles, whole)
 
 
 def _refuse(obstacles: list[Obstacle]) -> None:
@@ -153,10 +171,16 @@ def _refuse(obstacles: list[Obstacle]) -> None:
 
 
 def _refuse_all(
-    prunable: list[str], layers: Mapping[str, str], found: Chains, obstacles: list[Obstacle]
+    prunable: list[str],
+    layers: Mapping[str, str],
+    found: Chains,
+    obstacles: list[Obstacle],
+    whole: Mapping[str, str],
 ) -> None:
     outputs = [layers[name] for name in prunable if layers[name] in found.outputs]
     reasons = [f"{layer!r} gives the network's outputs" for layer in outputs]
+    reasons += [f"{layer!r} would take {name!r} along, which is protected"
+                for layer, name in whole.items()]  # fmt: skip
     reasons += [str(obstacle) for obstacle in obstacles]
     why = "; ".join(reasons[:_SHOWN]) or "no weight with two or more axes varies"
     raise ConfigurationError(
@@ -181,21 +205,37 @@ def _ratios(posterior: Posterior, plan: _Plan) -> dict[str, Tensor]:
         noise = sum(_per_row(found.variance[name].double()) for name in names)
         assert isinstance(signal, Tensor)  # the weight is one of the names
         dead = (signal == 0) & (noise == 0)
-        ratios[weight] = (signal / noise).sqrt().masked_fill(dead, 0.0).to(found.mean[weight].dtype)
+        ratios[weight] = (signal / noise).sqrt().masked_fill(dead, 0.0)
     return ratios
+
+
+def _single_ratios(posterior: Posterior, plan: _Plan, rest: Rest) -> dict[str, Tensor]:
+    """The ratio of each weight of the layers that cannot be followed, if these are pruned."""
+    from lightning_bnn.pruning.signal import signal_to_noise
+
+    if rest != "weight" or not plan.unfollowed:
+        return {}
+    ratios = signal_to_noise(posterior)
+    return {name: ratios[name] for name in plan.unfollowed}
+
+
+def _entries(own: Mapping[str, Tensor], chain: Chain) -> dict[str, int]:
+    """The tensors that lose entries with a unit of a chain, and how many for each unit."""
+    followers = [(one.name, one.per_unit) for one in chain.companions]
+    return {
+        full: per_unit
+        for name, per_unit in [(chain.producer, 1), *followers]
+        for full in (_join(name, key) for key in ("weight", "bias", "running_mean"))
+        if full in own
+    }
 
 
 def _of_units(own: Mapping[str, Tensor], chain: Chain, kept: Tensor) -> dict[str, Tensor]:
     """The masks of one chain: everything that makes a removed unit exactly zero."""
     masks: dict[str, Tensor] = {}
-    followers = [(one.name, one.per_unit) for one in chain.companions]
-    for name, per_unit in [(chain.producer, 1), *followers]:
-        entries = kept.repeat_interleave(per_unit)
-        for key in ("weight", "bias", "running_mean"):
-            full = _join(name, key)
-            if full in own:
-                shape = own[full].shape
-                masks[full] = entries.view(-1, *[1] * (len(shape) - 1)).expand(shape).clone()
+    for name, per_unit in _entries(own, chain).items():
+        entries, shape = kept.repeat_interleave(per_unit), own[name].shape
+        masks[name] = entries.view(-1, *[1] * (len(shape) - 1)).expand(shape).clone()
     return masks
 
 

@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lightning_bnn.posteriors import MixturePosterior, Posterior
-from lightning_bnn.posteriors.base import network_tensors
+from lightning_bnn.posteriors.base import describe, network_tensors
 from lightning_bnn.pruning.chains import Chain, Reader, find_chains
 from lightning_bnn.pruning.resize import resized
+from lightning_bnn.pruning.tracing import check_same_graph
 
 __all__ = ["compact"]
 
@@ -37,11 +38,15 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
     loaded like any other: ``Posterior.load(directory, net)`` takes the network of the original
     size. Where nothing can go, it is equal to the original. Stored draws stay on the disk.
 
+    A ``BatchNorm1d`` after a ``Linear`` is taken as one of features, of inputs with two axes,
+    unless the network's graph tells that there are three.
+
     Args:
         posterior: Pruned by units, by single weights, or while it was trained.
 
     Raises:
-        ConfigurationError: ``torch.fx`` cannot trace the network.
+        ConfigurationError: ``torch.fx`` cannot trace the network, or its ``forward`` computes with
+            the size of a layer that would get smaller.
 
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
@@ -66,16 +71,19 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
     with torch.no_grad():
         for name, tensor in network_tensors(smaller).items():
             tensor.copy_(change(name, own[name]))
+    if change.indices:
+        layers = dict.fromkeys(name.rpartition(".")[0] for name in change.indices)
+        check_same_graph(net, smaller, list(layers))
     made = posterior._mapped(smaller, change)
-    _mark(made)
+    _mark(made, posterior._pruned_from() or describe(net))
     return made
 
 
-def _mark(posterior: Posterior) -> None:
-    """Let a posterior know, and the components of a mixture, that a larger network may load it."""
-    posterior._compact = True
+def _mark(posterior: Posterior, original: list[list[Any]]) -> None:
+    """Let a posterior know, and the components of a mixture, which larger network may load it."""
+    posterior._compact, posterior._original = True, original
     for component in posterior.components if isinstance(posterior, MixturePosterior) else []:
-        _mark(component)
+        _mark(component, original)
 
 
 @dataclass(frozen=True)

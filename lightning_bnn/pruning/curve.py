@@ -118,8 +118,10 @@ def prune_curve(
     if draws is not None and draws < 1:
         raise ConfigurationError(f"draws= is at least 1; got {draws}.")
     parts = _separate(posterior)
-    groups = [_ratios(part, unit, scope, protect, rest) for part in parts]
+    found = [_ratios(part, unit, scope, protect, rest) for part in parts]
+    groups = [group for pair in found for group in pair if group]
     total = sum(ratios.numel() for group in groups for ratios in group.values())
+    single = sum(ratios.numel() for _, weights in found for ratios in weights.values())
     with warnings.catch_warnings():
         # posterior.pruned says itself which layers only just stay
         warnings.simplefilter("ignore", UserWarning)
@@ -135,9 +137,14 @@ def prune_curve(
         scores = _scores(pruned, loader, draws, seed)
         mode = pruned.mode  # measured by the first, if it was not known
         results.append(PruningResult(share, removed, total, threshold, scores, layers))
-    joined = {name: torch.cat([group[name].flatten() for group in groups]) for name in groups[0]}
-    protected = sum(_size(part, unit) for part in parts) - total
-    return PruneCurve(tuple(results), snr_histogram(joined), unit, scope, protected)
+    joined = {
+        name: torch.cat([group[name].flatten() for group in groups if name in group])
+        for name in _names(groups)
+    }
+    sizes = [_size(part, unit, pair[1]) for part, pair in zip(parts, found, strict=True)]
+    single = single if unit == "channel" else 0
+    protected = sum(sizes) - total
+    return PruneCurve(tuple(results), snr_histogram(joined), unit, scope, protected, single)
 
 
 def _separate(posterior: Posterior) -> list[Posterior]:
@@ -146,44 +153,52 @@ def _separate(posterior: Posterior) -> list[Posterior]:
     return parts if len(parts) == 1 else [leaf for part in parts for leaf in _separate(part)]
 
 
-def _ratios(posterior: Posterior, unit: Unit, scope: Scope, protect: Choice, rest: Rest) -> Ratios:
-    """The ratios of all that may be removed, by the name of the weight."""
+def _ratios(
+    posterior: Posterior, unit: Unit, scope: Scope, protect: Choice, rest: Rest
+) -> tuple[Ratios, Ratios]:
+    """The ratios of all units that may be removed, and of all single weights, by name."""
     # removes nothing, and finds what is wrong with the options or with the posterior
     pruning_masks(posterior, 0.0, unit=unit, scope=scope, protect=protect, rest=rest)
     if unit == "channel":
-        from lightning_bnn.pruning.channels import channel_signal_to_noise
+        from lightning_bnn.pruning.channels import channel_and_weight_ratios
 
-        return channel_signal_to_noise(posterior, protect, rest)
+        return channel_and_weight_ratios(posterior, protect, rest)
     ratios = signal_to_noise(posterior)
-    return {name: ratios[name] for name in candidates(posterior.net, ratios, protect)}
+    return {}, {name: ratios[name] for name in candidates(posterior.net, ratios, protect)}
+
+
+def _names(groups: Sequence[Ratios]) -> list[str]:
+    """All names, each once; other weights may vary in another component of a mixture."""
+    return list(dict.fromkeys(name for group in groups for name in group))
 
 
 def _count(
     groups: Sequence[Ratios], share: float, scope: Scope
 ) -> tuple[int, float | None, dict[str, float]]:
     """How many go, the largest ratio among them, and the share of each layer that goes."""
-    removed = dict.fromkeys(groups[0], 0)
+    removed, sizes = dict.fromkeys(_names(groups), 0), dict.fromkeys(_names(groups), 0)
     threshold: float | None = None
     for ratios in groups:
         for name, keep in keep_masks(ratios, share, scope).items():
             gone = ratios[name][~keep]
             removed[name] += gone.numel()
+            sizes[name] += keep.numel()
             if gone.numel():
                 threshold = max(float(gone.max()), threshold or 0.0)
-    layers = {
-        name: count / sum(ratios[name].numel() for ratios in groups)
-        for name, count in removed.items()
-    }
+    layers = {name: count / sizes[name] for name, count in removed.items()}
     return sum(removed.values()), threshold, layers
 
 
-def _size(posterior: Posterior, unit: Unit) -> int:
-    """All parameters of the network, or all units of the layers whose weights vary."""
+def _size(posterior: Posterior, unit: Unit, single: Ratios) -> int:
+    """All parameters of the network, or all units of the layers whose weights vary.
+
+    Layers that are pruned by single weights (``single``) count by their weights.
+    """
     own = dict(posterior.net.named_parameters())
     if unit == "weight":
         return sum(parameter.numel() for parameter in own.values())
-    varying = [name for name in own if name not in posterior.fixed]
-    return sum(len(own[name]) for name in candidates(posterior.net, varying))
+    names = candidates(posterior.net, posterior._varying())
+    return sum(own[name].numel() if name in single else len(own[name]) for name in names)
 
 
 def _check_data(posterior: Posterior, loader: Any, seed: int) -> None:

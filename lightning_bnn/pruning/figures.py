@@ -239,7 +239,10 @@ def percent(fraction: float) -> str:
 
 
 def _units(block: Block) -> str:
-    return "weights" if block["unit"] == "weight" else "units"
+    single = block.get("single", 0)
+    if block["unit"] == "weight" or (single and single == block["total"]):
+        return "weights"
+    return "units and weights" if single else "units"
 
 
 def _short(value: float, _: Any) -> str:

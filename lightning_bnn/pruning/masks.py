@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.pruning.candidates import candidates
+from lightning_bnn.pruning.candidates import candidates, refuse_computed
 from lightning_bnn.pruning.signal import check_varies, mean_and_sd, ratio, separate
 from lightning_bnn.selection import Choice
 
@@ -29,6 +29,8 @@ __all__ = ["Rest", "Scope", "Unit", "check_fraction", "keep_masks", "pruning_mas
 Scope = Literal["global", "layer"]
 Unit = Literal["weight", "channel"]
 Rest = Literal["raise", "keep", "weight"]
+
+_SHOWN = 4
 
 
 def check_fraction(fraction: float, name: str = "fraction") -> float:
@@ -65,10 +67,12 @@ def pruning_masks(
         posterior: Any posterior with variances.
         fraction: The share of the prunable weights, or units, to remove, in [0, 1).
         unit: ``"weight"`` for single weights; ``"channel"`` for output channels and neurons, with
-            their biases and BatchNorm entries.
+            their biases and BatchNorm entries. A ``BatchNorm1d`` after a ``Linear`` is taken as
+            one of features, not of the steps of a sequence: protect such layers.
         scope: ``"global"`` for one threshold; ``"layer"`` for the same share of each tensor.
         protect: Weights to leave alone, besides biases and normalisation: see
-            :func:`~lightning_bnn.pruning.candidates.candidates`.
+            :func:`~lightning_bnn.pruning.candidates.candidates`. For channels, a unit also stays
+            if something protected would go with it: a bias, a BatchNorm, a depthwise convolution.
         rest: For channels, what to do where the network cannot be followed: ``"raise"``, ``"keep"``
             these layers as they are, or prune them by ``"weight"``.
 
@@ -97,6 +101,7 @@ def pruning_masks(
 
         return channel_masks(posterior, fraction, scope, protect, rest)
     mean, sd = mean_and_sd(posterior)
+    refuse_computed(posterior.net, mean, protect)
     names = candidates(posterior.net, mean, protect)
     if not names:
         raise ConfigurationError(
@@ -146,15 +151,16 @@ def keep_masks(
             saved += [name] if count == len(score) else []
     else:
         count, total = round(fraction * sum(map(len, flat))), sum(map(len, flat))
-        _check_reachable(fraction, count, total, len(flat))
+        _check_reachable(fraction, count, total, list(snr))
         removed = _lowest(flat, count, spare_best=True)
         if any(int((~mask).sum()) == 1 for mask in removed):
             unspared = _lowest(flat, count, spare_best=False)
             saved = [name for name, mask in zip(snr, unspared, strict=True) if bool(mask.all())]
     if saved:
+        other = "" if scope == "layer" else " use scope='layer',"
         warnings.warn(
-            f"Removing {fraction:.4g} would have removed all of {', '.join(saved)}; the best of "
-            "each was kept. Prune less, use scope='layer', or protect these layers.",
+            f"Removing {fraction!r} would have removed all of {', '.join(saved)}; the best of "
+            f"each was kept. Prune less,{other} or protect these layers.",
             UserWarning,
             stacklevel=2,
         )
@@ -200,14 +206,15 @@ def _lowest(scores: Sequence[Tensor], count: int, spare_best: bool) -> list[Tens
     return below
 
 
-def _check_reachable(fraction: float, count: int, total: int, tensors: int) -> None:
-    if count <= total - tensors:
+def _check_reachable(fraction: float, count: int, total: int, names: Sequence[str]) -> None:
+    if count <= total - len(names):
         return
-    largest = math.floor((total - tensors) / total * 1e6) / 1e6
+    largest = math.floor((total - len(names)) / total * 1e6) / 1e6
+    shown = ", ".join(names[:_SHOWN]) + (" and so on" if len(names) > _SHOWN else "")
     raise ConfigurationError(
-        f"fraction={fraction:g} of {total} would remove {count}, but each of the {tensors} pruned "
-        f"layers keeps at least one, so at most {total - tensors} can go. The largest fraction is "
-        f"{largest:g}."
+        f"fraction={fraction!r} of {total} would remove {count}, but each of the {len(names)} "
+        f"pruned layers ({shown}) keeps at least one, so at most {total - len(names)} can go. The "
+        f"largest fraction is {largest:g}."
     )
 
 

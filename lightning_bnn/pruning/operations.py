@@ -7,30 +7,40 @@ felt in another. Each such operation takes the units from one layout to another.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
 
-__all__ = ["Blocked", "Layout", "name_of", "pass_function", "pass_module", "why_hooked"]
+__all__ = [
+    "Blocked",
+    "Layout",
+    "arguments",
+    "first_size_of",
+    "name_of",
+    "pass_function",
+    "pass_module",
+    "why_hooked",
+]
 
-_ELEMENTWISE: tuple[type[nn.Module], ...] = (
+ELEMENTWISE: tuple[type[nn.Module], ...] = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.RReLU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.ELU, nn.CELU,
     nn.SELU, nn.Hardswish, nn.Softsign, nn.Tanhshrink, nn.Softshrink, nn.Hardshrink, nn.Identity,
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout,
 )  # fmt: skip
-_POOLS: dict[type[nn.Module], int] = {
+POOLS: dict[type[nn.Module], int] = {
     getattr(nn, f"{kind}Pool{axes}d"): axes
     for kind in ("Max", "Avg", "AdaptiveMax", "AdaptiveAvg")
     for axes in (1, 2, 3)
 }
 # as functions of torch and torch.nn.functional, and as methods of tensors
-_ELEMENTWISE_NAMES = {
+ELEMENTWISE_NAMES = {
     "relu", "relu_", "relu6", "leaky_relu", "rrelu", "gelu", "silu", "mish", "tanh", "tanh_", "elu",
     "celu", "selu", "hardswish", "softsign", "tanhshrink", "softshrink", "hardshrink", "dropout",
     "dropout1d", "dropout2d", "dropout3d", "contiguous", "clone",
 }  # fmt: skip
-_POOL_NAMES = {
+POOL_NAMES = {
     f"{kind}_pool{axes}d": axes
     for kind in ("max", "avg", "adaptive_max", "adaptive_avg")
     for axes in (1, 2, 3)
@@ -73,10 +83,10 @@ def pass_module(layer: nn.Module, layout: Layout) -> Layout:
         Layout(axes=0, blocks=True)
     """
     kind = type(layer)
-    if kind in _ELEMENTWISE:
+    if kind in ELEMENTWISE:
         return layout
-    if kind in _POOLS:
-        return _pooled(_POOLS[kind], bool(getattr(layer, "return_indices", False)), layout)
+    if kind in POOLS:
+        return _pooled(POOLS[kind], bool(getattr(layer, "return_indices", False)), layout)
     if isinstance(layer, nn.Hardtanh):
         return _clamped(layer.min_val, layer.max_val, layout)
     if isinstance(layer, nn.PReLU) and layer.num_parameters == 1:
@@ -86,8 +96,16 @@ def pass_module(layer: nn.Module, layout: Layout) -> Layout:
     raise Blocked(_why(kind.__name__.lower()))
 
 
-def pass_function(user: fx.Node, node: fx.Node, layout: Layout) -> Layout | None:
+def pass_function(
+    user: fx.Node, node: fx.Node, layout: Layout, origins: Mapping[fx.Node, fx.Node]
+) -> Layout | None:
     """Where the units of ``node`` lie after a function or a method; None: they end there.
+
+    Args:
+        user: The function.
+        node: What it is applied to.
+        layout: Where the units lie before it.
+        origins: The node whose first axis each has; one that is left out has its own.
 
     Raises:
         Blocked: It does not act on each unit by itself, or is not known to.
@@ -98,16 +116,16 @@ def pass_function(user: fx.Node, node: fx.Node, layout: Layout) -> Layout | None
         _read_size(user)
         return None
     if name in ("view", "reshape") and first is node:
-        return _viewed(user, node, layout)
+        return _viewed(user, node, layout, origins)
     if first is not node or user.all_input_nodes != [node]:
         raise Blocked(_why(name))
-    if name in _ELEMENTWISE_NAMES:
+    if name in ELEMENTWISE_NAMES:
         return layout
-    if name in _POOL_NAMES:
-        return _pooled(_POOL_NAMES[name], bool(user.kwargs.get("return_indices")), layout)
+    if name in POOL_NAMES:
+        return _pooled(POOL_NAMES[name], bool(user.kwargs.get("return_indices")), layout)
     if name == "hardtanh":
         return _clamped(user.kwargs.get("min_val"), user.kwargs.get("max_val"), layout)
-    if name == "flatten" and _arguments(user, ("start_dim", 0), ("end_dim", -1)) == [1, -1]:
+    if name == "flatten" and arguments(user, ("start_dim", 0), ("end_dim", -1)) == [1, -1]:
         return layout.flattened()
     if name == "mean" and layout.axes:
         return _averaged(user, layout)
@@ -120,6 +138,31 @@ def name_of(node: fx.Node) -> str:
         return node.target
     name, module = node.target.__name__, getattr(node.target, "__module__", None)
     return name if module in _LIBRARIES else f"{module}.{name}"
+
+
+def first_size_of(size: Any) -> fx.Node | None:
+    """The node whose first size a value is, as in ``x.size(0)`` or ``x.shape[0]``, or None."""
+    if not isinstance(size, fx.Node) or not size.args:
+        return None
+    source: Any = size.args[0]
+    if name_of(size) == "getitem":
+        if size.args[1] != 0 or not isinstance(source, fx.Node) or not source.args:
+            return None
+        of_shape = name_of(source) == "getattr" and source.args[1] == "shape"
+        if not of_shape and not (name_of(source) == "size" and len(source.args) == 1):
+            return None
+        source = source.args[0]
+    elif name_of(size) != "size" or size.args[1:] != (0,):
+        return None
+    return source if isinstance(source, fx.Node) else None
+
+
+def arguments(user: fx.Node, *names: tuple[str, Any]) -> list[Any]:
+    """Arguments after the tensor, by place or by name, each with a default."""
+    return [
+        user.args[place] if len(user.args) > place else user.kwargs.get(name, default)
+        for place, (name, default) in enumerate(names, start=1)
+    ]
 
 
 def why_hooked(layer: nn.Module) -> str | None:
@@ -145,7 +188,7 @@ def _clamped(low: Any, high: Any, layout: Layout) -> Layout:
 
 def _averaged(user: fx.Node, layout: Layout) -> Layout:
     """A mean over all spatial axes and no other."""
-    axes, keeps = _arguments(user, ("dim", None), ("keepdim", False))
+    axes, keeps = arguments(user, ("dim", None), ("keepdim", False))
     axes = [axes] if isinstance(axes, int) else axes
     rank = layout.axes + 2
     whole = list(range(2, rank))
@@ -154,13 +197,21 @@ def _averaged(user: fx.Node, layout: Layout) -> Layout:
     return layout if keeps else Layout(0)
 
 
-def _viewed(user: fx.Node, node: fx.Node, layout: Layout) -> Layout:
+def _viewed(
+    user: fx.Node, node: fx.Node, layout: Layout, origins: Mapping[fx.Node, fx.Node]
+) -> Layout:
     """A view of the form (examples, -1), which is a Flatten."""
     sizes: tuple[Any, ...] = user.args[1:]
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
-    if len(sizes) != 2 or sizes[1] != -1 or not _is_batch_size(sizes[0], node):
+    source = first_size_of(sizes[0]) if len(sizes) == 2 and sizes[1] == -1 else None
+    if source is None:
         raise Blocked("a view that is not of the form (x.size(0), -1) may fix the number of units")
+    if origins.get(source, source) is not origins.get(node, node):
+        raise Blocked(
+            f"it views by the first size of {source.name!r}, which need not be the number of "
+            "examples here, so that a unit may be spread over several of them"
+        )
     return layout.flattened()
 
 
@@ -176,31 +227,6 @@ def _read_size(user: fx.Node) -> None:
     for index, reader in read:
         if index is None or (index != 0 and reader.users):
             raise Blocked("it reads the number of units, or a size beside it")
-
-
-def _is_batch_size(size: Any, node: fx.Node) -> bool:
-    """Whether a number is the size of the first axis of this node or of an input."""
-    if not isinstance(size, fx.Node) or not size.args:
-        return False
-    source: Any = size.args[0]
-    if name_of(size) == "getitem":
-        if size.args[1] != 0 or not isinstance(source, fx.Node) or not source.args:
-            return False
-        of_shape = name_of(source) == "getattr" and source.args[1] == "shape"
-        if not of_shape and not (name_of(source) == "size" and len(source.args) == 1):
-            return False
-        source = source.args[0]
-    elif name_of(size) != "size" or size.args[1:] != (0,):
-        return False
-    return source is node or (isinstance(source, fx.Node) and source.op == "placeholder")
-
-
-def _arguments(user: fx.Node, *names: tuple[str, Any]) -> list[Any]:
-    """Arguments after the tensor, by place or by name."""
-    return [
-        user.args[place] if len(user.args) > place else user.kwargs.get(name, default)
-        for place, (name, default) in enumerate(names, start=1)
-    ]
 
 
 def _why(name: str) -> str:

@@ -65,6 +65,8 @@ class PruneCurve:
         unit: What was removed: ``"weight"`` or ``"channel"``.
         scope: Whether one threshold served for all layers (``"global"``) or one for each.
         protected: How many weights (or units) of the network could not be removed.
+        single: With units, how many of all that could be removed are single weights instead, in
+            layers whose units cannot be removed (``rest="weight"``).
 
     Example:
         >>> import torch
@@ -89,6 +91,7 @@ class PruneCurve:
     unit: Unit
     scope: Scope
     protected: int
+    single: int = 0
 
     def __str__(self) -> str:
         return curve_table(self.to_dict())
@@ -124,6 +127,7 @@ class PruneCurve:
             "scope": self.scope,
             "total": self.results[0].total,
             "protected": self.protected,
+            **({"single": self.single} if self.single else {}),
             "score_names": list(self.results[0].scores),
             "results": [
                 {

@@ -52,8 +52,8 @@ class Moments:
 def moments(posterior: Posterior) -> Moments:
     """Mean and variance of each weight by itself.
 
-    Draws on the disk are read one at a time; sums over draws are made in float64 and given back in
-    the dtype of the draws (at least float32). A single draw has the variance 0.
+    Draws on the disk are read one at a time; sums over draws are made in float64. All is given back
+    in the dtype of the posterior, at least in float32. A single draw has the variance 0.
 
     Example:
         >>> from torch import nn
@@ -102,10 +102,12 @@ def signal_to_noise(posterior: Posterior) -> Weights:
 
 
 def mean_and_sd(posterior: Posterior) -> tuple[Weights, Weights]:
-    """Mean and standard deviation of every parameter that varies; a Gaussian's as they are."""
+    """Mean and standard deviation of every parameter that varies, at least in float32."""
     if isinstance(posterior, GaussianPosterior):
         names, mean, sd = posterior._varying(), posterior.mean, posterior.sd
-        return {name: mean[name] for name in names}, {name: sd[name] for name in names}
+        return {name: _wide(mean[name]) for name in names}, {
+            name: _wide(sd[name]) for name in names
+        }
     found = moments(posterior)
     return found.mean, {name: variance.sqrt() for name, variance in found.variance.items()}
 
@@ -117,7 +119,13 @@ def ratio(mean: Tensor, sd: Tensor) -> Tensor:
         >>> ratio(torch.tensor([0.0, 1.0, -1.0]), torch.tensor([0.0, 0.0, 4.0]))
         tensor([0.0000,    inf, 0.2500])
     """
+    mean, sd = _wide(mean), _wide(sd)
     return (mean.abs() / sd).masked_fill_((mean == 0) & (sd == 0), 0.0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """At least in float32: the square of a number such as 1e-4 is zero in float16."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def check_varies(posterior: Posterior, spread: Mapping[str, Tensor], what: str) -> None:
@@ -179,14 +187,16 @@ def _of_low_rank(posterior: LowRankPosterior) -> Moments:
     names, mean, deviations = posterior._varying(), posterior.mean, posterior.deviations
     variance = posterior.variance
     for name in names:
-        diagonal = variance[name]
+        diagonal = _wide(variance[name])
         if posterior.rank:
             squares = torch.zeros_like(diagonal)
-            for deviation in deviations[name]:  # no copy of all of them
+            for column in deviations[name]:  # no copy of all of them
+                deviation = _wide(column)
                 squares.addcmul_(deviation, deviation)
             diagonal = 0.5 * diagonal + squares.mul_(0.5 / (posterior.rank - 1))
         variance[name] = posterior.scale * diagonal
-    return Moments({name: mean[name] for name in names}, {name: variance[name] for name in names})
+    means = {name: _wide(mean[name]) for name in names}
+    return Moments(means, {name: variance[name] for name in names})
 
 
 def _of_draws(posterior: DrawsPosterior) -> Moments:

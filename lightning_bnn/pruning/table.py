@@ -64,10 +64,10 @@ def align(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _title(block: Mapping[str, Any]) -> str:
-    text = (
-        f"{block['total']:,} {_UNITS[block['unit']]} by signal-to-noise ratio, "
-        f"{_THRESHOLDS[block['scope']]}"
-    )
+    single = block.get("single", 0)
+    counts = [(block["total"] - single, _UNITS[block["unit"]]), (single, "single weights")]
+    what = " and ".join(f"{count:,} {noun}" for count, noun in counts if count)
+    text = f"{what} by signal-to-noise ratio, {_THRESHOLDS[block['scope']]}"
     return f"{text}; {block['protected']:,} more are protected" if block["protected"] else text
 
 

@@ -21,7 +21,10 @@ import itertools
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import WeightAveraging
+from pytorch_lightning.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
@@ -276,6 +279,10 @@ class VariationalBNN(Strategy):
             masks: By name, a boolean tensor (or one of zeros and ones) in the shape of the
                 weight: False where it is pruned.
 
+        Raises:
+            ConfigurationError: A name or a shape is wrong, or a fit is going on whose weights a
+                callback of Lightning averages.
+
         Example:
             >>> from lightning_bnn.likelihoods import Gaussian
             >>> bnn = VariationalBNN(nn.Linear(2, 1), Gaussian(0.1), num_data=100)
@@ -284,6 +291,8 @@ class VariationalBNN(Strategy):
             tensor([[0.0100, 0.0000]])
         """
         given = checked_masks(self.net, masks)
+        if self._trainer is not None and self._trainer.state.status == TrainerStatus.RUNNING:
+            refuse_averaging(self._trainer)
         others = {name: mask for name, mask in given.items() if name in self.others.layout.names}
         bayesian = {name: mask for name, mask in given.items() if name not in others}
         if bayesian:
@@ -347,6 +356,11 @@ class VariationalBNN(Strategy):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add which layers take per-example noise: those that were not called lost it."""
         super().on_save_checkpoint(checkpoint)
+        saved = checkpoint.get("state_dict", {})
+        for name, kept in (("family", self.family), ("others", self.others)):
+            # an average of an earlier fit may stand in for the weights, made without the masks
+            if kept.keep is not None and "family.mean" in saved:
+                saved.setdefault(f"{name}.keep", kept.keep)
         if self._per_example is not None:
             checkpoint["lightning_bnn"]["per_example"] = self._per_example.layers
 
@@ -362,6 +376,20 @@ class VariationalBNN(Strategy):
         super().on_train_start()
         state = self.trainer.strategy.broadcast(self.noise.get_extra_state())
         self.noise.set_extra_state(state)
+
+
+def refuse_averaging(trainer: pl.Trainer) -> None:
+    """Raise if a callback averages the weights of a fit in which weights are pruned."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, WeightAveraging):
+            name = type(callback).__name__
+            raise ConfigurationError(
+                f"Weights cannot be pruned in a fit whose weights {name} averages: its copy of the "
+                "model was made before the masks, has none of them, and takes the place of the "
+                f"model in checkpoints and at the end, where what was pruned would be back. Leave "
+                f"{name} out of this fit; to average as well, do so in a fit that begins after "
+                "the last pruning, with use_buffers=False."
+            )
 
 
 def _mean(values: list[Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint, WeightAveraging
 from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.nn.utils import prune
@@ -884,6 +884,50 @@ def test_a_fit_that_cannot_work_is_refused_before_training(
         fit(bnn, pruning, **options)
     assert torch.equal(bnn.family.mean, before)
     assert bnn.masks() == {}
+
+
+@pytest.mark.parametrize("kind", [WeightAveraging, EMAWeightAveraging])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_average_of_the_weights_would_bring_back_what_was_pruned(kind: Any, first: bool) -> None:
+    callbacks = [often(), kind()] if first else [kind(), often()]
+    message = rf"weights {kind.__name__} averages.*Leave {kind.__name__} out.*use_buffers=False"
+    with pytest.raises(ConfigurationError, match=message):
+        fit(make_bnn(), *callbacks)
+
+
+def test_averaging_after_the_last_pruning_keeps_the_masks(tmp_path: Path) -> None:
+    bnn, pruning = make_bnn(), often()
+    fit(bnn, pruning)
+    masks = copy_of(bnn.masks())
+    trainer = fit(bnn, WeightAveraging(use_buffers=False))
+    assert_same_masks(bnn.masks(), masks)
+    assert_zero(bnn.posterior(), masks)
+    trainer.save_checkpoint(tmp_path / "averaged.ckpt")
+    saved = torch.load(tmp_path / "averaged.ckpt", weights_only=False)["state_dict"]
+    assert torch.equal(saved["family.keep"], bnn.family.keep)
+
+
+class Stop(pl.Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step >= self.step
+
+
+@pytest.mark.parametrize(("step", "reached"), [(5, "0"), (29, r"0\.7\d*")])
+def test_a_fit_that_is_stopped_before_the_fraction_is_reached(step: int, reached: str) -> None:
+    words = (
+        rf"after {step} steps.*fraction 0.75 was to be reached after 36 steps, and {reached} was"
+    )
+    with pytest.warns(UserWarning, match=words):
+        fit(make_bnn(), often(), Stop(step))
+
+
+def test_a_fit_that_is_stopped_after_it_is_not_warned_of() -> None:
+    pruning = often()
+    fit(make_bnn(), pruning, Stop(40))
+    assert pruning.history[-1].fraction == 0.75
 
 
 def test_asking_before_a_fit() -> None:

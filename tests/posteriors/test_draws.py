@@ -11,6 +11,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import store
 from lightning_bnn.posteriors.draws import unstack
+from lightning_bnn.posteriors.stored_draws import StoredDraws
 
 
 def generator(seed=0):
@@ -188,3 +189,19 @@ def test_all_draws_are_no_matter_of_chance():
     assert torch.equal(torch.get_rng_state(), state)
     posterior.sample(2)
     assert not torch.equal(torch.get_rng_state(), state)
+
+
+def test_draws_that_are_small_on_the_disk_alone_stay_there(tmp_path, monkeypatch):
+    """Pruned ones: what they take in memory decides, not what their files take."""
+    torch.manual_seed(0)
+    net = nn.Linear(60, 40)
+    sets = [{k: torch.randn(p.shape) for k, p in net.named_parameters()} for _ in range(4)]
+    DrawsPosterior(net, Gaussian(0.1), sets).pruned(0.95).save(tmp_path)
+    dense = 4 * 4 * (60 * 40 + 40)
+    assert sum(file.stat().st_size for file in (tmp_path / "blobs").iterdir()) < dense / 3
+    monkeypatch.setattr("lightning_bnn.posteriors.draws._CACHE_BYTES", dense - 1)
+    loaded = Posterior.load(tmp_path, net)
+    assert isinstance(loaded._draws, StoredDraws)
+    assert loaded._draws.bytes == dense
+    monkeypatch.setattr("lightning_bnn.posteriors.draws._CACHE_BYTES", dense)
+    assert isinstance(Posterior.load(tmp_path, net)._draws, list)

@@ -70,3 +70,33 @@ def test_without_the_mark_a_larger_network_is_another_one(tmp_path):
     with pytest.raises(PosteriorFormatError, match="of another network"):
         Posterior.load(tmp_path, network())
     assert not Posterior.load(tmp_path, small)._compact
+
+
+def test_a_network_that_it_was_not_pruned_from_is_refused(tmp_path):
+    """Larger than the small one everywhere, but not the original."""
+
+    def other(inputs, outputs):
+        return nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, outputs))
+
+    whole = posterior(other(4, 3), compact=False)
+    smaller = whole.pruned(0.5, unit="channel").compact()
+    mixture = MixturePosterior([smaller, smaller])
+    for index, one in enumerate((smaller, smaller.compact(), mixture, mixture.pruned(0.0))):
+        one.save(tmp_path / str(index))
+        for net in (other(7, 10), other(4, 4)):
+            with pytest.raises(PosteriorFormatError, match=r"of another network: tensor \d"):
+                Posterior.load(tmp_path / str(index), net)
+        loaded = Posterior.load(tmp_path / str(index), other(4, 3))
+        assert loaded.net[0].out_features == 4
+        loaded.save(tmp_path / "again")
+        with pytest.raises(PosteriorFormatError, match="of another network"):
+            Posterior.load(tmp_path / "again", other(7, 10))
+        assert Posterior.load(tmp_path / "again", smaller.net)._compact
+
+
+def test_the_original_of_a_smaller_one_is_the_largest(tmp_path):
+    smaller = posterior(network(), compact=False).pruned(0.5, unit="channel").compact()
+    further = smaller.pruned(0.5, unit="channel").compact()
+    assert further.net[0].out_features == 2
+    further.save(tmp_path)
+    assert Posterior.load(tmp_path, network()).net[0].out_features == 2

@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
+from lightning_bnn import (
+    DrawsPosterior,
+    GaussianPosterior,
+    LowRankPosterior,
+    MixturePosterior,
+    Posterior,
+)
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import draws as draws_module
@@ -257,3 +263,29 @@ def test_low_rank_draws_of_zeros_are_plus_zero_whatever_the_sign():
     sampled = posterior.sample(200, seeded())
     assert is_positive_zero(sampled["5.weight"])
     assert is_positive_zero(sampled["5.bias"])
+
+
+def test_tensors_without_elements():
+    class Empty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 1)
+            self.unused = nn.Parameter(torch.zeros(0, 3))
+
+        def forward(self, x):
+            return self.two(self.one(x).relu())
+
+    net = Empty()
+    for lead in (None, 3):
+        mean = like(net, 0)
+        if lead is None:
+            posterior = GaussianPosterior(
+                net, Gaussian(0.3), mean, {k: v.exp() for k, v in mean.items()}
+            )
+        else:
+            variance = {k: v.square() for k, v in mean.items()}
+            posterior = LowRankPosterior(net, Gaussian(0.3), mean, variance, like(net, 1, lead))
+        pruned = posterior.pruned(0.5, unit="channel")
+        assert pruned.support()["unused"].shape == (0, 3)
+        assert pruned.sparsity == 6 / 16
+        assert pruned.compact().net.one.out_features == 2

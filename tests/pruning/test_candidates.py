@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.pruning.candidates import candidates
+from lightning_bnn.pruning.candidates import candidates, refuse_computed
 from lightning_bnn.selection import last_layer, select
 from tests.pruning.posteriors import gaussian
 
@@ -80,3 +81,38 @@ def test_refusals(protect, message):
     with pytest.raises(ConfigurationError, match=message):
         candidates(net, every(net), protect)
     assert not any(parameter.requires_grad for parameter in net.parameters())
+
+
+def old_weight_norm(layer):
+    with pytest.warns(FutureWarning):
+        return weight_norm(layer)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        parametrizations.weight_norm,
+        parametrizations.orthogonal,
+        parametrizations.spectral_norm,
+        old_weight_norm,
+        spectral_norm,
+    ],
+)
+def test_tensors_from_which_a_weight_is_computed_are_no_weights(change):
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), change(nn.Linear(4, 4)), nn.Linear(4, 1))
+    assert candidates(net, every(net)) == ["0.weight", "3.weight"]
+    with pytest.raises(ConfigurationError) as caught:
+        refuse_computed(net, every(net))
+    for words in ("weights of '2' are computed", "remove_parametrizations", "protect=['2.*']"):
+        assert words in str(caught.value)
+    refuse_computed(net, every(net), protect="2.*")
+    refuse_computed(net, ["0.weight", "2.bias"])  # they do not vary
+    alone = change(nn.Linear(4, 4))
+    with pytest.raises(ConfigurationError, match=r"weights of '' are.*protect=\['\*'\]"):
+        refuse_computed(alone, every(alone))
+
+
+def test_weights_that_torch_has_pruned_are_weights():
+    net = nn.Sequential(prune.random_unstructured(nn.Linear(3, 4), "weight", amount=0.5))
+    assert candidates(net, every(net)) == ["0.weight_orig"]
+    refuse_computed(net, every(net))

@@ -176,9 +176,42 @@ def sequence_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(5), nn.Linear(6, 1))
 
 
+class Frames(nn.Module):
+    """Takes (examples, frames, channels, height, width); ``view`` says by which number of rows."""
+
+    def __init__(self, view: str) -> None:
+        super().__init__()
+        self.view, self.conv = view, nn.Conv2d(1, 4, 3)
+        self.head = nn.Linear(16 if view == "frames" else 32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        frames = x.flatten(0, 1)
+        units = torch.relu(self.conv(frames))
+        if self.view == "flattened":
+            units = units.flatten(1)
+        rows = frames.size(0) if self.view == "frames" else x.size(0)
+        return self.head(units.view(rows, -1))
+
+
+class Steps(nn.Module):
+    """The channels of a sequence become its last axis, and the steps the second."""
+
+    def __init__(self, last: bool = False) -> None:
+        super().__init__()
+        self.conv, self.line = nn.Conv1d(2, 4, 1), nn.Linear(4, 6)
+        self.norm, self.head, self.last = nn.BatchNorm1d(6), nn.Linear(6, 1), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).transpose(1, 2)
+        return self.head(self.norm(self.line(x[:, -1] if self.last else x)))
+
+
 @pytest.mark.parametrize(
     ("net", "words"),
     [
+        (Frames("examples"), {"conv": "at view: it views by the first size of 'x'"}),
+        (Frames("flattened"), {"conv": "at view: it views by the first size of 'x'"}),
+        (Steps(), {"line": "'norm', BatchNorm1d: it normalises the second axis"}),
         (shared(), {"0": "'1', Linear: it is called 2 times", "1": "it is called 2 times"}),
         (tied(), {"0": "shares a tensor", "2": "shares a tensor"}),
         (UsedOutside(), {"one": "used outside", "two": JOINS}),
@@ -201,6 +234,14 @@ def test_layers_that_are_not_followed(net: nn.Module, words: dict[str, str]) -> 
     for layer, reason in words.items():
         assert reason in str(chains.obstacles[layer])
         assert layer not in chains.followed
+
+
+def test_frames_in_the_batch_are_followed_where_rows_stay_rows() -> None:
+    assert find_chains(Frames("frames")).followed["conv"].readers == (Reader("head", 4),)
+
+
+def test_one_step_of_a_sequence_has_features() -> None:
+    assert find_chains(Steps(last=True)).followed["line"].companions == (Companion("norm"),)
 
 
 def test_layers_that_are_not_called_and_weights_without_a_layer() -> None:

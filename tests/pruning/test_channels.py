@@ -122,6 +122,36 @@ def test_protected_layers_keep_their_units() -> None:
     assert int(masks["2.weight"][:, 0].sum()) == 3
 
 
+def depthwise() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Conv2d(6, 2, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("protect", [["1.*", "2.*"], "1.weight", "2.bias", "0.bias"])
+def test_what_would_go_with_a_unit_protects_it(protect: str | list[str]) -> None:
+    masks = channel_masks(gaussian(depthwise()), 0.5, protect=protect)
+    assert set(masks) == {"4.weight", "4.bias"}
+    alone = gaussian(depthwise()[:5])
+    with pytest.raises(ConfigurationError, match=r"'0' would take '.*' along, which is protected"):
+        channel_masks(alone, 0.5, protect=protect)
+
+
+def test_units_of_half_precision_are_ranked_as_they_are() -> None:
+    net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.ReLU(), nn.Linear(3, 1))
+    rows = torch.tensor([[1e-4, 1e-4], [3e-4, 3e-4], [2e-4, 2e-4]]).half()
+    sd = torch.full((3, 2), 1e-4).half()
+    posterior = GaussianPosterior(net, Categorical(), {"0.weight": rows}, {"0.weight": sd})
+    found = channel_signal_to_noise(posterior)["0.weight"]
+    expected = (rows.double() / sd.double())[:, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    large = GaussianPosterior(net, Categorical(), {"0.weight": rows * 1e4}, {"0.weight": sd / 100})
+    found = channel_signal_to_noise(large)["0.weight"]  # beyond the largest number of float16
+    assert found.isfinite().all()
+    assert found.argsort().tolist() == [0, 2, 1]
+
+
 def test_pruning_again_is_pruning_once() -> None:
     posterior = gaussian(cnn())
     once = posterior.pruned(0.7, unit="channel")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.posteriors import (
     DrawsPosterior,
@@ -267,6 +268,45 @@ def test_where_nothing_is_dead_or_nothing_can_be_followed_it_is_equal() -> None:
         if inputs is not None:
             found, expected = smaller.predict(inputs).mean, posterior.predict(inputs).mean
             torch.testing.assert_close(found, expected)
+
+
+class Frames(nn.Module):
+    """Frames are folded into the batch, and each example's are read together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 4, 3), nn.Linear(2 * 4 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.conv(x.flatten(0, 1))).view(x.size(0), -1))
+
+
+def test_channels_that_are_spread_over_frames_stay() -> None:
+    posterior = gaussian(Frames())
+    with pytest.raises(ConfigurationError, match=r"'conv' \(at view: it views by the first size"):
+        posterior.pruned(0.5, unit="channel")
+    gone = torch.tensor([1, 0, 1, 0])
+    masked = posterior.masked({"conv.weight": gone.view(4, 1, 1, 1).expand(4, 1, 3, 3),
+                               "conv.bias": gone})  # fmt: skip
+    smaller = check_same(masked, torch.randn(5, 2, 1, 4, 4), tolerance=1e-6)
+    assert smaller.net.conv.out_channels == 4
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(torch.relu(self.one(x))) / self.two.in_features**0.5
+
+
+def test_a_forward_that_reads_the_size_of_a_layer_is_refused() -> None:
+    masked = gaussian(Scaled()).pruned(0.5, unit="channel")
+    with pytest.raises(ConfigurationError, match=r"'one', 'two'.*truediv\(two, 2.8"):
+        masked.compact()
+    same = gaussian(Scaled()).compact()  # nothing gets smaller
+    assert same.net.one.out_features == 8
 
 
 def test_compact_twice_is_compact_once() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from itertools import pairwise
 from typing import Any
 
@@ -228,6 +229,67 @@ def test_units() -> None:
     assert curve.protected == 3  # the outputs
     assert curve.histogram.total == 7
     assert "7 units" in str(curve)
+
+
+class Residual(nn.Module):
+    """The first layer cannot be followed, the second can."""
+
+    def __init__(self, inner: bool = True) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+        self.one, self.two = (nn.Linear(6, 4), nn.Linear(4, 6)) if inner else (None, None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        inner = x if self.one is None or self.two is None else self.two(self.one(x).relu())
+        return self.head((x + inner).relu())
+
+
+def of(net: nn.Module, names: tuple[str, ...] = ("*",)) -> GaussianPosterior:
+    generator = torch.Generator().manual_seed(1)
+    own = {k: p for k, p in net.named_parameters() if any(fnmatch(k, name) for name in names)}
+    mean = {name: torch.randn(p.shape, generator=generator) for name, p in own.items()}
+    sd = {name: 0.1 + torch.rand(p.shape, generator=generator) for name, p in own.items()}
+    return GaussianPosterior(net, Categorical(), mean, sd)
+
+
+def test_single_weights_where_units_cannot_go() -> None:
+    data = DataLoader(examples("classes"), 40)
+    posterior = of(Residual())
+    options: dict[str, Any] = {"unit": "channel", "rest": "weight"}
+    curve = prune_curve(posterior, data, [0, 0.5], draws=2, **options)
+    result = curve.results[1]
+    assert (curve.single, result.total, curve.protected) == (30 + 24, 4 + 30 + 24, 3)
+    pruned = posterior.pruned(0.5, **options)
+    gone = {name: 1 - float(mask.float().mean()) for name, mask in pruned.support().items()}
+    assert set(result.layers) == {"one.weight", "first.weight", "two.weight"}
+    for name, share in result.layers.items():
+        assert share == pytest.approx(gone[name])
+    assert result.removed == 2 + (30 + 24) // 2
+    assert curve.histogram.total == 58
+    assert "4 units and 54 single weights by" in str(curve)
+    assert json.loads(json.dumps(curve.to_dict()))["single"] == 54
+    curve.figure()
+
+
+def test_only_single_weights_where_no_units_can_go() -> None:
+    data = DataLoader(examples("classes"), 40)
+    options: dict[str, Any] = {"unit": "channel", "rest": "weight"}
+    curve = prune_curve(of(Residual(inner=False)), data, [0, 0.5], draws=2, **options)
+    assert (curve.results[1].removed, curve.results[1].total, curve.protected) == (15, 30, 3)
+    assert str(curve).startswith("30 single weights by")
+    curve.figure()
+
+
+def test_components_in_which_other_weights_vary() -> None:
+    net = gaussian(Categorical()).net
+    parts = [of(net, ("0.*",)), of(net, ("2.*", "0.bias"))]
+    data = DataLoader(examples("classes"), 40)
+    curve = prune_curve(MixturePosterior(parts), data, [0, 0.4], draws=4)
+    result = curve.results[1]
+    assert (result.removed, result.total) == (14 + 8, 35 + 21)
+    assert result.layers == {"0.weight": 14 / 35, "2.weight": 8 / 21}
+    assert curve.histogram.total == 56
 
 
 class Unread:

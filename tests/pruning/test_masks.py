@@ -10,12 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from lightning_bnn import GaussianPosterior
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.pruning.masks import check_fraction, keep_masks, pruning_masks
-from tests.pruning.posteriors import draws, gaussian, multi_swag, network
+from tests.pruning.posteriors import draws, gaussian, like, multi_swag, network
 
 # few different values, so that ties are everywhere, between and within tensors
 SCORES = st.lists(
@@ -128,20 +130,23 @@ def test_nothing_is_removed_at_zero():
 
 def test_the_layer_that_was_saved_is_named():
     scores = {"low": torch.tensor([0.1, 0.2]), "high": torch.tensor([5.0, 6.0, 7.0, 8.0])}
-    with pytest.warns(UserWarning, match="would have removed all of low; the best of each"):
+    with pytest.warns(UserWarning, match="would have removed all of low; the best.*use scope"):
         masks = keep_masks(scores, 0.5)
     assert masks["low"].tolist() == [False, True]
     assert masks["high"].tolist() == [False, False, True, True]
-    with pytest.warns(UserWarning, match="all of low, high"):
+    with pytest.warns(UserWarning, match="all of low, high.*Prune less, or protect"):
         masks = keep_masks(scores, 0.9, "layer")
     assert [int(mask.sum()) for mask in masks.values()] == [1, 1]
 
 
 def test_a_fraction_that_cannot_be_reached_says_which_can():
     scores = {"a": torch.rand(3), "b": torch.rand(4)}
-    message = r"fraction=0.9 of 7 would remove 6, but each of the 2.*at most 5.*is 0.714285"
+    message = r"=0.9 of 7 would remove 6, but each of the 2.*layers \(a, b\).*most 5.*is 0.714285"
     with pytest.raises(ConfigurationError, match=message):
         keep_masks(scores, 0.9)
+    many = {f"layer{index}": torch.rand(3) for index in range(6)}
+    with pytest.raises(ConfigurationError, match=r"fraction=0.999999999 of.*layer3 and so on"):
+        keep_masks(many, 0.999999999)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         masks = keep_masks(scores, 0.714285)
@@ -187,6 +192,18 @@ def test_fractions_of_other_libraries():
 def test_options_that_are_not(options, message):
     with pytest.raises(ConfigurationError, match=message):
         pruning_masks(gaussian(), 0.5, **options)
+
+
+def test_weight_norm_is_refused_unless_it_is_protected():
+    net = nn.Sequential(weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 2))
+    mean = like(net, 0)
+    posterior = GaussianPosterior(net, Gaussian(0.3), mean, {k: v.exp() for k, v in mean.items()})
+    for options in ({}, {"unit": "channel"}, {"unit": "channel", "rest": "weight"}):
+        with pytest.raises(ConfigurationError, match=r"weights of '0' are.*remove_parametriz"):
+            posterior.pruned(0.9, **options)
+    pruned = posterior.pruned(0.75, protect="0.*")
+    assert pruned.sparsity == 0.75
+    assert bool(pruned.predict(torch.randn(3, 4), 4).mean.isfinite().all())
 
 
 def test_posteriors_that_cannot_be_pruned():

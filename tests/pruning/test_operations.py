@@ -47,7 +47,7 @@ def numbers(*shape: int) -> Tensor:
 # ----------------------------------------------------------------------------------- modules
 
 
-@pytest.mark.parametrize("kind", operations._ELEMENTWISE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", operations.ELEMENTWISE, ids=lambda kind: kind.__name__)
 def test_activations_keep_zeros_and_their_place(kind: type[nn.Module]) -> None:
     layer = kind().eval()
     axes = int(kind.__name__[-2]) if kind.__name__[-1] == "d" else 2
@@ -56,7 +56,7 @@ def test_activations_keep_zeros_and_their_place(kind: type[nn.Module]) -> None:
         assert pass_module(layer, layout) == layout
 
 
-@pytest.mark.parametrize("kind", operations._POOLS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", operations.POOLS, ids=lambda kind: kind.__name__)
 def test_pools_over_the_positions_of_a_unit(kind: type[nn.Module]) -> None:
     axes = int(kind.__name__[-2])
     layer = kind(2)
@@ -68,8 +68,8 @@ def test_pools_over_the_positions_of_a_unit(kind: type[nn.Module]) -> None:
 
 
 def test_every_pool_of_these_sorts_is_known() -> None:
-    assert len(operations._POOLS) == 12
-    assert {kind.__name__ for kind in operations._POOLS} >= {"MaxPool1d", "AdaptiveAvgPool3d"}
+    assert len(operations.POOLS) == 12
+    assert {kind.__name__ for kind in operations.POOLS} >= {"MaxPool1d", "AdaptiveAvgPool3d"}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def _follow(node: fx.Node, layout: Layout) -> Layout | None:
     for user in node.users:
         if user.op == "output":
             return layout
-        passed = pass_function(user, node, layout)
+        passed = pass_function(user, node, layout, {})
         if passed is not None:
             ends.append(_follow(user, passed))
     return next((end for end in ends if end is not None), None)
@@ -178,7 +178,7 @@ def callers(name: str) -> Iterator[Callable[[Any], Any]]:
         yield lambda x: getattr(x, name)()
 
 
-@pytest.mark.parametrize("name", sorted(operations._ELEMENTWISE_NAMES))
+@pytest.mark.parametrize("name", sorted(operations.ELEMENTWISE_NAMES))
 def test_functions_keep_zeros_and_their_place(name: str) -> None:
     axes = int(name[-2]) if name[-2:] in ("1d", "2d", "3d") else 2
     found = list(callers(name))
@@ -188,7 +188,7 @@ def test_functions_keep_zeros_and_their_place(name: str) -> None:
         assert after(function, Layout(axes)) == Layout(axes)
 
 
-@pytest.mark.parametrize("name", operations._POOL_NAMES)
+@pytest.mark.parametrize("name", operations.POOL_NAMES)
 def test_pools_as_functions(name: str) -> None:
     axes = int(name[-2])
     function: Callable[[Any], Any] = lambda x: getattr(F, name)(x, 2)  # noqa: E731
@@ -290,13 +290,18 @@ def graph_of(body: Callable[[Any, Any, Any], Any]) -> tuple[fx.Node, dict[str, f
     return nodes["layer"], nodes
 
 
-def test_the_size_of_a_batch_may_be_that_of_an_input_but_of_no_other_tensor() -> None:
-    layer, nodes = graph_of(lambda units, other, x: units.view(x.size(0), -1))
-    assert pass_function(nodes["view"], layer, Layout(2)) == Layout(0, True)
-    layer, nodes = graph_of(lambda units, other, x: units.view(x.shape[0], -1))
-    assert pass_function(nodes["view"], layer, Layout(2)) == Layout(0, True)
+def test_the_size_of_a_batch_is_that_of_a_tensor_with_the_same_first_axis() -> None:
     for body in (
-        lambda units, other, x: units.view(other.size(0), -1),
+        lambda units, other, x: units.view(x.size(0), -1),
+        lambda units, other, x: units.view(x.shape[0], -1),
+        lambda units, other, x: units.view(other.size()[0], -1),
+    ):
+        layer, nodes = graph_of(body)
+        origins = {layer: nodes["x"], nodes["other"]: nodes["x"]}
+        assert pass_function(nodes["view"], layer, Layout(2), origins) == Layout(0, True)
+        with pytest.raises(Blocked, match="need not be the number of examples here"):
+            pass_function(nodes["view"], layer, Layout(2), {})
+    for body in (
         lambda units, other, x: units.view(x.size(1), -1),
         lambda units, other, x: units.view(x.shape[1], -1),
         lambda units, other, x: units.view(x.dim(), -1),
@@ -304,7 +309,7 @@ def test_the_size_of_a_batch_may_be_that_of_an_input_but_of_no_other_tensor() ->
     ):
         layer, nodes = graph_of(body)
         with pytest.raises(Blocked, match=VIEW):
-            pass_function(nodes["view"], layer, Layout(2))
+            pass_function(nodes["view"], layer, Layout(2), {layer: nodes["x"]})
 
 
 def test_units_that_are_not_what_a_function_acts_on() -> None:
@@ -315,10 +320,10 @@ def test_units_that_are_not_what_a_function_acts_on() -> None:
         layer, nodes = graph_of(body)
         (user,) = layer.users
         with pytest.raises(Blocked, match="not known"):
-            pass_function(user, layer, Layout(2))
+            pass_function(user, layer, Layout(2), {})
     layer, nodes = graph_of(lambda units, other, x: F.leaky_relu(units, other))
     with pytest.raises(Blocked, match="not known"):  # a slope that may be another for each
-        pass_function(nodes["leaky_relu"], layer, Layout(2))
+        pass_function(nodes["leaky_relu"], layer, Layout(2), {})
 
 
 # ------------------------------------------------------------------------------ names and hooks

@@ -196,3 +196,35 @@ def test_an_unknown_kind_is_refused():
     Other.__abstractmethods__ = frozenset()
     with pytest.raises(ConfigurationError, match="moments of a Other are not known"):
         moments(Other())
+
+
+def in_half(posterior, **parts):
+    """The same kind of posterior with these tensors in float16."""
+    halves = {key: {k: v.half() for k, v in part.items()} for key, part in parts.items()}
+    return type(posterior)(posterior.net, posterior.likelihood, **halves)
+
+
+def test_half_precision_is_squared_in_float32():
+    """1e-4 squared is zero in float16, and its ratio would be infinite."""
+    found = gaussian()
+    small = {name: sd * 1e-4 for name, sd in found.sd.items()}
+    posterior = in_half(found, mean={k: m * 1e-4 for k, m in found.mean.items()}, sd=small)
+    for name, ratios in signal_to_noise(posterior).items():
+        mean, sd = (part[name].double().numpy() for part in (posterior.mean, posterior.sd))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            expected = np.nan_to_num(np.abs(mean) / sd, nan=0.0, posinf=np.inf)
+        close(ratios, expected)
+        assert ratios.dtype == torch.float32
+        close(moments(posterior).variance[name], sd**2)
+
+
+def test_half_precision_of_low_rank():
+    found = low_rank()
+    columns = {k: v * 1e-4 for k, v in found.deviations.items()}
+    tiny = {k: v * 1e-7 for k, v in found.variance.items()}
+    posterior = in_half(found, mean=found.mean, variance=tiny, deviations=columns)
+    for name, variance in moments(posterior).variance.items():
+        diagonal = posterior.variance[name].double().numpy()
+        squares = (posterior.deviations[name].double().numpy() ** 2).sum(0) / 3
+        close(variance, 0.5 * diagonal + 0.5 * squares)
+        assert variance.dtype == torch.float32

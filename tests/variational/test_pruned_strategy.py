@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EMAWeightAveraging, WeightAveraging
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -209,6 +211,26 @@ def test_bad_masks() -> None:
         bnn.prune({"0.weight": torch.ones(16, 4), "0.bias": torch.full((16,), 0.5)})
     assert bnn.masks() == {}
     assert bnn.family.keep is None
+
+
+class PruneByHand(pl.Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.prune(some_masks(pl_module))
+
+
+def test_pruning_by_hand_in_a_fit_whose_weights_are_averaged(tmp_path: Path) -> None:
+    """The averaged copy has no masks: it would bring the weights back."""
+    with pytest.raises(ConfigurationError, match="in a fit whose weights EMAWeightAveraging"):
+        fit(make_bnn(), callbacks=[EMAWeightAveraging(), PruneByHand()])
+    bnn = make_bnn()
+    trainer = fit(bnn, callbacks=[WeightAveraging()])
+    masks = some_masks(bnn)
+    bnn.prune(masks)  # the fit is over
+    assert_zero(bnn, masks)
+    trainer.save_checkpoint(tmp_path / "pruned.ckpt")  # with the average as the weights
+    again = make_bnn()
+    again.load_state_dict(torch.load(tmp_path / "pruned.ckpt", weights_only=False)["state_dict"])
+    assert_zero(again, masks)
 
 
 def test_an_unpruned_strategy_saves_what_it_always_did() -> None:
