@@ -142,14 +142,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def without_place(arguments: Sequence[str]) -> list[str]:
-    """The arguments as they are kept: where the data lie is of no interest.
+    """The arguments as they are kept: where data and files lie is of no interest.
 
-    >>> without_place(["--data-dir", "/home/me/uci", "--splits", "2"])
-    ['--data-dir', 'DIR', '--splits', '2']
+    >>> without_place(["--data-dir", "/home/me/uci", "--splits", "2", "--json", "/tmp/a.json"])
+    ['--data-dir', 'DIR', '--splits', '2', '--json', 'a.json']
     """
-    pairs = zip(["", *arguments], arguments, strict=False)
-    places = ("--data-dir", "--run")
-    return ["DIR" if before in places else argument for before, argument in pairs]
+    kept = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if before in ("--data-dir", "--run"):
+            kept.append("DIR")
+        else:
+            kept.append(Path(argument).name if before == "--json" else argument)
+    return kept
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -251,7 +251,7 @@ class StudentT(Prior):
         return constant - 0.5 * (df + 1) * torch.log1p(((weights - loc) / scale) ** 2 / df)
 
     def slope(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
-        """(ν+1) d / (ν s² + d²) with d = w − m, by hand."""
+        """By hand: (ν+1) d / (ν s² + d²) with d = w − m."""
         distance = weights - loc
         below = torch.addcmul(distance.new_tensor(self.df * scale**2), distance, distance)
         return distance.mul_(self.df + 1).div_(below)
@@ -305,7 +305,7 @@ class ScaleMixture(Prior):
         return at_centre - square * (self.narrow**-2 - 1) / (2 * scale**2)
 
     def slope(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
-        """d (r/s₂² + (1 − r)/s₁²) with d = w − m and r the chance of the narrow part, by hand."""
+        """By hand: d (r/s₂² + (1 − r)/s₁²), d = w − m, r the chance of the narrow part."""
         distance = weights - loc
         chance = torch.sigmoid_(self._odds(distance * distance, scale))
         return distance.mul_(chance.mul_(self.narrow**-2 - 1).add_(1)).div_(scale**2)

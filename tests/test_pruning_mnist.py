@@ -1,4 +1,4 @@
-"""The benchmark on MNIST, run on a few made-up images: both phases, resume, bars, what is kept."""
+"""The benchmark on MNIST, run on a few made-up images: resume, bars, what is kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import pruning_mnist
 from benchmarks.pruning_mnist import judge, main
 
 
@@ -30,23 +29,14 @@ def images(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_two_phases_a_table_and_a_file_without_places(
+def test_a_table_and_a_file_without_places(
     images: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fitted: list[float] = []
-    make = pruning_mnist.make_strategy
-
-    def noted(options, phase, steps):
-        fitted.append(phase.temperature)
-        return make(options, phase, steps)
-
-    monkeypatch.setattr(pruning_mnist, "make_strategy", noted)
     monkeypatch.chdir(images)
     words = ["--data-dir", str(images), "--run", str(images / "run"), "--json", "kept.json"]
-    words += ["--epochs", "5", "--cool-epochs", "5", "--batch-size", "24", "--draws", "2"]
+    words += ["--epochs", "5", "--batch-size", "24", "--draws", "2"]
     main(words)
     printed = capsys.readouterr().out
-    assert fitted == [0.05, 0.01]
     assert printed.count("on disk with") == 3
     kept = json.loads(Path("kept.json").read_text())
     assert str(images) not in json.dumps(kept)
