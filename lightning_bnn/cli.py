@@ -1,4 +1,4 @@
-"""The command line: ``lightning-bnn fit|validate|test|predict|report|prune|demo``.
+"""The command line: ``lightning-bnn fit|validate|test|predict|report|prune|launch|status|demo``.
 
 The first word is the command; the words after it belong to that command. ``fit``,
 ``validate``, ``test`` and ``predict`` are Lightning's own command line, where a YAML file names
@@ -13,7 +13,8 @@ SampleCollector has written its draws already. The other
 three take a checkpoint (``--ckpt_path``) or a posterior of any kind (``--posterior``). ``predict``
 writes ``<log_dir>/predictions.csv``, unless the configuration has a prediction writer. ``report``
 compares saved posteriors (see :mod:`lightning_bnn.report.command`), and ``prune`` removes from one
-what carries least signal (see :mod:`lightning_bnn.pruning.command`).
+what carries least signal (see :mod:`lightning_bnn.pruning.command`). ``launch`` runs many members
+of a configuration with Ray (see :mod:`lightning_bnn.launch.command`), and ``status`` shows them.
 """
 
 from __future__ import annotations
@@ -58,6 +59,14 @@ OTHER_COMMANDS = {
     "prune": (
         "Remove the weights of a saved posterior that carry least signal.",
         "lightning_bnn.pruning.command",
+    ),
+    "launch": (
+        "Train many members or chains with Ray, on this machine or on a cluster.",
+        "lightning_bnn.launch.command",
+    ),
+    "status": (
+        "Show how far a launched run is, from any machine.",
+        "lightning_bnn.launch.status_command",
     ),
     "demo": (
         "Fit small data sets in several ways, and write a calibration report.",
@@ -188,7 +197,7 @@ class BayesianCLI(LightningCLI):
     """Lightning's command line for strategies, with the posterior at its end."""
 
     @classmethod
-    def run(cls, arguments: list[str]) -> BayesianCLI:
+    def run(cls, arguments: list[str], **options: Any) -> BayesianCLI:
         """Parse the arguments and run the command that they begin with."""
         per_command = {
             name: {
@@ -200,14 +209,17 @@ class BayesianCLI(LightningCLI):
         return cls(
             Strategy,
             pl.LightningDataModule,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            # One way to choose an optimizer: the strategy's own argument.
-            auto_configure_optimizers=False,
-            save_config_callback=_SaveFitConfig,
-            parser_class=_Parser,
-            parser_kwargs=per_command,
-            args=arguments,
+            **{
+                "subclass_mode_model": True,
+                "subclass_mode_data": True,
+                # One way to choose an optimizer: the strategy's own argument.
+                "auto_configure_optimizers": False,
+                "save_config_callback": _SaveFitConfig,
+                "parser_class": _Parser,
+                "parser_kwargs": per_command if options.get("run", True) else {},
+                "args": arguments,
+                **options,
+            },
         )
 
     @staticmethod

@@ -7,6 +7,8 @@ error that a reader would expect, so that ``except ValueError`` keeps working.
 __all__ = [
     "ConfigurationError",
     "DataError",
+    "FencedError",
+    "LaunchError",
     "LightningBNNError",
     "NonFiniteError",
     "PosteriorFormatError",
@@ -23,6 +25,14 @@ class ConfigurationError(LightningBNNError, ValueError):
 
 class DataError(LightningBNNError, ValueError):
     """Inputs, targets or network outputs that do not fit the likelihood."""
+
+
+class FencedError(LightningBNNError, RuntimeError):
+    """An attempt at a member whose place another attempt has taken: what it did is not wanted."""
+
+
+class LaunchError(LightningBNNError, RuntimeError):
+    """Members of a launched run that failed for good, or a cluster that cannot run them."""
 
 
 class NonFiniteError(LightningBNNError, ArithmeticError):

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.wheels import ROOT, build_wheel
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The names of the files in a wheel built from a copy of the tree."""
-    copy = tmp_path_factory.mktemp("tree")
-    kept = ["pyproject.toml", "README.md", "LICENSE", "lightning_bnn", "callbacks", "configs"]
-    files = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *kept],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    for name in files:
-        source, target = ROOT / name, copy / name
-        if not source.exists():
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_symlink():
-            target.symlink_to(source.readlink())
-        else:
-            target.write_bytes(source.read_bytes())
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    done = subprocess.run(
-        [*build, "--no-index", "--wheel-dir", "dist", "."], cwd=copy, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    (path,) = (copy / "dist").glob("*.whl")
+    path = build_wheel(tmp_path_factory.mktemp("tree"))
     with zipfile.ZipFile(path) as archive:
         return archive.namelist()
 

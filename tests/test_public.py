@@ -61,6 +61,13 @@ PUBLIC = {
         "to_arviz",
         "trace_figure",
     ],
+    "lightning_bnn.launch": [
+        "LaunchedRun",
+        "MemberResult",
+        "StoredRun",
+        "launch",
+        "unit_seed",
+    ],
     "lightning_bnn.pruning": [
         "PruneCurve",
         "PruningResult",
@@ -85,6 +92,8 @@ PUBLIC = {
     "lightning_bnn.errors": [
         "ConfigurationError",
         "DataError",
+        "FencedError",
+        "LaunchError",
         "LightningBNNError",
         "NonFiniteError",
         "PosteriorFormatError",

@@ -189,10 +189,13 @@ class SWAGMoments(pl.Callback):
         Args:
             rank: Use only so many of the last deviations; 0 for the diagonal alone.
         """
+        return mixture(list(self._gaussians(rank).values()), len(self.moments.mean))
+
+    def _gaussians(self, rank: int | None) -> dict[int, LowRankPosterior]:
+        """The Gaussian of each member by its place in the strategy."""
         source, moments = self._known_source(), self.moments
         used = usable_rank(moments, rank)
-        parts = gaussians(source, moments, self._names, self._last, used, self.scale)
-        return mixture(list(parts.values()), len(moments.mean))
+        return gaussians(source, moments, self._names, self._last, used, self.scale)
 
     def posterior(
         self, draws: int | None = None, rank: int | None = None, seed: int = 0
@@ -210,10 +213,23 @@ class SWAGMoments(pl.Callback):
             rank: Use only so many of the last deviations; 0 for the diagonal alone.
             seed: Decides the stored draws.
         """
+        parts = self.member_posteriors(draws, rank, seed)
+        return mixture(list(parts.values()), len(self.moments.mean))
+
+    def member_posteriors(
+        self, draws: int | None = None, rank: int | None = None, seed: int = 0
+    ) -> dict[int, Posterior]:
+        """The parts of :meth:`posterior`: that of each member, by its place in the strategy.
+
+        Args:
+            draws: As for :meth:`posterior`.
+            rank: As for :meth:`posterior`.
+            seed: As for :meth:`posterior`.
+        """
         self._known_source()
         rank = usable_rank(self.moments, rank)
         if draws is None and not self._last["batch_norm"]:
-            return self.gaussian(rank)
+            return dict(self._gaussians(rank))
         count = _DRAWS if draws is None else draws
         check_count("draws", count, 1)
         generator = torch.Generator().manual_seed(seed)
@@ -225,16 +241,19 @@ class SWAGMoments(pl.Callback):
         BatchNorm's statistics are recomputed for it from the training data, as in
         :meth:`posterior`.
         """
-        return self._stored(0, lambda part: {name: t[None] for name, t in part.mean.items()})
+        parts = self._stored(0, lambda part: {name: t[None] for name, t in part.mean.items()})
+        return mixture(list(parts.values()), len(self.moments.mean))
 
-    def _stored(self, rank: int, draw: Callable[[LowRankPosterior], Weights]) -> Posterior:
-        source, moments, parts = self._known_source(), self.moments, []
-        made = gaussians(source, moments, self._names, self._last, rank, self.scale)
-        for place, part in made.items():
+    def _stored(
+        self, rank: int, draw: Callable[[LowRankPosterior], Weights]
+    ) -> dict[int, Posterior]:
+        source = self._known_source()
+        parts: dict[int, Posterior] = {}
+        for place, part in self._gaussians(rank).items():
             layers = self._last["batch_norm"]
             weights = self._statistics.compute(source, layers, place, part, draw(part))
-            parts.append(stored(part, weights))
-        return mixture(parts, len(moments.mean))
+            parts[place] = stored(part, weights)
+        return parts
 
     def _known_source(self) -> SnapshotSource:
         if self._source is None:

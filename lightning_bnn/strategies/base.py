@@ -105,6 +105,13 @@ class Strategy(pl.LightningModule, ABC):
     def posterior(self) -> Posterior:
         """The posterior as it stands now; later training does not change it."""
 
+    def member_posteriors(self) -> dict[int, Posterior]:
+        """By number, the posterior of each member or chain; their mixture is :meth:`posterior`.
+
+        A strategy of a single network has number 0.
+        """
+        return {0: self.posterior()}
+
     def current_draws(self) -> dict[str, Tensor]:
         """The network's weights and buffers as they stand, with a leading axis of chains.
 

@@ -261,7 +261,28 @@ class DeepEnsemble(EnsembleVariants):
 
         Where the likelihood learns, the members differ in it: then a mixture of them.
         """
-        states = self.snapshots.snapshots() if self.snapshots is not None else []
+        states, rows = self._states(), self._good_rows()
+        if self.learned is None:
+            draws = [
+                {name: tensor[row] for name, tensor in state.items()}
+                for state in states
+                for row in rows
+            ]
+            return DrawsPosterior(self.net, self.likelihood, draws)
+        return MixturePosterior([self._member(row, [state]) for state in states for row in rows])
+
+    def member_posteriors(self) -> dict[int, Posterior]:
+        """By number, each member that has not diverged, with all its snapshots, if any."""
+        states = self._states()
+        return {self.member_numbers[row]: self._member(row, states) for row in self._good_rows()}
+
+    def _states(self) -> list[dict[str, Tensor]]:
+        """All that members have of their own: now, or at their snapshots."""
+        kept = self.snapshots.snapshots() if self.snapshots is not None else []
+        return kept or [self._state()]
+
+    def _good_rows(self) -> list[int]:
+        """The rows of the members that have not diverged."""
         # the last step may have been the one that made a member diverge
         good = self.alive.clone()
         for parameter in self._stacked_parameters():
@@ -272,19 +293,18 @@ class DeepEnsemble(EnsembleVariants):
                 "their likelihoods learned, are not finite. Train again with a lower learning rate "
                 "or with gradient clipping."
             )
-        draws = [
-            {name: tensor[index] for name, tensor in state.items()}
-            for state in states or [self._state()]
-            for index in good.nonzero().flatten().tolist()
-        ]
+        rows: list[int] = good.nonzero().flatten().tolist()
+        return rows
+
+    def _member(self, row: int, states: Sequence[Mapping[str, Tensor]]) -> Posterior:
+        draws = [{name: tensor[row] for name, tensor in state.items()} for state in states]
         if self.learned is None:
             return DrawsPosterior(self.net, self.likelihood, draws)
-        return MixturePosterior(
-            [
-                DrawsPosterior(self.net, self._likelihood_with(draw.pop(_LEARNED)), [draw])
-                for draw in draws
-            ]
-        )
+        parts = [
+            DrawsPosterior(self.net, self._likelihood_with(draw.pop(_LEARNED)), [draw])
+            for draw in draws
+        ]
+        return parts[0] if len(parts) == 1 else MixturePosterior(parts)
 
     def member_likelihood(self, index: int) -> Likelihood:
         """The likelihood with what the member in row ``index`` has learned."""

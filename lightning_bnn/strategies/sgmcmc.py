@@ -416,6 +416,12 @@ class SGMCMC(Strategy):
         draws = [{name: t[k] for name, t in current.items()} for k in range(self.chains)]
         return DrawsPosterior(self.net, self.likelihood, draws, chains=self.chains)
 
+    def member_posteriors(self) -> dict[int, Posterior]:
+        """By number, the draws of each chain."""
+        posterior = self.posterior()
+        assert isinstance(posterior, DrawsPosterior)
+        return {number: posterior.chain(k) for k, number in enumerate(self.chain_numbers)}
+
     # ---------------------------------------------------------------- fits and checkpoints
 
     def setup(self, stage: str) -> None:

@@ -1,0 +1,200 @@
+"""Checkpoints from which another attempt goes on, on any machine.
+
+An attempt saves to its own folder, under names that hold the step and the hash of the contents::
+
+    attempt-0002/checkpoints/step-000001200-<first 16 hex digits of the sha256>.ckpt
+
+The next attempt looks through the folders of all before it for the latest that is whole. The last
+two of an attempt are kept, and none when its unit is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Checkpoint
+
+from lightning_bnn.launch.patience import patiently
+from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.units import Unit
+from lightning_bnn.posteriors.files import open_directory
+
+__all__ = ["UnitCheckpoint", "checkpoint_step", "last_checkpoint", "remove_checkpoints"]
+
+_NAME = re.compile(r"step-([0-9]{9,})-([0-9a-f]{16})\.ckpt")
+_KEPT = 2
+# Ranks agree on whether it is time only so often: asking costs a broadcast.
+_BATCHES_BETWEEN_QUESTIONS = 50
+
+
+class UnitCheckpoint(Checkpoint):
+    """Save a checkpoint to the folder of an attempt whenever some seconds have passed.
+
+    A fit can go on exactly only from some moments: after a batch that ended an optimizer step (the
+    gradients of others would be lost) and that no validation follows; and after the last batch of
+    an epoch only when all that is done at its end is done. There is none after the last step: what
+    remains to be done then, such as taking the last draw, takes a fit that goes on.
+
+    Args:
+        folder: Where the attempt writes.
+        seconds: The least time from one checkpoint to the next; 0 saves at each such moment.
+        before: Called on the first rank before each; it raises if the attempt was given up.
+    """
+
+    def __init__(self, folder: str, seconds: float, before: Callable[[], None]) -> None:
+        self.files = open_directory(f"{folder}/checkpoints")
+        self.seconds = seconds
+        self._before = before
+        self._last = time.monotonic()
+        self._step = 0  # the last that was seen
+        self._saved: list[str] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Know after which step the fit begins."""
+        self._step = trainer.global_step
+        loop = trainer.fit_loop
+        if loop.restarted_on_epoch_end:
+            # Where steps decide when a fit ends, Lightning would do again what is done at the end
+            # of an epoch. Go on as where epochs decide it: the epoch is over.
+            loop.epoch_progress.increment_completed()
+            loop._restarting = loop.epoch_loop.restarting = False
+            loop.reset_restart_stage()
+            loop.epoch_loop.reset_restart_stage()
+
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Save, if it is time."""
+        stepped, self._step = trainer.global_step != self._step, trainer.global_step
+        asked = trainer.world_size == 1 or not self.seconds
+        asked = asked or batch_idx % _BATCHES_BETWEEN_QUESTIONS == 0
+        if asked and stepped and not _is_last(trainer) and not _is_before_validation(trainer):
+            self._save_if_due(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save, if it is time; called when other callbacks have done what they do here."""
+        # the counter of epochs is set after this
+        if not trainer.should_stop and trainer.current_epoch + 1 != trainer.max_epochs:
+            self._save_if_due(trainer)
+
+    def _save_if_due(self, trainer: pl.Trainer) -> None:
+        if 0 < trainer.max_steps <= trainer.global_step:
+            return
+        due = time.monotonic() - self._last >= self.seconds
+        if trainer.strategy.broadcast(due) if trainer.world_size > 1 else due:
+            self.save(trainer)
+
+    def save(self, trainer: pl.Trainer) -> None:
+        """Save a checkpoint now; all ranks take part."""
+        if trainer.is_global_zero:
+            self._before()
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "unit.ckpt")
+            trainer.save_checkpoint(path)
+            if trainer.is_global_zero:
+                with open(path, "rb") as file:
+                    self._put(trainer.global_step, file.read())
+        self._last = time.monotonic()
+
+    def _put(self, step: int, data: bytes) -> None:
+        name = f"step-{step:09d}-{hashlib.sha256(data).hexdigest()[:16]}.ckpt"
+        patiently(lambda: self.files.put(name, data))
+        if name not in self._saved:
+            self._saved.append(name)
+        for old in self._saved[:-_KEPT]:
+            patiently(lambda old=old: self.files.remove(old))  # type: ignore[misc]
+        del self._saved[:-_KEPT]
+
+
+def _is_last(trainer: pl.Trainer) -> bool:
+    """Whether this batch is the last of its epoch."""
+    return trainer.should_stop or bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
+
+
+def _is_before_validation(trainer: pl.Trainer) -> bool:
+    """Whether a validation comes next: a fit that went on from here would leave it out."""
+    loop = trainer.fit_loop
+    assert loop._data_fetcher is not None
+    return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
+
+
+def _found(records: RunRecords, unit: Unit) -> list[tuple[int, int, str]]:
+    """Step, attempt and name of every checkpoint of a unit, the latest first."""
+    found = []
+    for attempt in records.attempts(unit):
+        files = open_directory(f"{records.folder(unit, attempt)}/checkpoints")
+        for name in patiently(files.names):
+            if match := _NAME.fullmatch(name):
+                found.append((int(match[1]), attempt, name))
+    return sorted(found, reverse=True)
+
+
+def checkpoint_step(records: RunRecords, unit: Unit) -> int:
+    """The step of the latest checkpoint of a unit; 0 where there is none."""
+    return next((step for step, _, _ in _found(records, unit)), 0)
+
+
+@contextmanager
+def last_checkpoint(
+    records: RunRecords, unit: Unit, agree: Callable[[Any], Any] | None = None
+) -> Iterator[tuple[str, int] | None]:
+    """A local copy of the latest whole checkpoint, and the attempt that made it; None if none is.
+
+    One that is damaged is passed over: the one before it gives the same result, a little later.
+
+    Args:
+        records: The records of the run.
+        unit: What is trained.
+        agree: Gives what the first rank has found to all ranks. A zombie may still be saving, so
+            that each of them could find another.
+    """
+    chosen, data = None, None
+    for _, attempt, name in _found(records, unit):
+        if (data := _read_whole(records, unit, attempt, name)) is not None:
+            chosen = (attempt, name)
+            break
+    if agree is not None:
+        own, chosen = chosen, agree(chosen)
+        if chosen is not None and chosen != own:
+            data = _read_whole(records, unit, *chosen)
+    if chosen is None:
+        yield None
+        return
+    attempt, name = chosen
+    if data is None:
+        raise OSError(f"{name} of attempt {attempt}, which the first rank has found, is gone.")
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, name)
+        with open(path, "wb") as file:
+            file.write(data)
+        del data
+        yield path, attempt
+
+
+def _read_whole(records: RunRecords, unit: Unit, attempt: int, name: str) -> bytes | None:
+    """A checkpoint; None if it is missing or damaged."""
+    files = open_directory(f"{records.folder(unit, attempt)}/checkpoints")
+    data = patiently(lambda: files.get(name))
+    if data is None or hashlib.sha256(data).hexdigest()[:16] not in name:
+        return None
+    return data
+
+
+def remove_checkpoints(records: RunRecords, unit: Unit) -> None:
+    """Remove all checkpoints of a unit that is done."""
+    for _, attempt, name in _found(records, unit):
+        files = open_directory(f"{records.folder(unit, attempt)}/checkpoints")
+        patiently(lambda files=files, name=name: files.remove(name))  # type: ignore[misc]

@@ -1,0 +1,229 @@
+"""One attempt at one unit, in the process that trains it: make, resume, fit, save, commit.
+
+Nothing here knows of Ray: the same function runs in a Ray task, in each rank of a Ray Train worker
+group, or by hand.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
+
+from lightning_bnn.callbacks import SampleCollector, SWAGMoments
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.launch.checkpoints import (
+    UnitCheckpoint,
+    last_checkpoint,
+    remove_checkpoints,
+)
+from lightning_bnn.launch.draws import adopt_draws
+from lightning_bnn.launch.modes import AgreedMode
+from lightning_bnn.launch.progress import ProgressCallback, plain_metrics
+from lightning_bnn.launch.recipe import Parts, Recipe
+from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.saving import save_members
+from lightning_bnn.launch.units import Unit, unit_seed
+from lightning_bnn.strategies.base import Strategy
+
+__all__ = ["Attempt", "run_attempt"]
+
+# What the launcher decides, by its own options.
+_TAKEN = {
+    "default_root_dir": "everything goes to storage=",
+    "devices": "use devices= of launch",
+    "num_nodes": "use devices= of launch",
+    "fast_dev_run": "fit one member by hand to try it",
+}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a worker has to know.
+
+    Attributes:
+        recipe: Makes the strategy, the data and the trainer's options.
+        storage: Where the run is stored.
+        unit: What to train.
+        number: The number of the attempt, from 1.
+        seed: The root of all seeds.
+        threads: Threads of torch; None leaves them alone.
+        gpu: Whether the unit was given a GPU.
+        checkpoint_seconds: The least time between two checkpoints.
+        progress_seconds: The time between two signs of life.
+    """
+
+    recipe: Recipe
+    storage: str
+    unit: Unit
+    number: int
+    seed: int
+    threads: int | None = None
+    gpu: bool = False
+    checkpoint_seconds: float = 60.0
+    progress_seconds: float = 5.0
+
+
+def run_attempt(
+    attempt: Attempt,
+    facts: Mapping[str, Any] | None = None,
+    trainer_options: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Train a unit to its end and commit it; if it was committed before, give that.
+
+    Args:
+        attempt: What to do.
+        facts: What to tell of the place, such as the node.
+        trainer_options: Added to the trainer's options, for several devices: on each of them runs
+            this function, told by ``rank`` which one it is. A ``strategy`` is a function of the
+            one that the recipe asks for.
+
+    Returns:
+        The result as it was committed.
+
+    Raises:
+        FencedError: Another attempt has taken the place of this one.
+    """
+    records, unit = RunRecords(attempt.storage), attempt.unit
+    rank = (trainer_options or {}).get("rank")
+    # a rank must not turn back alone: the others would wait for it
+    if rank is None and (done := records.committed(unit)) is not None:
+        return dict(done["result"])
+    first_rank = not rank
+    if first_rank:
+        records.check_granted(unit, attempt.number)
+    if attempt.threads is not None:
+        torch.set_num_threads(attempt.threads)  # a reused worker has those of its last task
+    folder = records.folder(unit, attempt.number)
+    begin = time.time()
+    progress = None
+    if first_rank:
+        progress = ProgressCallback(records, unit, attempt.number, attempt.progress_seconds, facts)
+    try:
+        # after everything that could draw, before everything that may
+        pl.seed_everything(unit_seed(attempt.seed, unit.members), workers=True, verbose=False)
+        parts = attempt.recipe.build(unit.members, attempt.seed, folder)
+        _check_numbers(parts.strategy, unit)
+        checkpoint = UnitCheckpoint(
+            folder,
+            attempt.checkpoint_seconds,
+            lambda: records.check_granted(unit, attempt.number),
+        )
+        own: list[Any] = [AgreedMode(records, unit, parts.strategy), checkpoint]
+        own = own if progress is None else [progress, *own]
+        trainer = _make_trainer(parts, folder, attempt.gpu, own, trainer_options or {})
+        agree = None if rank is None else trainer.strategy.broadcast
+        with last_checkpoint(records, unit, agree) as found:
+            path, before = found or (None, None)
+            adopt_draws(records, unit, trainer, folder, before)
+            trainer.fit(parts.strategy, parts.data, ckpt_path=path, weights_only=True)
+        result = _leave_behind(parts.strategy, trainer, records, attempt, folder)
+        result |= {"seconds": time.time() - begin, **(facts or {})}
+        if trainer.is_global_zero:
+            records.commit(unit, attempt.number, result)
+            remove_checkpoints(records, unit)
+        trainer.strategy.barrier()
+        return result
+    except BaseException:
+        if progress is not None:
+            progress.tell(phase="failed")
+        raise
+    finally:
+        if progress is not None:
+            progress.stop()
+
+
+def _check_numbers(strategy: Strategy, unit: Unit) -> None:
+    """The strategy has to train the members that it was told to."""
+    for name in ("member_numbers", "chain_numbers"):
+        numbers = getattr(strategy, name, None)
+        if numbers is None:
+            continue
+        if len(unit.members) > 1 and tuple(numbers) != unit.members:
+            raise ConfigurationError(
+                f"make_bnn was asked for the members {list(unit.members)} and made a "
+                f"{type(strategy).__name__} of {list(numbers)}. Hand its argument members on "
+                "(members=members, or chains=members), and seed as well."
+            )
+        return
+    if len(unit.members) > 1:
+        raise ConfigurationError(
+            f"{type(strategy).__name__} trains one network, so that {len(unit.members)} members "
+            "cannot be stacked. Use stack=1."
+        )
+
+
+def _make_trainer(
+    parts: Parts, folder: str, gpu: bool, own: list[Any], added: Mapping[str, Any]
+) -> pl.Trainer:
+    options = dict(parts.trainer)
+    for name, instead in _TAKEN.items():
+        if options.pop(name, None) is not None:
+            raise ConfigurationError(f"trainer= has {name}, which the launcher sets: {instead}.")
+    given = options.pop("callbacks", None) or []
+    callbacks = [*given] if isinstance(given, (list, tuple)) else [given]
+    logger = options.pop("logger", True)
+    if logger is True or logger is None:
+        logger = CSVLogger(folder, name="logs", version="")
+    accelerator = options.pop("accelerator", "auto")
+    if accelerator == "auto":
+        # A task without a GPU is not kept from seeing those of the node.
+        accelerator = "gpu" if gpu else "cpu"
+    if accelerator == "gpu" and not torch.cuda.is_available():
+        raise ConfigurationError(
+            "A GPU was asked for with resources= and torch finds none on "
+            f"{os.uname().nodename}. Install torch with CUDA there, or train on the CPU with "
+            "trainer={'accelerator': 'cpu'}."
+        )
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
+    options.pop("enable_checkpointing", None)  # ours is needed, and keeps Lightning's own away
+    defaults = {**quiet, "devices": 1}
+    placed = {name: value for name, value in added.items() if name != "rank"}
+    if "strategy" in placed:
+        placed["strategy"] = placed["strategy"](options.pop("strategy", None))
+    plugins = options.pop("plugins", None) or []
+    plugins = [*plugins] if isinstance(plugins, (list, tuple)) else [plugins]
+    if "plugins" in placed:
+        placed["plugins"] = [*plugins, *placed["plugins"]]
+    elif not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        placed["plugins"] = [*plugins, LightningEnvironment()]  # else a SLURM job would be found
+    else:
+        placed["plugins"] = plugins
+    return pl.Trainer(
+        **{
+            **defaults,
+            **options,
+            "accelerator": accelerator,
+            "default_root_dir": folder,
+            "logger": logger,
+            "callbacks": [*callbacks, *own],
+            **placed,
+        }
+    )
+
+
+def _leave_behind(
+    strategy: Strategy, trainer: pl.Trainer, records: RunRecords, attempt: Attempt, folder: str
+) -> dict[str, Any]:
+    """Save what the members leave behind; on all ranks, as SWAG may read data on each."""
+    found = {"posterior": save_members(strategy, trainer, attempt.unit, folder)}
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if isinstance(callback, SWAGMoments) and callback.snapshots >= 2:
+            found["swag"] = save_members(callback, trainer, attempt.unit, folder)
+    collected = [len(one.steps) for one in callbacks if isinstance(one, SampleCollector)]
+    return {
+        "members": found,
+        "attempt": attempt.number,
+        "metrics": plain_metrics(trainer.callback_metrics),
+        "steps": trainer.global_step,
+        "epochs": trainer.current_epoch,
+        **({"draws": collected[0]} if collected else {}),
+    }

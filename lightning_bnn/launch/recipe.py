@@ -1,0 +1,193 @@
+"""How a member is made: functions travel to the workers, live objects do not.
+
+A *recipe* builds the strategy, the data and the options of the trainer inside the process that
+trains. A factory may take ``members`` (the numbers to train), ``seed`` (the root of all seeds) and
+``folder`` (where this attempt may write), each by its name; it is given those that it takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.strategies.base import Strategy
+
+__all__ = ["Factories", "Parts", "Recipe", "check_sendable", "factory_name"]
+
+GIVEN = ("members", "seed", "folder")
+
+
+@dataclass
+class Parts:
+    """What a recipe makes.
+
+    Attributes:
+        strategy: The strategy that trains the members.
+        data: A data module, or what else ``Trainer.fit`` takes as training data.
+        trainer: Options of the trainer.
+    """
+
+    strategy: Strategy
+    data: Any
+    trainer: dict[str, Any]
+
+
+class Recipe(Protocol):
+    """Builds the parts of a unit; has to be picklable."""
+
+    def build(self, members: Sequence[int], seed: int, folder: str) -> Parts:
+        """Make all parts anew, with the global generators as they are."""
+
+    def description(self) -> dict[str, Any]:
+        """What tells this recipe from another, as JSON."""
+
+
+@dataclass(frozen=True)
+class Factories:
+    """A recipe of functions.
+
+    Args:
+        make_bnn: Makes the strategy.
+        make_data: Makes a data module or a training loader.
+        trainer: Options of ``Trainer``, or a function that gives them.
+
+    Example:
+        >>> from torch import nn
+        >>> from lightning_bnn import DeepEnsemble
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> def make_bnn(members, seed):
+        ...     return DeepEnsemble(lambda: nn.Linear(2, 1), Gaussian(0.1), members=members,
+        ...                         seed=seed)
+        >>> parts = Factories(make_bnn, list, {"max_epochs": 3}).build([4], seed=0, folder="")
+        >>> parts.strategy.member_numbers, parts.trainer
+        ([4], {'max_epochs': 3})
+    """
+
+    make_bnn: Callable[..., Any]
+    make_data: Callable[..., Any]
+    trainer: Mapping[str, Any] | Callable[..., Mapping[str, Any]]
+
+    def __post_init__(self) -> None:
+        for name, factory in (("make_bnn", self.make_bnn), ("make_datamodule", self.make_data)):
+            if not callable(factory) or isinstance(factory, Strategy):
+                raise ConfigurationError(
+                    f"{name} is a function that makes it, because live objects do not travel to "
+                    f"the workers; got {type(factory).__name__}. Pass a function."
+                )
+            _check_signature(name, factory)
+        if callable(self.trainer):
+            _check_signature("trainer", self.trainer)
+        elif not isinstance(self.trainer, Mapping):
+            raise ConfigurationError(
+                "trainer= is a mapping of options of Trainer, or a function that gives one; got "
+                f"{type(self.trainer).__name__}."
+            )
+
+    @property
+    def takes_members(self) -> bool:
+        """Whether the strategy is told which members to train."""
+        return "members" in inspect.signature(self.make_bnn).parameters
+
+    def build(self, members: Sequence[int], seed: int, folder: str) -> Parts:
+        """Make all parts anew, with the global generators as they are."""
+        given = {"members": list(members), "seed": seed, "folder": folder}
+        strategy = _call(self.make_bnn, given)
+        if not isinstance(strategy, Strategy):
+            raise ConfigurationError(
+                f"{factory_name(self.make_bnn)} returns a {type(strategy).__name__}; a launch "
+                "needs a strategy, such as DeepEnsemble, SGMCMC or VariationalBNN."
+            )
+        data = _call(self.make_data, given)
+        trainer = _call(self.trainer, given) if callable(self.trainer) else self.trainer
+        return Parts(strategy, data, dict(trainer))
+
+    def description(self) -> dict[str, Any]:
+        """The names of the functions."""
+        return {"bnn": factory_name(self.make_bnn), "data": factory_name(self.make_data)}
+
+
+def _check_signature(name: str, factory: Callable[..., Any]) -> None:
+    for parameter in _parameters(factory).values():
+        needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if needed and parameter.name not in GIVEN:
+            raise ConfigurationError(
+                f"{name}={factory_name(factory)} needs {parameter.name!r}; a factory is called "
+                f"with those of {', '.join(GIVEN)} that it takes by name. Give it a default, or "
+                "bind it with functools.partial."
+            )
+
+
+def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(factory).parameters
+    except ValueError:  # a builtin
+        return {}
+
+
+def _call(factory: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    taken = {name: given[name] for name in GIVEN if name in _parameters(factory)}
+    return factory(**taken)
+
+
+def factory_name(factory: Any) -> str:
+    """Module and name of a function; of a partial, those of the function in it.
+
+    Example:
+        >>> from functools import partial
+        >>> factory_name(partial(sorted, reverse=True))
+        'builtins.sorted'
+    """
+    inner = getattr(factory, "func", factory)
+    name = getattr(inner, "__qualname__", type(inner).__qualname__)
+    return f"{getattr(inner, '__module__', type(inner).__module__)}.{name}"
+
+
+def check_sendable(ray: Any, recipe: Recipe, parts: Mapping[str, Any]) -> None:
+    """Raise unless a recipe can travel to the workers; name the part, and the object in it.
+
+    Args:
+        ray: The module, connected.
+        recipe: What goes to the workers.
+        parts: The arguments of the user that it is made of, by name.
+    """
+    error = _problem(ray, recipe)
+    if error is None:
+        return
+    for name, part in parts.items():
+        if (reason := _problem(ray, part)) is not None:
+            raise ConfigurationError(
+                f"{name} cannot be sent to a worker: {_culprit(ray, part) or reason}. Make such "
+                "objects inside of the function, where they are used."
+            ) from error
+    raise error
+
+
+def _problem(ray: Any, value: Any) -> Exception | None:
+    """Why something cannot be sent, if so."""
+    try:
+        ray.put(value)
+    except Exception as error:  # of any kind: it may come from the object itself
+        return error
+    return None
+
+
+def _culprit(ray: Any, part: Any) -> str | None:
+    """The name of the variable that a function holds and that cannot be sent."""
+    inner = getattr(part, "func", part)
+    held: dict[str, Any] = {}
+    if inspect.isfunction(inner):
+        closure = inspect.getclosurevars(inner)
+        held = {**closure.globals, **closure.nonlocals}
+    elif isinstance(part, Mapping):
+        held = dict(part)
+    for name, value in held.items():
+        if (error := _problem(ray, value)) is not None:
+            reason = str(error).strip().split("\n")[0]
+            return f"it uses {name!r}, a {type(value).__name__} ({reason})"
+    return None

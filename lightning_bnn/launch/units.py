@@ -1,0 +1,76 @@
+"""What is launched: units, each of which trains one member or several stacked ones.
+
+The numbers of the members decide everything random about them, so that a unit is the same wherever,
+in whatever order and in however many attempts it runs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.seeds import member_seed
+
+__all__ = ["Unit", "plan_units", "unit_seed"]
+
+UNIT_NAME = re.compile(r"[0-9]{5,}")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Members (or chains) that one task trains side by side.
+
+    Attributes:
+        members: Their numbers, one after another.
+
+    Example:
+        >>> Unit((5, 6, 7)).name
+        '00005'
+    """
+
+    members: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The name of its folder: the number of its first member."""
+        return f"{self.members[0]:05d}"
+
+    def __str__(self) -> str:
+        first, last = self.members[0], self.members[-1]
+        return f"member {first}" if first == last else f"members {first} to {last}"
+
+
+def plan_units(members: int, stack: int = 1) -> list[Unit]:
+    """The units of ``members`` members, ``stack`` in each; the last may have fewer.
+
+    Example:
+        >>> [unit.members for unit in plan_units(5, stack=2)]
+        [(0, 1), (2, 3), (4,)]
+    """
+    for name, value in (("members", members), ("stack", stack)):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+            raise ConfigurationError(f"{name}= is a whole number, at least 1; got {value!r}.")
+    return list(_split(range(members), int(stack)))
+
+
+def _split(numbers: Sequence[int], size: int) -> Iterator[Unit]:
+    for start in range(0, len(numbers), size):
+        yield Unit(tuple(numbers[start : start + size]))
+
+
+def unit_seed(seed: int, members: Sequence[Any]) -> int:
+    """The seed of the global generators of the process that trains these members, 32 bits.
+
+    A member trained alone by hand is the same as the launched one if it begins with
+    ``pl.seed_everything(unit_seed(seed, [member]), workers=True)``.
+
+    Example:
+        >>> unit_seed(0, [3]) == unit_seed(0, [3, 4]), unit_seed(0, [3]) == unit_seed(0, [4])
+        (True, False)
+    """
+    return member_seed(seed, int(members[0]), "unit") % 2**32

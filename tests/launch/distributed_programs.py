@@ -1,0 +1,83 @@
+"""What is launched on two devices; run as a script, the same member by DDP of Lightning alone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.launch import unit_seed
+from tests.launch.programs import make_chains, make_data
+from tests.trainers import quiet_trainer
+
+EPOCHS = 4  # of two steps each: two ranks share the four batches
+
+
+def make_trainer(folder: str, troubles: Path | None = None) -> dict[str, Any]:
+    callbacks: list[pl.Callback] = [SampleCollector(every=2, dirpath="draws"), Witness(folder)]
+    if troubles is not None:
+        callbacks.append(Troubles(troubles))
+    return {"max_epochs": EPOCHS, "callbacks": callbacks}
+
+
+def make_bad_data() -> DataLoader[Any]:
+    inputs = torch.full((64, 2), float("nan"))
+    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), 16)
+
+
+class Witness(pl.Callback):
+    """Write down what each rank ends with."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        digest = hashlib.sha256()
+        for draw in pl_module.current_draws().values():  # type: ignore[operator]
+            digest.update(draw.cpu().numpy().tobytes())
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / f"rank-{trainer.global_rank}").write_text(digest.hexdigest())
+
+
+class Troubles(pl.Callback):
+    """After the third step wait for ever, in another attempt be killed after the fifth."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.global_rank != 1:
+            return
+        if trainer.global_step == 3 and self._is_first("stalled"):
+            time.sleep(3600)
+        if trainer.global_step == 5 and self._is_first("killed"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_first(self, name: str) -> bool:
+        marker = self.folder / name
+        if marker.exists():
+            return False
+        marker.touch()
+        return True
+
+
+def main(directory: Path, member: int) -> None:
+    torch.set_num_threads(1)
+    pl.seed_everything(unit_seed(0, [member]), workers=True, verbose=False)
+    strategy = make_chains([member], 0)
+    collector = SampleCollector(every=2, dirpath=directory)
+    trainer = quiet_trainer(max_epochs=EPOCHS, callbacks=[collector], strategy="ddp", devices=2)
+    trainer.fit(strategy, make_data())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

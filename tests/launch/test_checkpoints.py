@@ -1,0 +1,321 @@
+"""Checkpoints of attempts: how many there are, which one is taken, and what comes of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_bnn.callbacks import SampleCollector, SWAGMoments
+from lightning_bnn.errors import FencedError
+from lightning_bnn.launch.checkpoints import (
+    checkpoint_step,
+    last_checkpoint,
+    remove_checkpoints,
+)
+from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.units import Unit
+from tests.launch.faults import Note, Raise, left_behind, noted_steps, run_by_hand, wait_for
+from tests.launch.programs import Slowly, make_chains, make_ensemble, make_variational
+
+ROOT = Path(__file__).parents[2]
+UNIT = Unit((0,))
+EPOCHS = 3  # of four steps
+
+
+class Interrupted(OSError):
+    """What ends an attempt, so that another may follow."""
+
+
+def options(folder: str, stop: int | None = None, *callbacks: Any) -> dict[str, Any]:
+    """Options of a trainer that notes its steps and is interrupted after one of them."""
+    last = [] if stop is None else [Raise(stop, Interrupted())]
+    return {"max_epochs": EPOCHS, "callbacks": [*callbacks, Note(folder), *last]}
+
+
+def interrupted(storage: Path, stop: int, attempt: int = 1, seconds: float = 0.0) -> RunRecords:
+    """The records of an ensemble whose attempt was interrupted after a step."""
+    with pytest.raises(Interrupted):
+        run_by_hand(
+            storage,
+            make_ensemble,
+            lambda folder: options(folder, stop),
+            attempt=attempt,
+            checkpoint_seconds=seconds,
+        )
+    return RunRecords(storage)
+
+
+def names(records: RunRecords, attempt: int = 1) -> list[str]:
+    return records.files.names(f"units/{UNIT.name}/attempt-{attempt:04d}/checkpoints")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    storage = tmp_path_factory.mktemp("undisturbed")
+    return left_behind(run_by_hand(storage, make_ensemble, options), UNIT)
+
+
+# ------------------------------------------------------------------------------- files
+
+
+def test_the_last_two_are_kept_under_names_that_say_what_they_are(tmp_path: Path) -> None:
+    records = interrupted(tmp_path, stop=6)
+    first, second = names(records)
+    # that of step 6 would have come after the interruption
+    assert re.fullmatch(r"step-000000004-[0-9a-f]{16}\.ckpt", first)
+    assert re.fullmatch(r"step-000000005-[0-9a-f]{16}\.ckpt", second)
+    assert checkpoint_step(records, UNIT) == 5
+
+
+def test_a_copy_of_the_latest_is_given_and_taken_away_again(tmp_path: Path) -> None:
+    records = interrupted(tmp_path, stop=3)
+    with last_checkpoint(records, UNIT) as found:
+        assert found is not None
+        path, attempt = found
+        assert attempt == 1
+        copy = Path(path)
+        stored = Path(records.folder(UNIT, 1)) / "checkpoints" / copy.name
+        assert copy.name.startswith("step-000000002-")
+        assert copy.read_bytes() == stored.read_bytes()
+        assert copy != stored  # it may be on another machine
+    assert not copy.exists()
+    assert stored.exists()
+
+
+def test_none_are_left_when_the_unit_is_done(tmp_path: Path) -> None:
+    interrupted(tmp_path, stop=3)
+    records = run_by_hand(tmp_path, make_ensemble, options, attempt=2)
+    assert names(records, 1) == names(records, 2) == []
+    assert checkpoint_step(records, UNIT) == 0
+    with last_checkpoint(records, UNIT) as found:
+        assert found is None
+
+
+def test_without_any_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
+    records = RunRecords(tmp_path)
+    assert checkpoint_step(records, UNIT) == 0
+    with last_checkpoint(records, UNIT) as found:
+        assert found is None
+    remove_checkpoints(records, UNIT)
+
+
+def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    records = RunRecords(tmp_path)
+    folder = f"units/{UNIT.name}/attempt-0001/checkpoints"
+    for name in (
+        ".tmp-0123456789abcdef",
+        "last.ckpt",
+        "step-12-0123456789abcdef.ckpt",
+        "step-000000012-0123456789abcdeg.ckpt",
+        "step-000000012-0123456789abcdef.ckpt.part",
+    ):
+        records.files.put(f"{folder}/{name}", b"")
+    assert checkpoint_step(records, UNIT) == 0
+    records.files.put(f"{folder}/step-000000012-0123456789abcdef.ckpt", b"")
+    records.files.put(f"{folder}/step-1234567890-0123456789abcdef.ckpt", b"")
+    assert checkpoint_step(records, UNIT) == 1234567890
+    remove_checkpoints(records, UNIT)
+    assert len(names(records)) == 5
+
+
+def test_a_unit_on_remote_storage(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    storage = f"memory:/{tmp_path}"
+
+    def remote(folder: str, stop: int | None = None) -> dict[str, Any]:
+        return {**options(str(tmp_path), stop), "logger": False}
+
+    with pytest.raises(Interrupted):
+        run_by_hand(storage, make_ensemble, lambda folder: remote(folder, stop=6))
+    assert checkpoint_step(RunRecords(storage), UNIT) == 5
+    records = run_by_hand(storage, make_ensemble, remote, attempt=2)
+    assert left_behind(records, UNIT) == undisturbed
+    assert names(records, 1) == names(records, 2) == []
+
+
+# ------------------------------------------------------------------------------- going on
+
+
+def test_another_attempt_goes_on_where_the_last_was(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    interrupted(tmp_path, stop=6)
+    records = run_by_hand(tmp_path, make_ensemble, options, attempt=2)
+    assert noted_steps(records, UNIT, 1) == [0, 1, 2, 3, 4, 5, 6]
+    assert noted_steps(records, UNIT, 2) == [5, 6, 7, 8, 9, 10, 11, 12]
+    assert left_behind(records, UNIT) == undisturbed
+
+
+@pytest.mark.parametrize("stop", [1, 4, 5, 12])
+def test_at_the_beginning_and_the_end_of_epochs(
+    undisturbed: dict[str, Any], tmp_path: Path, stop: int
+) -> None:
+    interrupted(tmp_path, stop=stop)
+    records = run_by_hand(tmp_path, make_ensemble, options, attempt=2)
+    assert noted_steps(records, UNIT, 2) == list(range(stop - 1, 13))
+    assert left_behind(records, UNIT) == undisturbed
+
+
+def test_attempt_after_attempt(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    for attempt, stop in enumerate((2, 5, 5, 9, 12), start=1):
+        interrupted(tmp_path, stop, attempt)
+    records = run_by_hand(tmp_path, make_ensemble, options, attempt=6)
+    assert noted_steps(records, UNIT, 6) == [11, 12]
+    assert left_behind(records, UNIT) == undisturbed
+
+
+def test_an_attempt_that_left_none_does_not_hide_those_before(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    interrupted(tmp_path, stop=6)
+    interrupted(tmp_path, stop=7, attempt=2, seconds=3600.0)
+    records = RunRecords(tmp_path)
+    assert names(records, 2) == []
+    with last_checkpoint(records, UNIT) as found:
+        assert found is not None
+        assert found[1] == 1
+    records = run_by_hand(tmp_path, make_ensemble, options, attempt=3)
+    assert noted_steps(records, UNIT, 3)[0] == 5
+    assert left_behind(records, UNIT) == undisturbed
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
+def test_a_damaged_one_is_passed_over(
+    undisturbed: dict[str, Any], tmp_path: Path, damage: str
+) -> None:
+    records = interrupted(tmp_path, stop=6)
+    latest = Path(records.folder(UNIT, 1)) / "checkpoints" / names(records)[-1]
+    data = bytearray(latest.read_bytes())
+    data[len(data) // 2] ^= 1
+    latest.write_bytes({"cut": data[:-100], "flipped": data, "empty": b""}[damage])
+    with last_checkpoint(records, UNIT) as found:
+        assert found is not None
+        assert "step-000000004-" in found[0]
+    records = run_by_hand(tmp_path, make_ensemble, options, attempt=2)
+    assert noted_steps(records, UNIT, 2)[0] == 4
+    assert left_behind(records, UNIT) == undisturbed
+
+
+def test_if_all_are_damaged_it_begins_anew(undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    records = interrupted(tmp_path, stop=6)
+    for name in names(records):
+        (Path(records.folder(UNIT, 1)) / "checkpoints" / name).write_bytes(b"damaged")
+    records = run_by_hand(tmp_path, make_ensemble, options, attempt=2)
+    assert noted_steps(records, UNIT, 2) == list(range(13))
+    assert left_behind(records, UNIT) == undisturbed
+
+
+def test_with_a_longer_interval_steps_are_repeated(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    """The first comes after the first step that ends after the interval, others are further off."""
+    with pytest.raises(Interrupted):
+        run_by_hand(
+            tmp_path,
+            make_ensemble,
+            lambda folder: options(folder, 8, Slowly(0.3)),
+            checkpoint_seconds=0.5,
+        )
+    records = RunRecords(tmp_path)
+    steps = [int(name.split("-")[1]) for name in names(records)]
+    assert 1 <= len(steps) <= 2
+    assert steps != [6, 7]
+    records = run_by_hand(tmp_path, make_ensemble, options, attempt=2)
+    assert noted_steps(records, UNIT, 2)[0] == steps[-1]
+    assert left_behind(records, UNIT) == undisturbed
+
+
+@pytest.mark.parametrize("make_bnn", [make_variational, make_chains])
+def test_other_strategies_and_callbacks_go_on_as_well(make_bnn: Any, tmp_path: Path) -> None:
+    def own(folder: str, stop: int | None = None) -> dict[str, Any]:
+        callbacks = [SWAGMoments(start=0), SampleCollector(every=2)]
+        return options(folder, stop, *callbacks[: 1 if make_bnn is make_variational else 2])
+
+    undisturbed = run_by_hand(tmp_path / "undisturbed", make_bnn, own)
+    with pytest.raises(Interrupted):
+        run_by_hand(tmp_path / "run", make_bnn, lambda folder: own(folder, stop=7))
+    records = run_by_hand(tmp_path / "run", make_bnn, own, attempt=2)
+    assert noted_steps(records, UNIT, 2)[0] == 6
+    found = left_behind(records, UNIT)
+    assert {"posterior 0", "swag 0"} <= set(found)
+    assert found == left_behind(undisturbed, UNIT)
+
+
+# ------------------------------------------------------------------------------- zombies
+
+
+def test_an_attempt_that_was_given_up_ends_at_its_next_checkpoint(tmp_path: Path) -> None:
+    class GiveUp(Note):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            super().on_train_batch_end(trainer)
+            if trainer.global_step == 5:
+                RunRecords(tmp_path).grant(UNIT, 2)
+
+    with pytest.raises(FencedError, match=r"Attempt 1 .* attempt 2 has taken its place"):
+        run_by_hand(
+            tmp_path,
+            make_ensemble,
+            lambda folder: {"max_epochs": EPOCHS, "callbacks": [GiveUp(folder)]},
+        )
+    records = RunRecords(tmp_path)
+    assert noted_steps(records, UNIT, 1) == [0, 1, 2, 3, 4, 5]
+    assert checkpoint_step(records, UNIT) == 4
+    assert records.committed(UNIT) is None
+
+
+_ZOMBIE = """
+import signal, sys
+from lightning_bnn.errors import FencedError
+from tests.launch.faults import Kill, Note, run_by_hand
+from tests.launch.programs import make_ensemble
+
+def trainer(folder):
+    return {"max_epochs": 3, "callbacks": [Note(folder), Kill(10, signal.SIGSTOP)]}
+
+try:
+    run_by_hand(sys.argv[1], make_ensemble, trainer, checkpoint_seconds=3600.0)
+except FencedError as error:
+    print("refused:", error)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_stopped_process_that_goes_on_later_is_refused_at_its_commit(
+    undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    zombie = subprocess.Popen(
+        [sys.executable, "-c", _ZOMBIE, str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for(lambda: _is_stopped(zombie), "the zombie")
+        records = run_by_hand(tmp_path, make_ensemble, options, attempt=2)
+        assert noted_steps(records, UNIT, 1)[-1] == 10
+        committed = records.files.get(f"units/{UNIT.name}/commit.json")
+        zombie.send_signal(signal.SIGCONT)
+        said, errors = zombie.communicate(timeout=600)
+    finally:
+        zombie.kill()
+    assert (
+        "refused: Attempt 1 of member 0 may not commit: attempt 2 has taken its place." in said
+    ), errors[-4000:]
+    assert noted_steps(records, UNIT, 1)[-1] == 12  # it went on to its end
+    assert records.files.get(f"units/{UNIT.name}/commit.json") == committed
+    assert left_behind(records, UNIT) == undisturbed
+
+
+def _is_stopped(process: subprocess.Popen[str]) -> bool:
+    if process.poll() is not None:
+        raise AssertionError(process.communicate()[1][-4000:])
+    state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "T"

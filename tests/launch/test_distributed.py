@@ -1,0 +1,169 @@
+"""Members on two devices: two ranks of Ray Train with gloo, through everything that may happen."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.train import ControllerError, WorkerGroupError
+from ray.util.placement_group import placement_group, placement_group_table
+
+from lightning_bnn import Posterior
+from lightning_bnn.errors import ConfigurationError, LaunchError
+from lightning_bnn.launch import launch
+from lightning_bnn.launch.distributed import RankError, group_memory, judge, remove_groups
+from lightning_bnn.launch.driver import Outcome
+from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.units import Unit
+from tests.launch.distributed_programs import make_bad_data, make_trainer
+from tests.launch.programs import make_chains, make_data, make_ensemble, make_net, same_weights
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 600.0  # for what takes seconds on an idle machine
+start = partial(launch, allow_open_cluster=True, seed=0, devices=2, checkpoint_seconds=0)
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Posterior:
+    """Member 1, trained by DDP of Lightning without the launcher."""
+    directory = tmp_path_factory.mktemp("by_hand")
+    command = [sys.executable, "-m", "tests.launch.distributed_programs", str(directory), "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return Posterior.load(directory, make_net())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_ray: Any) -> tuple[Path, Any]:
+    """Two members side by side, two ranks each, on two processors."""
+    storage = tmp_path_factory.mktemp("undisturbed")
+    half = {"CPU": 0.5}
+    run = start(make_chains, make_data, 2, storage=storage, trainer=make_trainer, resources=half)
+    assert [(one.member, one.attempt, one.steps) for one in run.wait()] == [(0, 1, 8), (1, 1, 8)]
+    return storage, run.posterior()
+
+
+def test_ranks_are_identical_and_equal_to_ddp_by_hand(
+    undisturbed: tuple[Path, Any], by_hand: Posterior
+) -> None:
+    storage, posterior = undisturbed
+    ends = []
+    for member in range(2):
+        folder = Path(RunRecords(storage).folder(Unit((member,)), 1))
+        first, second = ((folder / f"rank-{rank}").read_text() for rank in range(2))
+        assert first == second
+        assert not list((folder / "checkpoints").iterdir())  # it is done
+        ends.append(first)
+    assert ends[0] != ends[1]
+    assert len(posterior.components) == 2
+    assert [len(one) for one in posterior.components] == [4, 4]
+    assert same_weights(posterior.components[1], by_hand, count=4)
+
+
+def test_a_cancelled_run_and_a_killed_rank_change_nothing(
+    undisturbed: tuple[Path, Any], tmp_path: Path
+) -> None:
+    storage, troubles = tmp_path / "run", tmp_path / "troubles"
+    troubles.mkdir()
+    # each rank takes a processor: no attempt can start before the one before has let go of both
+    go = partial(
+        start,
+        make_chains,
+        make_data,
+        1,
+        storage=storage,
+        trainer=partial(make_trainer, troubles=troubles),
+        resources={"CPU": 1},
+    )
+    run = go()
+    _wait_for(lambda: (troubles / "stalled").exists())
+    run.cancel()
+    (result,) = go().wait()
+    assert (troubles / "killed").exists()
+    assert (result.attempt, result.steps, result.ok) == (3, 8, True)
+    posterior = go().posterior()
+    assert same_weights(posterior.components[0], undisturbed[1].components[0], count=4)
+
+
+def test_a_diverging_member_is_not_tried_again(tmp_path: Path) -> None:
+    run = start(
+        make_ensemble,
+        make_bad_data,
+        1,
+        storage=tmp_path,
+        trainer={"max_epochs": 1},
+        resources={"CPU": 0.5},
+    )
+    with pytest.raises(LaunchError, match=r"rank .: .*NonFiniteError: .*inputs hold NaN"):
+        run.wait()
+    assert RunRecords(tmp_path).attempts(Unit((0,))) == [1]
+
+
+def test_more_devices_than_there_are_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"each of its 5 devices needs CPU 1, .* have: CPU 2"):
+        start(make_chains, make_data, 2, storage=tmp_path, trainer=make_trainer, devices=5)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_do_not_share_a_gpu(tmp_path: Path) -> None:
+    half = {"GPU": 0.5}
+    with pytest.raises(ConfigurationError, match=r"2 devices .* GPU of its own.* got .*0\.5"):
+        start(make_chains, make_data, 2, storage=tmp_path, trainer=make_trainer, resources=half)
+
+
+def _rank_error(text: str, final: bool = False, early: bool = False) -> RankError:
+    return RankError(Outcome(error=text, final=final, early=early))
+
+
+def test_a_killed_rank_is_the_cause_of_what_the_others_say() -> None:
+    mistake = _rank_error("ValueError: broken pipe", final=True)
+    outcome = judge(WorkerGroupError("", {0: mistake, 1: RuntimeError("the actor died\nat once")}))
+    assert outcome == Outcome(error="rank 1: the actor died")
+
+
+def test_the_first_mistake_counts_wherever_it_was_made() -> None:
+    lost = _rank_error("RuntimeError: connection closed by peer")
+    mistake = _rank_error("TypeError: no", final=True, early=True)
+    outcome = judge(WorkerGroupError("", {0: lost, 1: mistake}))
+    assert outcome == Outcome(error="rank 1: TypeError: no", final=True, early=True)
+
+
+def test_an_echo_of_the_first_rank_is_no_mistake() -> None:
+    echo = _rank_error("ConfigurationError: On the first rank: OSError: away", final=True)
+    away = _rank_error("OSError: away")
+    both = judge(WorkerGroupError("", {0: away, 1: echo}))
+    assert both == Outcome(error="rank 0: OSError: away")
+    assert not judge(WorkerGroupError("", {1: echo})).final
+
+
+def test_what_ray_train_itself_raises_is_tried_again() -> None:
+    outcome = judge(ControllerError(RuntimeError("no workers")))
+    assert outcome == Outcome(error="RuntimeError: no workers")
+
+
+def test_groups_are_found_by_their_mark() -> None:
+    memory, other = (group_memory("runs", Unit((0,)), number, {}) for number in (1, 2))
+    group = placement_group([{"CPU": 0.1, "memory": memory}])
+    assert group.wait(PATIENCE)
+    assert remove_groups([other]) == 0
+    assert remove_groups([memory]) == 1
+    _wait_for(lambda: placement_group_table(group)["state"] == "REMOVED")
+    assert remove_groups([memory]) == 0
+
+
+def _wait_for(condition: Any) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "it took too long"
+        time.sleep(0.2)

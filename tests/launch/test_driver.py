@@ -1,0 +1,613 @@
+"""The driver of a run: what is tried again and how often, what is lost, and what is final."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_bnn.callbacks import SampleCollector, SWAGMoments
+from lightning_bnn.errors import ConfigurationError, FencedError, LaunchError, NonFiniteError
+from lightning_bnn.launch import MemberResult, StoredRun, launch
+from lightning_bnn.launch.driver import Driver, Outcome, describe_error
+from lightning_bnn.launch.member import Attempt
+from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.units import Unit, plan_units
+from tests.launch.faults import (
+    PATIENCE,
+    Kill,
+    Note,
+    Poison,
+    Raise,
+    attempt_number,
+    left_behind,
+    noted_steps,
+    run_by_hand,
+    wait_for,
+)
+from tests.launch.programs import (
+    Slowly,
+    make_chains,
+    make_data,
+    make_ensemble,
+    make_net,
+    make_variational,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
+
+start = partial(launch, allow_open_cluster=True, seed=0)
+UNIT = Unit((0,))
+RESULT = {"members": {"posterior": {"0": {"place": "here"}}}, "metrics": {}, "attempt": 1}
+
+
+# --------------------------------------------------------------------------- which errors are final
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        (TypeError("no such option"), True),
+        (ConfigurationError("cannot be"), True),
+        (NonFiniteError("the loss is nan"), True),
+        (KeyError("name"), True),
+        (OSError("the disk is full"), False),
+        (RuntimeError("CUDA out of memory"), False),
+        (MemoryError(), False),
+        (FencedError("given up"), False),
+    ],
+    ids=repr,
+)
+def test_mistakes_are_final_and_accidents_are_not(error: Exception, final: bool) -> None:
+    outcome = describe_error(error)
+    assert outcome.result is None
+    assert outcome.final is final
+    assert type(error).__name__ in str(outcome.error)
+
+
+def test_a_member_that_diverges_in_its_first_step_says_nothing_of_the_others() -> None:
+    assert describe_error(TypeError(), early=True).early
+    assert not describe_error(NonFiniteError(), early=True).early
+
+
+# ----------------------------------------------------------------------- attempts that do not train
+# Real tasks of Ray and real records; only what a task does takes no time.
+
+
+def drive(
+    ray: Any,
+    storage: Path,
+    work: Callable[[RunRecords, Unit, int], Outcome],
+    units: list[Unit] | None = None,
+    retries: int = 1,
+    lost_after: float = 60.0,
+    stop_early: bool = False,
+    **options: Any,
+) -> Driver:
+    """A driver whose attempts run a function."""
+    task = ray.remote(_work).options(num_cpus=0.1, max_retries=0)
+
+    def submit(attempt: Attempt, avoid: str | None) -> Any:
+        return task.remote(work, attempt.storage, attempt.unit, attempt.number)
+
+    units = [UNIT] if units is None else units
+    records = RunRecords(storage)
+    template = Attempt(None, records.storage, units[0], 0, 0)  # type: ignore[arg-type]
+    return Driver(ray, records, units, template, submit, retries, lost_after, stop_early, **options)
+
+
+def _work(work: Any, storage: str, unit: Unit, number: int) -> Outcome:
+    outcome: Outcome = work(RunRecords(storage), unit, number)
+    return outcome
+
+
+def results_of(driver: Driver) -> list[MemberResult]:
+    """Run a driver to its end in this thread, and give what it said."""
+    driver.run()
+    found: list[Any] = []
+    while (one := driver.results.get(timeout=PATIENCE)) is not None:
+        found.append(one)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return found
+
+
+def note(records: RunRecords, unit: Unit, number: int) -> None:
+    """Say that an attempt was here, and when."""
+    records.files.put(f"units/{unit.name}/attempt-{number:04d}/begun", str(time.time()).encode())
+
+
+def times_of(records: RunRecords, unit: Unit = UNIT) -> list[float]:
+    return [
+        float(records.files.get(f"units/{unit.name}/attempt-{number:04d}/begun") or b"")
+        for number in records.attempts(unit)
+    ]
+
+
+def done(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    """Commit a result."""
+    members = {str(member): {"place": "here"} for member in unit.members}
+    result = {**RESULT, "members": {"posterior": members}, "attempt": number}
+    records.commit(unit, number, result)
+    return Outcome(result)
+
+
+def always_fails(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    note(records, unit, number)
+    return Outcome(error="OSError: away")
+
+
+def test_an_attempt_in_vain_is_tried_again_so_often_with_pauses_that_double(
+    local_ray: Any, tmp_path: Path
+) -> None:
+    driver = drive(local_ray, tmp_path, always_fails, retries=2)
+    (result,) = results_of(driver)
+    assert (result.status, result.attempt, result.error) == ("failed", 3, "OSError: away")
+    assert not result.ok
+    first, second = (after - before for before, after in pairwise(times_of(driver.records)))
+    assert first >= 1.0
+    assert second >= 2.0
+    # whatever is still running may not commit any more
+    with pytest.raises(FencedError):
+        driver.records.commit(UNIT, 3, {})
+
+
+def test_no_retries(local_ray: Any, tmp_path: Path) -> None:
+    (result,) = results_of(drive(local_ray, tmp_path, always_fails, retries=0))
+    assert (result.status, result.attempt) == ("failed", 1)
+
+
+def moves_on(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    """Each attempt gets a little further, until the fourth comes to the end."""
+    if number == 4:
+        return done(records, unit, number)
+    name = f"step-{number:09d}-0123456789abcdef.ckpt"
+    records.files.put(f"units/{unit.name}/attempt-{number:04d}/checkpoints/{name}", b"")
+    os._exit(1)
+
+
+def test_attempts_that_got_further_do_not_count(local_ray: Any, tmp_path: Path) -> None:
+    (result,) = results_of(drive(local_ray, tmp_path, moves_on, retries=0))
+    assert (result.status, result.attempt) == ("done", 4)
+
+
+def stays(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    """The first attempt gets somewhere, and none after it any further."""
+    note(records, unit, number)
+    name = "step-000000005-0123456789abcdef.ckpt"
+    records.files.put(f"units/{unit.name}/attempt-{number:04d}/checkpoints/{name}", b"")
+    return Outcome(error="OSError: away")
+
+
+def test_attempts_that_repeat_the_same_steps_count(local_ray: Any, tmp_path: Path) -> None:
+    (result,) = results_of(drive(local_ray, tmp_path, stays, retries=1))
+    assert (result.status, result.attempt) == ("failed", 3)
+
+
+def makes_a_mistake(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    return Outcome(error="TypeError: no such option", final=True)
+
+
+def test_a_mistake_is_not_tried_again(local_ray: Any, tmp_path: Path) -> None:
+    (result,) = results_of(drive(local_ray, tmp_path, makes_a_mistake, retries=5))
+    assert (result.status, result.attempt) == ("failed", 1)
+    assert result.error == "TypeError: no such option"
+
+
+def dies_after_the_commit(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    done(records, unit, number)
+    os._exit(1)
+
+
+def test_what_was_committed_counts_though_its_worker_died(local_ray: Any, tmp_path: Path) -> None:
+    driver = drive(local_ray, tmp_path, dies_after_the_commit)
+    (result,) = results_of(driver)
+    assert (result.status, result.attempt) == ("done", 1)
+    assert driver.records.granted(UNIT) == 1
+
+
+def comes_too_late(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    """The attempt before it, which was taken for dead, commits before it may."""
+    if number == 1:
+        return Outcome(error="OSError: away")
+    files = records.files
+    records.grant(unit, 1)
+    done(RunRecords(records.storage), unit, 1)
+    records.grant(unit, 2)
+    assert files.get(f"units/{unit.name}/commit.json") is not None
+    try:
+        return done(records, unit, number)
+    except FencedError as error:
+        return describe_error(error)
+
+
+def test_the_commit_of_an_attempt_taken_for_dead_counts_once(
+    local_ray: Any, tmp_path: Path
+) -> None:
+    (result,) = results_of(drive(local_ray, tmp_path, comes_too_late))
+    assert (result.status, result.attempt) == ("done", 1)
+
+
+def is_taken_over(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    records.grant(unit, number + 1)  # by a driver elsewhere
+    return describe_error(FencedError("given up"))
+
+
+def test_a_driver_whose_run_was_taken_over_ends(local_ray: Any, tmp_path: Path) -> None:
+    driver = drive(local_ray, tmp_path, is_taken_over, retries=5)
+    with pytest.raises(
+        LaunchError, match=r"Another driver has taken over .* attempt 2 of member 0"
+    ):
+        results_of(driver)
+    assert driver.records.granted(UNIT) == 2
+
+
+def overlaps(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    place = Path(records.storage)
+    (place / f"running-{unit.name}").touch()
+    time.sleep(0.2)
+    running = len(list(place.glob("running-*")))
+    (place / f"running-{unit.name}").unlink()
+    (place / f"seen-{unit.name}").write_text(str(running))
+    return done(records, unit, number)
+
+
+def test_more_units_than_may_be_handed_out_wait_for_their_turn(
+    local_ray: Any, tmp_path: Path
+) -> None:
+    units = plan_units(6)
+    driver = drive(local_ray, tmp_path, overlaps, units, outstanding=lambda: 2)
+    assert sorted(result.member for result in results_of(driver)) == list(range(6))
+    assert max(int(one.read_text()) for one in tmp_path.glob("seen-*")) <= 2
+
+
+def falls_silent(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    """The first attempt says that it lives, and then nothing any more."""
+    records.put_progress(unit, {"attempt": number, "time": 1.0, "node": "of the first"})
+    if number == 1:
+        time.sleep(PATIENCE)
+    return done(records, unit, number)
+
+
+def test_an_attempt_without_a_sign_of_life_is_given_up(local_ray: Any, tmp_path: Path) -> None:
+    cleared = []
+    driver = drive(
+        local_ray,
+        tmp_path,
+        falls_silent,
+        lost_after=2.0,
+        clear=lambda unit, attempt: cleared.append((unit, attempt)),
+    )
+    begin = time.monotonic()
+    (result,) = results_of(driver)
+    assert (result.status, result.attempt) == ("done", 2)
+    assert time.monotonic() - begin >= 2.0
+    assert cleared == [(UNIT, 1)]
+
+
+def waits_in_the_queue(records: RunRecords, unit: Unit, number: int) -> Outcome:
+    records.put_progress(unit, {"attempt": number - 1, "time": 1.0})  # of an attempt before it
+    time.sleep(2.0)
+    return done(records, unit, number)
+
+
+def test_an_attempt_that_has_not_begun_is_not_lost(local_ray: Any, tmp_path: Path) -> None:
+    (result,) = results_of(drive(local_ray, tmp_path, waits_in_the_queue, lost_after=0.5))
+    assert (result.status, result.attempt) == ("done", 1)
+
+
+def test_a_broken_record_ends_the_driver_with_its_name(local_ray: Any, tmp_path: Path) -> None:
+    driver = drive(local_ray, tmp_path, always_fails)
+    driver.records.files.put(f"units/{UNIT.name}/lease.json", b"{}")
+    with pytest.raises(ConfigurationError, match=r"lease\.json"):
+        results_of(driver)
+
+
+def test_the_run_is_let_go_at_the_end(local_ray: Any, tmp_path: Path) -> None:
+    released: list[bool] = []
+    driver = drive(local_ray, tmp_path, done, release=lambda: released.append(True))
+    results_of(driver)
+    assert released == [True]
+
+
+# ------------------------------------------------------------------------------- killed workers
+
+
+EPOCHS = 3  # of four steps
+# Which strategy a member has, what is done besides, and after which step its first attempt is
+# killed: in an epoch, at its end, after the last step, when all is done but the saving, before
+# there is a checkpoint, and at the beginning of an epoch.
+KILLED: list[tuple[Any, str, int | None]] = [
+    (make_ensemble, "swag", 6),
+    (make_chains, "draws", 8),
+    (make_variational, "swag", 12),
+    (make_chains, "draws", None),
+    (make_ensemble, "", 1),
+    (make_chains, "draws", 9),
+]
+
+
+def make_killed(members: list[int], seed: int) -> Any:
+    make_bnn = KILLED[members[0]][0]
+    return make_bnn() if make_bnn is make_variational else make_bnn(members, seed)
+
+
+def calm_trainer(members: list[int], folder: str) -> dict[str, Any]:
+    callbacks: list[Any] = [Note(folder)]
+    kind = KILLED[members[0]][1]
+    if kind == "draws":
+        callbacks.insert(0, SampleCollector(every=2, dirpath="draws"))
+    elif kind == "swag":
+        callbacks.insert(0, SWAGMoments(start=0))
+    return {"max_epochs": EPOCHS, "callbacks": callbacks}
+
+
+def killed_trainer(members: list[int], folder: str) -> dict[str, Any]:
+    options = calm_trainer(members, folder)
+    if attempt_number(folder) == 1:
+        options["callbacks"].append(Kill(KILLED[members[0]][2]))
+    return options
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
+    """What each member of the killed ones leaves behind if it is not killed, in this process."""
+    storage, known = tmp_path_factory.mktemp("undisturbed"), {}
+
+    def find(member: int) -> dict[str, Any]:
+        if member not in known:
+            unit = Unit((member,))
+            records = run_by_hand(
+                storage, make_killed, calm_trainer, unit, checkpoint_seconds=3600.0
+            )
+            known[member] = left_behind(records, unit)
+        return known[member]
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def killed(local_ray: Any, tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
+    """A run of which the worker of every member was killed once."""
+    storage = tmp_path_factory.mktemp("killed")
+    run = start(
+        make_killed,
+        make_data,
+        len(KILLED),
+        storage=storage,
+        trainer=killed_trainer,
+        checkpoint_seconds=0,
+    )
+    results = run.wait()
+    assert [(one.member, one.attempt, one.status) for one in results] == [
+        (member, 2, "done") for member in range(len(KILLED))
+    ]
+    return RunRecords(storage)
+
+
+@pytest.mark.parametrize("member", range(len(KILLED)))
+def test_a_killed_member_ends_as_the_undisturbed_one(
+    member: int, killed: RunRecords, undisturbed: Callable[[int], dict[str, Any]]
+) -> None:
+    unit = Unit((member,))
+    assert left_behind(killed, unit) == undisturbed(member)
+    _, kind, step = KILLED[member]
+    last = 12 if step is None else step
+    assert noted_steps(killed, unit, 1) == list(range(last + 1))
+    # there is none after the last step, and that of the step before is the one to go on from
+    assert noted_steps(killed, unit, 2) == list(range(min(last, 12) - 1, 13))
+    if kind == "draws":
+        drawn = undisturbed(member)[f"posterior {member}"]
+        assert list(drawn) == [2, 4, 6, 8, 10, 12]
+
+
+def test_steps_that_are_repeated_give_the_same(
+    tmp_path: Path, undisturbed: Callable[[int], dict[str, Any]]
+) -> None:
+    def trainer(members: list[int], folder: str) -> dict[str, Any]:
+        options = killed_trainer(members, folder)
+        options["callbacks"].insert(0, Slowly(0.1))
+        return options
+
+    run = start(
+        make_killed, make_data, 2, storage=tmp_path, trainer=trainer, checkpoint_seconds=0.25
+    )
+    assert [result.attempt for result in run.wait()] == [2, 2]
+    records = RunRecords(tmp_path)
+    for member in range(2):
+        unit = Unit((member,))
+        assert left_behind(records, unit) == undisturbed(member)
+        step = KILLED[member][2]
+        assert step is not None
+        assert noted_steps(records, unit, 1)[-1] == step
+        assert noted_steps(records, unit, 2)[0] < step - 1
+
+
+# ------------------------------------------------------------------------------- members that fail
+
+
+def poisoned_trainer(members: list[int], step: int = 3) -> dict[str, Any]:
+    callbacks = [Poison(step, row=members.index(1))] if 1 in members else []
+    return {"max_epochs": 2, "callbacks": callbacks}
+
+
+def test_one_member_that_diverges_is_not_tried_again_and_the_others_are_done(
+    tmp_path: Path,
+) -> None:
+    go = partial(start, make_ensemble, make_data, 3, storage=tmp_path, trainer=poisoned_trainer)
+    run = go(on_failure="skip")
+    results = run.wait()
+    assert [result.status for result in results] == ["done", "failed", "done"]
+    assert [result.attempt for result in results] == [1, 1, 1]
+    assert "NonFiniteError" in str(results[1].error)
+    assert len(run.posterior().components) == 2
+    records = RunRecords(tmp_path)
+    assert records.attempts(Unit((1,))) == [1]
+    error = Path(records.folder(Unit((1,)), 1)) / "error.txt"
+    assert "Traceback" in error.read_text()
+    assert "NonFiniteError" in error.read_text()
+    # started again, it is the only one that runs
+    run = go(on_failure="skip", min_members=3)
+    with pytest.raises(
+        LaunchError, match=r"2 members are done and 1 are not; member 1 failed.*min"
+    ):
+        run.wait()
+    run = go()
+    with pytest.raises(LaunchError, match=r"2 members are done and 1 are not; member 1 failed"):
+        run.wait()
+    assert [len(records.attempts(unit)) for unit in records.units()] == [1, 3, 1]
+    assert len(StoredRun(tmp_path).posterior(make_net()).components) == 2
+
+
+def test_divergence_in_the_first_step_does_not_end_the_run(tmp_path: Path) -> None:
+    run = start(
+        make_ensemble,
+        make_data,
+        3,
+        storage=tmp_path,
+        trainer=partial(poisoned_trainer, step=0),
+    )
+    with pytest.raises(LaunchError, match=r"2 members are done and 1 are not"):
+        run.wait()
+    assert [result.member for result in StoredRun(tmp_path).results()] == [0, 2]
+
+
+def test_a_stack_with_a_diverged_member_gives_the_others(tmp_path: Path) -> None:
+    run = start(
+        make_ensemble,
+        make_data,
+        4,
+        stack=2,
+        storage=tmp_path,
+        trainer=poisoned_trainer,
+        on_failure="skip",
+    )
+    results = run.wait()
+    assert [result.status for result in results] == ["done", "diverged", "done", "done"]
+    assert results[1].uri is None
+    assert [result.attempt for result in results] == [1, 1, 1, 1]
+    assert len(run.posterior().components) == 3
+    # it is done, with what it gave
+    again = start(make_ensemble, make_data, 4, stack=2, storage=tmp_path, trainer=poisoned_trainer)
+    with pytest.raises(LaunchError, match=r"member 1 diverged: its weights are not finite"):
+        again.wait()
+    assert RunRecords(tmp_path).attempts(Unit((0, 1))) == [1]
+
+
+def make_mistake(members: list[int], seed: int) -> Any:
+    if members == [0]:
+        return make_ensemble(members, seed=seed, no_such_option=1)  # type: ignore[call-arg]
+    time.sleep(2 * PATIENCE)
+    return make_ensemble(members, seed)
+
+
+def test_a_mistake_before_the_first_step_ends_the_run_at_once(tmp_path: Path) -> None:
+    run = start(make_mistake, make_data, 5, storage=tmp_path, trainer={"max_epochs": 1})
+    results: list[MemberResult] = []
+    with pytest.raises(LaunchError, match=r"member 0 failed: TypeError.*no_such_option"):
+        results.extend(run.as_completed())
+    assert [(one.member, one.status, one.attempt) for one in results] == [(0, "failed", 1)]
+    records = RunRecords(tmp_path)
+    text = (Path(records.folder(UNIT, 1)) / "error.txt").read_text()
+    assert "in make_mistake" in text
+    assert "no_such_option" in text
+
+
+def stumbling_trainer(members: list[int], folder: str) -> dict[str, Any]:
+    errors = {1: RuntimeError("an accident"), 2: OSError("the disk is full")}
+    number = attempt_number(folder)
+    callbacks = [Raise(number, errors[number])] if number in errors else []
+    return {"max_epochs": 1, "callbacks": callbacks}
+
+
+def test_accidents_are_tried_again_and_leave_their_errors(tmp_path: Path) -> None:
+    run = start(make_ensemble, make_data, 1, storage=tmp_path, trainer=stumbling_trainer, retries=2)
+    (result,) = run.wait()
+    assert (result.attempt, result.steps) == (3, 4)
+    records = RunRecords(tmp_path)
+    for attempt, text in ((1, "RuntimeError: an accident"), (2, "OSError: the disk is full")):
+        assert text in (Path(records.folder(UNIT, attempt)) / "error.txt").read_text()
+    assert not (Path(records.folder(UNIT, 3)) / "error.txt").exists()
+
+
+# ------------------------------------------------------------------------------- lost and cancelled
+
+
+def stopping_trainer(members: list[int], folder: str) -> dict[str, Any]:
+    options = {"max_epochs": EPOCHS, "callbacks": [Note(folder)]}
+    if attempt_number(folder) == 1:
+        options["callbacks"].append(Kill(6, signal.SIGSTOP))  # type: ignore[attr-defined]
+    return options
+
+
+def test_a_worker_that_stands_still_is_given_up_and_its_end_does_not_count(
+    tmp_path: Path,
+) -> None:
+    run = start(
+        make_ensemble,
+        make_data,
+        1,
+        storage=tmp_path,
+        trainer=stopping_trainer,
+        checkpoint_seconds=0,
+        lost_after=8.0,
+        retries=20,  # on a busy machine others may be taken for dead as well
+    )
+    records = RunRecords(tmp_path)
+    process = wait_for(lambda: (records.progress(UNIT) or {}).get("process"), "the first attempt")
+    try:
+        (result,) = run.wait()
+        assert (result.status, result.steps) == ("done", 12)
+        assert result.attempt >= 2
+        assert noted_steps(records, UNIT, 1)[-1] == 6
+        committed = records.files.get(f"units/{UNIT.name}/commit.json")
+    finally:
+        os.kill(process, signal.SIGCONT)
+    wait_for(lambda: not _exists(process), "the end of the first attempt")  # Ray was told to end it
+    assert records.files.get(f"units/{UNIT.name}/commit.json") == committed
+    calm = run_by_hand(tmp_path / "calm", make_ensemble, lambda folder: {"max_epochs": EPOCHS})
+    assert left_behind(records, UNIT) == left_behind(calm, UNIT)
+
+
+def _exists(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def slow_trainer(members: list[int], folder: str, seconds: float = 0.2) -> dict[str, Any]:
+    return {"max_epochs": EPOCHS, "callbacks": [Note(folder), Slowly(seconds)]}
+
+
+def test_a_cancelled_run_can_be_launched_again_and_goes_on(tmp_path: Path) -> None:
+    go = partial(
+        start, make_ensemble, make_data, 3, storage=tmp_path, checkpoint_seconds=0, lost_after=20.0
+    )
+    run = go(trainer=partial(slow_trainer, seconds=3.0))
+    records = RunRecords(tmp_path)
+    checkpoints = Path(records.folder(UNIT, 1)) / "checkpoints"
+    wait_for(lambda: checkpoints.is_dir() and list(checkpoints.glob("*.ckpt")), "a checkpoint")
+    with pytest.raises(ConfigurationError, match="is under way in this process"):
+        go(trainer=slow_trainer)
+    run.cancel()
+    with pytest.raises(
+        LaunchError, match="The run was cancelled: 0 members are done and 3 are not"
+    ):
+        run.wait()
+    process = (records.progress(UNIT) or {})["process"]
+    wait_for(lambda: not _exists(process), "the end of the worker")
+    again = go(trainer=slow_trainer)
+    assert [result.ok for result in again.wait()] == [True, True, True]
+    assert noted_steps(records, UNIT, 2)[0] > 0  # from where it was
+    calm = run_by_hand(tmp_path / "calm", make_ensemble, lambda folder: {"max_epochs": EPOCHS})
+    assert left_behind(records, UNIT) == left_behind(calm, UNIT)

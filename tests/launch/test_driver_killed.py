@@ -1,0 +1,121 @@
+"""A driver that is killed in the midst of a run: started again, only what is missing runs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.launch.checkpoints import checkpoint_step
+from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.units import plan_units
+from tests.launch import driver_script
+from tests.launch.faults import left_behind, noted_steps, run_by_hand, wait_for
+
+ROOT = Path(__file__).parents[2]
+UNITS = plan_units(driver_script.MEMBERS)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("local_ray"),
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"),
+]
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver in a process of its own; whatever it has started ends with the test."""
+    mark = f"LIGHTNING_BNN_TEST_{secrets.token_hex(8)}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", mark: "1"}
+    environment.pop("RAY_ADDRESS", None)
+    code = "import sys; from tests.launch.driver_script import main; main(sys.argv[1])"
+    with open(tmp_path / "said", "wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path / "run")],
+            cwd=ROOT,
+            env=environment,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        # the processes of Ray have groups of their own; all have inherited the mark
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark.encode() in (folder / "environ").read_bytes():
+                    os.kill(int(folder.name), signal.SIGKILL)
+
+
+def marks(storage: Path) -> list[tuple[int, int]]:
+    """Member and number of each attempt whose factory was called."""
+    lines = (storage / "marks").read_text().splitlines()
+    return sorted((int(member), int(attempt)) for member, attempt in map(str.split, lines))
+
+
+def test_a_driver_killed_and_started_again(driver: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    storage = tmp_path / "run"
+    records = RunRecords(storage)
+
+    def in_the_midst() -> bool:
+        assert driver.poll() is None, (tmp_path / "said").read_text()[-4000:]
+        done = [unit for unit in UNITS if records.committed(unit) is not None]
+        under_way = [unit for unit in UNITS[2:] if checkpoint_step(records, unit)]
+        return done == UNITS[:2] and under_way == UNITS[2:]
+
+    wait_for(in_the_midst, "the first driver")
+    # as long as it lives nobody else may drive the run, and nothing is changed
+    before = records.files.get("run.json")
+    with pytest.raises(ConfigurationError, match="is under way: another process on this storage"):
+        driver_script.start(storage, driver_script.trainer)
+    assert driver.poll() is None
+    assert records.files.get("run.json") == before
+    assert [records.granted(unit) for unit in UNITS] == [1, 1, 1, 1]
+
+    driver.kill()
+    driver.wait()
+    again = driver_script.start(storage, driver_script.trainer)  # at once
+    assert again.missing() == UNITS[2:]
+    results = again.wait()
+    assert [(one.member, one.status, one.attempt) for one in results] == [
+        (0, "done", 1),
+        (1, "done", 1),
+        (2, "done", 2),
+        (3, "done", 2),
+    ]
+    assert marks(storage) == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
+    assert [records.attempts(unit) for unit in UNITS] == [[1], [1], [1, 2], [1, 2]]
+
+    # what was done before counts: it goes on from the last checkpoint, and each bit is the same
+    def calm(folder: str) -> dict[str, Any]:
+        return driver_script.trainer(folder)
+
+    (tmp_path / "calm").mkdir()
+    for unit in UNITS:
+        undisturbed = run_by_hand(tmp_path / "calm", driver_script.make_marked, calm, unit)
+        assert left_behind(records, unit) == left_behind(undisturbed, unit)
+    for unit in UNITS[2:]:
+        assert noted_steps(records, unit, 2)[0] > 0
+    assert len(again.posterior().components) == driver_script.MEMBERS
+
+
+def test_a_run_that_is_done_is_not_run_again(tmp_path: Path) -> None:
+    storage = tmp_path / "run"
+    driver_script.start(storage, driver_script.trainer).wait()
+    before = marks(storage)
+    again = driver_script.start(storage, driver_script.trainer)
+    assert again.missing() == []
+    assert [result.attempt for result in again.wait()] == [1] * driver_script.MEMBERS
+    assert marks(storage) == before

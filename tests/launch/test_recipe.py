@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.launch.recipe import Factories, check_sendable, factory_name
+from tests.launch.programs import make_data, make_ensemble, make_variational
+
+
+def test_factories_get_what_they_take() -> None:
+    seen: dict[str, Any] = {}
+
+    def make_bnn(seed: int, members: list[int]) -> Any:
+        seen["bnn"] = (members, seed)
+        return make_ensemble(members, seed)
+
+    def options(folder: str) -> dict[str, Any]:
+        seen["folder"] = folder
+        return {"max_epochs": 2}
+
+    parts = Factories(make_bnn, make_data, options).build([2, 3], 7, "place")
+    assert seen == {"bnn": ([2, 3], 7), "folder": "place"}
+    assert parts.strategy.member_numbers == [2, 3]  # type: ignore[attr-defined]
+    assert parts.trainer == {"max_epochs": 2}
+
+
+def test_a_factory_without_arguments() -> None:
+    recipe = Factories(make_variational, make_data, {})
+    assert not recipe.takes_members
+    assert type(recipe.build([5], 0, "").strategy).__name__ == "VariationalBNN"
+
+
+def test_options_bound_by_partial() -> None:
+    def make_bnn(width: int, members: list[int], seed: int) -> Any:
+        return make_ensemble(members, seed)
+
+    recipe = Factories(partial(make_bnn, 8), make_data, {})
+    assert recipe.takes_members
+    assert recipe.description()["bnn"].endswith("make_bnn")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((make_ensemble([0], 0), make_data, {}), "function that makes it"),
+        ((make_ensemble, 3, {}), "make_datamodule is a function"),
+        ((make_ensemble, make_data, 5), "trainer= is a mapping"),
+        ((lambda width: None, make_data, {}), "needs 'width'"),
+    ],
+)
+def test_what_is_no_factory(arguments: Any, match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        Factories(*arguments)
+
+
+def test_what_a_factory_returns_must_be_a_strategy() -> None:
+    with pytest.raises(ConfigurationError, match="returns a DataLoader; a launch needs a strategy"):
+        Factories(make_data, make_data, {}).build([0], 0, "")
+
+
+def test_what_cannot_be_sent_is_named(local_ray: Any) -> None:
+    lock = threading.Lock()
+
+    def closes_over_it(members: list[int], seed: int) -> Any:
+        with lock:
+            return make_ensemble(members, seed)
+
+    recipe = Factories(closes_over_it, make_data, {})
+    with pytest.raises(ConfigurationError, match=r"make_bnn cannot be sent .* 'lock', a lock"):
+        check_sendable(
+            local_ray, recipe, {"make_bnn": closes_over_it, "make_datamodule": make_data}
+        )
+    options = {"callbacks": [], "profiler": lock}
+    with pytest.raises(ConfigurationError, match=r"trainer cannot be sent .*'profiler', a lock"):
+        check_sendable(
+            local_ray, Factories(make_ensemble, make_data, options), {"trainer": options}
+        )
+
+
+def test_names_of_factories() -> None:
+    assert factory_name(make_data) == "tests.launch.programs.make_data"
+    assert factory_name(partial(make_data)) == "tests.launch.programs.make_data"

@@ -1,0 +1,413 @@
+"""The records of a run: leases, commits of which there is one, and storage that was damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_bnn.errors import ConfigurationError, FencedError
+from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.units import Unit, plan_units
+from lightning_bnn.posteriors.files import open_directory
+from tests.posteriors.test_files import race
+
+ROOT = Path(__file__).parents[2]
+UNIT = Unit((0,))
+RUN = {"units": [[0], [1]], "seed": 0, "devices": 1, "bnn": "a.b", "data": "c.d"}
+
+
+@pytest.fixture(params=["local", "memory"])
+def records(request: pytest.FixtureRequest, tmp_path: Path) -> RunRecords:
+    return RunRecords(tmp_path / "run" if request.param == "local" else f"memory:/{tmp_path}")
+
+
+class Flaky:
+    """Storage that is away for its first calls, and then back."""
+
+    def __init__(self, files: Any, failures: int, loses_answers: bool = False) -> None:
+        self.files, self.failures, self.loses_answers = files, failures, loses_answers
+        self.calls = 0
+
+    def __str__(self) -> str:
+        return str(self.files)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            away = self.calls <= self.failures
+            if away and not self.loses_answers:
+                raise OSError("the storage is away")
+            answer = getattr(self.files, name)(*arguments, **options)
+            if away:
+                raise ConnectionResetError("the answer was lost")
+            return answer
+
+        return call
+
+
+# ------------------------------------------------------------------------------- leases and commits
+
+
+def test_a_commit_is_what_was_committed(records: RunRecords) -> None:
+    assert records.committed(UNIT) is None
+    assert records.granted(UNIT) == 0
+    records.grant(UNIT, 1)
+    assert records.granted(UNIT) == 1
+    records.commit(UNIT, 1, {"loss": 0.25, "members": {"posterior": {"0": {}}}})
+    commit = records.committed(UNIT)
+    assert commit == {
+        "attempt": 1,
+        "result": {"loss": 0.25, "members": {"posterior": {"0": {}}}},
+    }
+
+
+def test_a_zombie_is_refused_after_a_newer_grant(records: RunRecords) -> None:
+    records.grant(UNIT, 1)
+    records.grant(UNIT, 2)
+    with pytest.raises(FencedError, match=r"Attempt 1 of member 0.*attempt 2 has taken its place"):
+        records.commit(UNIT, 1, {"of": "the zombie"})
+    assert records.committed(UNIT) is None
+    records.commit(UNIT, 2, {"of": "the second"})
+    assert records.committed(UNIT)["result"] == {"of": "the second"}  # type: ignore[index]
+
+
+def test_a_zombie_is_refused_after_another_commit(records: RunRecords) -> None:
+    """Also where it looked at the lease before that was taken away: committing is exclusive."""
+    records.grant(UNIT, 2)
+    records.commit(UNIT, 2, {"of": "the second"})
+    records.grant(UNIT, 1)
+    with pytest.raises(FencedError, match=r"Attempt 1 of member 0.*attempt 2 has done so before"):
+        records.commit(UNIT, 1, {"of": "the zombie"})
+    assert records.committed(UNIT)["attempt"] == 2  # type: ignore[index]
+
+
+def test_a_zombie_that_commits_while_the_lease_changes_is_the_only_one(records: RunRecords) -> None:
+    records.grant(UNIT, 1)
+    files = records.files
+
+    class Meanwhile(Flaky):
+        def create(self, *arguments: Any) -> bool:
+            RunRecords(records.storage).grant(UNIT, 2)
+            return files.create(*arguments)
+
+    zombie = RunRecords(records.storage)
+    zombie.files = Meanwhile(files, 0)  # type: ignore[assignment]
+    zombie.commit(UNIT, 1, {"of": "the first"})
+    with pytest.raises(FencedError, match="attempt 1 has done so before"):
+        records.commit(UNIT, 2, {"of": "the second"})
+    assert records.committed(UNIT)["result"] == {"of": "the first"}  # type: ignore[index]
+
+
+def test_a_commit_twice_by_the_same_attempt_is_one(records: RunRecords) -> None:
+    """The answer to the first may have been lost."""
+    records.grant(UNIT, 1)
+    records.commit(UNIT, 1, {"loss": 0.5})
+    records.commit(UNIT, 1, {"loss": 0.5})
+    with pytest.raises(FencedError, match="attempt 1 has done so before"):
+        records.commit(UNIT, 1, {"loss": 0.25})
+
+
+def test_an_attempt_without_a_lease_is_refused(records: RunRecords) -> None:
+    with pytest.raises(FencedError, match="its lease is gone"):
+        records.commit(UNIT, 1, {})
+    with pytest.raises(FencedError):
+        records.check_granted(UNIT, 1)
+    records.grant(UNIT, 1)
+    records.check_granted(UNIT, 1)
+
+
+def test_units_do_not_see_each_other(records: RunRecords) -> None:
+    other = Unit((1,))
+    records.grant(UNIT, 3)
+    records.commit(UNIT, 3, {})
+    assert records.granted(other) == 0
+    assert records.committed(other) is None
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_of_eight_racing_threads_one_commits(records: RunRecords, turn: int) -> None:
+    records.grant(UNIT, 1)
+
+    def commit(number: int) -> bool:
+        try:
+            RunRecords(records.storage).commit(UNIT, 1, {"number": number})
+        except FencedError:
+            return False
+        return True
+
+    winners = [number for number, won in enumerate(race(commit)) if won]
+    assert len(winners) == 1
+    assert records.committed(UNIT)["result"] == {"number": winners[0]}  # type: ignore[index]
+
+
+_RACE = """
+import json, os, sys, time, types
+from pathlib import Path
+for name in ("lightning_bnn", "lightning_bnn.launch", "lightning_bnn.posteriors"):
+    # empty packages in place of those whose import would take most of the time
+    package = sys.modules[name] = types.ModuleType(name)
+    package.__path__ = [str(Path(sys.argv[2], *name.split(".")))]
+from lightning_bnn.errors import FencedError
+from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.units import Unit
+storage, units = sys.argv[1], [Unit((number,)) for number in range(10)]
+for unit in units:
+    RunRecords(storage).grant(unit, 1)
+begin, children = time.monotonic() + 0.5, []
+for number in range(8):
+    child = os.fork()
+    if child == 0:
+        records = RunRecords(storage)
+        for turn, unit in enumerate(units):
+            time.sleep(max(0.0, begin + 0.05 * turn - time.monotonic()))
+            try:
+                records.commit(unit, 1, {"number": number})
+            except FencedError:
+                continue
+            records.files.put(f"won/{unit.name}-{number}", b"")
+        os._exit(0)
+    children.append(child)
+assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_of_eight_racing_processes_one_commits(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _RACE, str(tmp_path), str(ROOT)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    records = RunRecords(tmp_path)
+    committed = [
+        f"{unit.name}-{records.committed(unit)['result']['number']}"  # type: ignore[index]
+        for unit in plan_units(10)
+    ]
+    assert records.files.names("won") == committed
+
+
+# ------------------------------------------------------------------------------- the run
+
+
+def test_a_run_that_was_begun_is_gone_on_with(records: RunRecords) -> None:
+    assert records.run() is None
+    assert records.begin(RUN) == RUN
+    assert records.begin(RUN) == RUN
+    assert records.run() == RUN
+    assert records.units() == [Unit((0,)), Unit((1,))]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 1),
+        ("devices", 2),
+        ("bnn", "x.y"),
+        ("data", "x.y"),
+        ("units", [[0]]),
+        ("units", [[0, 1]]),
+        ("new", 1),
+    ],
+)
+def test_another_run_in_the_storage_is_refused(records: RunRecords, name: str, value: Any) -> None:
+    records.begin(RUN)
+    with pytest.raises(ConfigurationError) as caught:
+        records.begin({**RUN, name: value})
+    said = str(caught.value)
+    assert f"{name}={RUN.get(name)!r}" in said
+    assert f"{name}={value!r}" in said
+    assert "another storage=" in said
+    assert str(records.files) in said
+    assert records.run() == RUN
+
+
+def test_members_may_be_added(records: RunRecords) -> None:
+    records.begin(RUN)
+    more = {**RUN, "units": [[0], [1], [2], [3]]}
+    assert records.begin(more) == more
+    assert len(records.units()) == 4
+    with pytest.raises(ConfigurationError, match="units="):
+        records.begin(RUN)  # fewer would leave results that nobody asked for
+
+
+def test_members_may_be_added_where_the_last_stack_is_full(records: RunRecords) -> None:
+    def stacked(members: int) -> dict[str, Any]:
+        return {**RUN, "units": [list(unit.members) for unit in plan_units(members, stack=2)]}
+
+    records.begin(stacked(4))
+    records.begin(stacked(5))
+    with pytest.raises(ConfigurationError, match="units="):
+        records.begin(stacked(6))  # member 4 would be trained again, in another unit
+
+
+def test_storage_without_a_run_says_what_is_there(records: RunRecords) -> None:
+    with pytest.raises(ConfigurationError, match=r"no run: there is no run\.json; found: nothing"):
+        records.units()
+    records.files.put("picture.png", b"")
+    with pytest.raises(ConfigurationError, match=r"found: picture\.png"):
+        records.units()
+
+
+def test_a_file_is_no_storage(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(ConfigurationError, match="is a file; a run is stored in a directory"):
+        RunRecords(tmp_path / "file").begin(RUN)
+
+
+# ------------------------------------------------------------------------------- damage
+
+
+def _altered(data: bytes) -> bytes:
+    return data.replace(b'"version":1', b'"version":1,"more":2')
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "cut": lambda data: data[: len(data) // 2],
+    "altered": _altered,
+    "foreign": lambda data: b'{"name": "something else"}',
+    "no object": lambda data: b"[1, 2]",
+    "binary": lambda data: b"\x00\xff" * 20,
+    "newer": lambda data: data.replace(b'"version":1', b'"version":9'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["run.json", "units/00000/lease.json", "units/00000/commit.json"])
+def test_a_damaged_record_is_named(records: RunRecords, name: str, damage: str) -> None:
+    records.begin(RUN)
+    records.grant(UNIT, 1)
+    records.commit(UNIT, 1, {})
+    data = records.files.get(name)
+    assert data is not None
+    records.files.put(name, DAMAGE[damage](data))
+    read: dict[str, Callable[[], Any]] = {
+        "run.json": records.run,
+        "units/00000/lease.json": lambda: records.granted(UNIT),
+        "units/00000/commit.json": lambda: records.committed(UNIT),
+    }
+    with pytest.raises(ConfigurationError, match=name.replace(".", r"\.")) as caught:
+        read[name]()
+    assert str(records.files) in str(caught.value)
+    if name == "run.json":
+        with pytest.raises(ConfigurationError, match=r"run\.json.*choose another storage="):
+            records.begin(RUN)
+
+
+def test_a_record_in_the_place_of_another_is_refused(records: RunRecords) -> None:
+    records.begin(RUN)
+    data = records.files.get("run.json")
+    assert data is not None
+    records.files.put("units/00000/commit.json", data)
+    with pytest.raises(ConfigurationError, match=r"lightning_bnn\.commit.*lightning_bnn\.run"):
+        records.committed(UNIT)
+
+
+@pytest.mark.parametrize("units", [[[]], [["0"]], [[True]], [0], 3, None])
+def test_a_run_with_a_good_hash_and_wrong_units_is_refused(tmp_path: Path, units: Any) -> None:
+    records = RunRecords(tmp_path)
+    records.begin({**RUN, "units": units})
+    with pytest.raises(ConfigurationError, match=r"run\.json has a good hash but wrong contents"):
+        records.run()
+
+
+def test_what_json_cannot_hold_is_not_committed(records: RunRecords) -> None:
+    records.grant(UNIT, 1)
+    with pytest.raises(ConfigurationError, match=r"commit.*loss.*nan"):
+        records.commit(UNIT, 1, {"loss": float("nan")})
+    assert records.committed(UNIT) is None
+
+
+# ------------------------------------------------------------------------------- storage
+
+
+@pytest.mark.parametrize("loses_answers", [False, True], ids=["away", "answers lost"])
+def test_storage_that_comes_back_loses_nothing(records: RunRecords, loses_answers: bool) -> None:
+    plain = records.files
+    for call in (
+        lambda: records.begin(RUN),
+        lambda: records.grant(UNIT, 1),
+        lambda: records.commit(UNIT, 1, {"loss": 0.5}),
+        lambda: records.committed(UNIT),
+    ):
+        records.files = Flaky(plain, 1, loses_answers)  # type: ignore[assignment]
+        call()
+        assert records.files.calls > 1  # type: ignore[attr-defined]
+    records.files = plain
+    assert records.run() == RUN
+    assert records.committed(UNIT) == {"attempt": 1, "result": {"loss": 0.5}}
+
+
+def test_progress_that_cannot_be_read_is_none(records: RunRecords) -> None:
+    assert records.progress(UNIT) is None
+    records.put_progress(UNIT, {"step": 3})
+    assert records.progress(UNIT) == {"step": 3}
+    for broken in (b"", b'{"step', b"[3]", b"\xff"):
+        records.files.put("units/00000/progress.json", broken)
+        assert records.progress(UNIT) is None
+    records.files = Flaky(records.files, 1)  # type: ignore[assignment]
+    assert records.progress(UNIT) is None  # at once: there will be another
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"),
+    [
+        ("memory://bucket/run/", "memory://bucket/run"),
+        ("memory://bucket/run", "memory://bucket/run"),
+        ("memory://", "memory://"),
+        ("/some/where/", "/some/where"),
+        ("/some/where//", "/some/where"),
+    ],
+)
+def test_a_slash_at_the_end_changes_nothing(given: str, stored: str) -> None:
+    records = RunRecords(given)
+    assert records.storage == stored
+    assert open_directory(records.folder(UNIT)).__class__ is records.files.__class__
+
+
+def test_a_relative_path_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    records = RunRecords("runs/one/")
+    monkeypatch.chdir("/")
+    records.begin(RUN)
+    assert (tmp_path / "runs" / "one" / "run.json").is_file()
+    assert records.storage == str(tmp_path / "runs" / "one")
+
+
+def test_folders_and_attempts(records: RunRecords) -> None:
+    assert records.folder(UNIT) == f"{records.storage}/units/00000"
+    assert records.folder(UNIT, 2) == f"{records.storage}/units/00000/attempt-0002"
+    big = Unit((123456, 123457))
+    assert records.folder(big, 12345) == f"{records.storage}/units/123456/attempt-12345"
+    assert records.attempts(UNIT) == []
+    for name in ("attempt-0002/a", "attempt-0010/a", "attempt-12345/a", "attempt-x/a", "other/a"):
+        records.files.put(f"units/00000/{name}", b"")
+    assert records.attempts(UNIT) == [2, 10, 12345]
+
+
+def test_names_of_units_that_may_be_done(records: RunRecords) -> None:
+    assert records.committed_names() == set()
+    for member in (0, 7, 123456):
+        records.grant(Unit((member,)), 1)
+    records.files.put("units/not-a-unit/a", b"")
+    records.files.put("units/007/a", b"")
+    assert records.committed_names() == {"00000", "00007", "123456"}
+
+
+def test_records_are_readable_by_a_person(tmp_path: Path) -> None:
+    records = RunRecords(tmp_path)
+    records.begin(RUN)
+    records.grant(UNIT, 4)
+    assert json.loads((tmp_path / "run.json").read_text())["seed"] == 0
+    assert json.loads((tmp_path / "units/00000/lease.json").read_text())["attempt"] == 4

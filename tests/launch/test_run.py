@@ -1,0 +1,194 @@
+"""Launched members are those of serial runs with the same seeds, bit for bit."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_bnn import MixturePosterior, Posterior
+from lightning_bnn.callbacks import SampleCollector, SWAGMoments
+from lightning_bnn.errors import ConfigurationError, LaunchError
+from lightning_bnn.launch import MemberResult, StoredRun, launch
+from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.units import Unit
+from lightning_bnn.posteriors import LowRankPosterior
+from tests.launch.programs import (
+    fit_by_hand,
+    make_chains,
+    make_data,
+    make_ensemble,
+    make_net,
+    make_variational,
+    same_weights,
+)
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+start = partial(launch, allow_open_cluster=True, seed=0)
+TRAINER: dict[str, Any] = {"max_epochs": 3}
+
+
+def test_members_equal_those_trained_by_hand(tmp_path: Path) -> None:
+    run = start(make_ensemble, make_data, 4, storage=tmp_path, trainer=TRAINER)
+    results = list(run.as_completed())
+    assert sorted(result.member for result in results) == [0, 1, 2, 3]
+    assert all(result.ok and result.attempt == 1 and result.steps == 12 for result in results)
+    by_hand = [fit_by_hand(make_ensemble, member, max_epochs=3) for member in range(4)]
+    posterior = run.posterior()
+    for mine, theirs in zip(posterior.components, by_hand, strict=True):
+        assert same_weights(mine, theirs)
+    inputs = torch.randn(5, 2)
+    expected = MixturePosterior(by_hand).predict(inputs)
+    assert torch.equal(posterior.predict(inputs).outputs, expected.outputs)
+    # each result says where its member is, and the storage is a posterior like any other
+    for result in results:
+        one = Posterior.load(str(result.uri), make_net())
+        assert same_weights(one, by_hand[result.member])
+    whole = Posterior.load(tmp_path, make_net())
+    assert torch.equal(whole.predict(inputs).mean, expected.mean)
+
+
+def test_chains_equal_those_run_by_hand_draw_for_draw(tmp_path: Path) -> None:
+    def options() -> dict[str, Any]:
+        return {**TRAINER, "callbacks": [SampleCollector(every=2, dirpath="draws")]}
+
+    run = start(make_chains, make_data, 4, storage=tmp_path, trainer=options())
+    results = run.wait()
+    assert [result.member for result in results] == [0, 1, 2, 3]
+    posterior = run.posterior()
+    for member, mine in enumerate(posterior.components):
+        callbacks = [SampleCollector(every=2)]
+        theirs = fit_by_hand(make_chains, member, max_epochs=3, callbacks=callbacks)
+        assert len(mine) == len(theirs) == 6  # type: ignore[arg-type]
+        assert same_weights(mine, theirs, count=6)
+    # across chains of different tasks
+    diagnosis = run.diagnose(torch.randn(8, 2))
+    assert (diagnosis.chains, diagnosis.draws) == (4, 6)
+
+
+def test_restarts_of_a_strategy_without_numbers_and_swag(tmp_path: Path) -> None:
+    trainer = {**TRAINER, "callbacks": [SWAGMoments(start=0)]}
+    run = start(make_variational, make_data, 2, storage=tmp_path, trainer=trainer)
+    run.wait()
+    first, second = run.posterior().components
+    assert not same_weights(first, second)
+    by_hand = fit_by_hand(make_variational, 1, max_epochs=3)
+    assert torch.equal(second.mean["0.weight"], by_hand.mean["0.weight"])  # type: ignore[attr-defined]
+    swag = run.posterior(kind="swag")
+    assert all(isinstance(part, LowRankPosterior) for part in swag.components)
+
+
+def test_a_stack_gives_every_member_the_same_weight(tmp_path: Path) -> None:
+    trainer = {**TRAINER, "callbacks": [SWAGMoments(start=0)]}
+    run = start(make_ensemble, make_data, 5, stack=2, storage=tmp_path, trainer=trainer)
+    results = run.wait()
+    assert [result.member for result in results] == [0, 1, 2, 3, 4]
+    assert len({result.uri for result in results}) == 5
+    assert [unit.members for unit in run.units()] == [(0, 1), (2, 3), (4,)]
+    assert len(run.posterior().components) == 5
+    assert len(run.posterior(kind="swag").components) == 5
+    # the last is alone in its unit, so that it is what it would be by hand
+    by_hand = fit_by_hand(make_ensemble, 4, max_epochs=3)
+    assert same_weights(run.posterior().components[4], by_hand)
+
+
+def test_the_same_again_runs_nothing_and_more_members_only_those(tmp_path: Path) -> None:
+    start(make_ensemble, make_data, 2, storage=tmp_path, trainer=TRAINER).wait()
+    again = start(make_ensemble, make_data, 2, storage=tmp_path, trainer=TRAINER)
+    assert again.missing() == []
+    assert [result.member for result in again.as_completed()] == [0, 1]
+    more = start(make_ensemble, make_data, 3, storage=tmp_path, trainer=TRAINER)
+    assert more.missing() == [Unit((2,))]
+    assert [result.member for result in more.wait()] == [0, 1, 2]
+    assert [RunRecords(tmp_path).attempts(unit) for unit in more.units()] == [[1], [1], [1]]
+
+
+def test_a_run_read_from_storage_needs_no_ray(tmp_path: Path) -> None:
+    run = start(make_ensemble, make_data, 2, storage=tmp_path, trainer=TRAINER)
+    results = run.wait()
+    stored = StoredRun(tmp_path)
+    assert stored.results() == results
+    assert same_weights(stored.posterior(make_net()), run.posterior(), count=2)
+    assert isinstance(results[0], MemberResult)
+    with pytest.raises(ConfigurationError, match="no posterior of the kind 'swag'"):
+        stored.posterior(make_net(), kind="swag")
+    with pytest.raises(ConfigurationError, match=r"holds no run: there is no run.json"):
+        StoredRun(tmp_path / "elsewhere").results()
+
+
+def test_what_members_write_lies_in_their_own_folders(tmp_path: Path) -> None:
+    trainer = {**TRAINER, "log_every_n_steps": 1}
+    start(make_ensemble, make_data, 1, storage=tmp_path, trainer=trainer).wait()
+    folder = tmp_path / "units" / "00000" / "attempt-0001"
+    assert (folder / "logs" / "metrics.csv").is_file()
+    assert not list(folder.rglob("*.ckpt"))  # gone with the commit
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"resources": {"GPU": 1}}, LaunchError, r"it needs CPU 1, GPU 1, .* have: CPU 2"),
+        ({"resources": {"CPU": 64}}, LaunchError, "it needs CPU 64"),
+        ({"devices": 5}, LaunchError, "each of its 5 devices needs CPU 1"),
+        ({"resources": {"GPU": 2}}, ConfigurationError, "use devices="),
+        ({"resources": {"CPU": -1}}, ConfigurationError, "at least 0; got -1"),
+        ({"on_failure": "ignore"}, ConfigurationError, "'raise' or 'skip'; got 'ignore'"),
+        ({"min_members": 3}, ConfigurationError, "min_members=3 of members=2"),
+        ({"retries": -1}, ConfigurationError, "retries= is a whole number, at least 0"),
+        ({"stack": 0}, ConfigurationError, "stack= is a whole number"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_written(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        start(make_ensemble, make_data, 2, storage=tmp_path, trainer=TRAINER, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_storage_of_another_run(tmp_path: Path) -> None:
+    start(make_ensemble, make_data, 2, storage=tmp_path, trainer=TRAINER).wait()
+    with pytest.raises(ConfigurationError, match=r"holds a run with seed=0; this one has seed=1"):
+        launch(
+            make_ensemble, make_data, 2,
+            storage=tmp_path, trainer=TRAINER, seed=1, allow_open_cluster=True,
+        )  # fmt: skip
+    with pytest.raises(ConfigurationError, match=r"bnn='tests.*make_ensemble'"):
+        start(make_chains, make_data, 2, storage=tmp_path, trainer=TRAINER)
+    with pytest.raises(ConfigurationError, match="units="):
+        start(make_ensemble, make_data, 2, stack=2, storage=tmp_path, trainer=TRAINER)
+
+
+def test_storage_that_cannot_be_written(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ConfigurationError, match="is a file; a run is stored in a directory"):
+        start(make_ensemble, make_data, 1, storage=blocked, trainer=TRAINER)
+
+
+def test_options_that_the_launcher_sets(tmp_path: Path) -> None:
+    trainer = {**TRAINER, "devices": 2}
+    run = start(make_ensemble, make_data, 2, storage=tmp_path, trainer=trainer)
+    with pytest.raises(LaunchError, match="trainer= has devices, which the launcher sets"):
+        run.wait()
+
+
+def test_a_stack_needs_to_know_its_members(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="give it the argument members"):
+        start(make_variational, make_data, 4, stack=2, storage=tmp_path, trainer=TRAINER)
+
+    def forgets(members: list[int], seed: int) -> Any:
+        return make_ensemble([0, 1], seed)
+
+    run = start(forgets, make_data, 4, stack=2, storage=tmp_path / "run", trainer=TRAINER)
+    with pytest.raises(LaunchError, match=r"asked for the members \[2, 3\] and made .* \[0, 1\]"):
+        run.wait()
+
+
+def test_an_open_cluster_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="has no token authentication"):
+        launch(make_ensemble, make_data, 1, storage=tmp_path, trainer=TRAINER)
