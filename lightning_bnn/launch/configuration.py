@@ -120,13 +120,13 @@ def read_configuration(arguments: Sequence[str]) -> tuple[ConfigurationRecipe, i
     Raises:
         ConfigurationError: No strategy is named.
     """
-    parsed = _PartsCLI.make(arguments, only_parse=True)
-    configuration = parsed.config
-    if configuration.get("model.class_path") is None:
+    if not {word.partition("=")[0] for word in arguments} & {"--config", "-c", "--model"}:
         raise ConfigurationError(
             "launch needs a strategy, and none is named. Pass --config FILE, such as "
             "--config configs/digits_ensemble.yaml."
         )
+    parsed = _PartsCLI.make(arguments, only_parse=True)
+    configuration = parsed.config
     options = configuration.get("model.init_args") or {}
     numbers = next((name for name in _NUMBERS if name in options), None)
     named = None if numbers is None else options[numbers]
