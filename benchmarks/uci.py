@@ -152,7 +152,8 @@ def without_place(arguments: Sequence[str]) -> list[str]:
         if before in ("--data-dir", "--run"):
             kept.append("DIR")
         else:
-            kept.append(Path(argument).name if before == "--json" else argument)
+            elsewhere = before == "--json" and Path(argument).is_absolute()
+            kept.append(Path(argument).name if elsewhere else argument)
     return kept
 
 

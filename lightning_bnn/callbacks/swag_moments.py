@@ -189,13 +189,14 @@ class SWAGMoments(pl.Callback):
         Args:
             rank: Use only so many of the last deviations; 0 for the diagonal alone.
         """
-        return mixture(list(self._gaussians(rank).values()), len(self.moments.mean))
+        self._known_source()
+        parts = self._gaussians(usable_rank(self.moments, rank))
+        return mixture(list(parts.values()), len(self.moments.mean))
 
-    def _gaussians(self, rank: int | None) -> dict[int, LowRankPosterior]:
+    def _gaussians(self, rank: int) -> dict[int, LowRankPosterior]:
         """The Gaussian of each member by its place in the strategy."""
         source, moments = self._known_source(), self.moments
-        used = usable_rank(moments, rank)
-        return gaussians(source, moments, self._names, self._last, used, self.scale)
+        return gaussians(source, moments, self._names, self._last, rank, self.scale)
 
     def posterior(
         self, draws: int | None = None, rank: int | None = None, seed: int = 0
