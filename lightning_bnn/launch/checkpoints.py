@@ -23,6 +23,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Checkpoint
 
 from lightning_bnn.launch.patience import patiently
+from lightning_bnn.launch.progress import plain_metrics
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.posteriors.files import open_directory
@@ -47,6 +48,9 @@ class UnitCheckpoint(Checkpoint):
         folder: Where the attempt writes.
         seconds: The least time from one checkpoint to the next; 0 saves at each such moment.
         before: Called on the first rank before each; it raises if the attempt was given up.
+
+    Attributes:
+        metrics: What was logged last when the checkpoint was made that the fit went on from.
     """
 
     def __init__(self, folder: str, seconds: float, before: Callable[[], None]) -> None:
@@ -54,6 +58,7 @@ class UnitCheckpoint(Checkpoint):
         self.seconds = seconds
         self._before = before
         self._last = time.monotonic()
+        self.metrics: dict[str, float | None] = {}
         self._step = 0  # the last that was seen
         self._saved: list[str] = []
 
@@ -90,6 +95,14 @@ class UnitCheckpoint(Checkpoint):
         if not trainer.should_stop and trainer.current_epoch + 1 != trainer.max_epochs:
             self._save_if_due(trainer)
 
+    def state_dict(self) -> dict[str, Any]:
+        """What was logged last, of which Lightning keeps nothing."""
+        return {"metrics": dict(self.metrics)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take what was logged before the checkpoint."""
+        self.metrics = dict(state_dict["metrics"])
+
     def _save_if_due(self, trainer: pl.Trainer) -> None:
         if 0 < trainer.max_steps <= trainer.global_step:
             return
@@ -101,6 +114,7 @@ class UnitCheckpoint(Checkpoint):
         """Save a checkpoint now; all ranks take part."""
         if trainer.is_global_zero:
             self._before()
+        self.metrics |= plain_metrics(trainer.callback_metrics)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "unit.ckpt")
             trainer.save_checkpoint(path)

@@ -1,8 +1,8 @@
 """Watch a run until it ends: one live table on a terminal, a few lines in a log file.
 
-The storage is read in a thread of its own, every few seconds and never for more than a tenth of the
-time, so that slow or unreachable storage holds up neither the results nor the display. What the
-driver of a run knows already is shown without waiting for the storage.
+The storage is read in a thread of its own, every few seconds and less often where that takes long,
+so that slow or unreachable storage holds up neither the results nor the display. What the driver of
+a run knows already is shown without waiting for the storage.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _NOBODY_LISTENS = (OSError, ValueError)
 _METRICS = ("val_nll", "val_loss", "train_loss")
 _LONGEST_QUIET = 600.0
 _DRAW_SECONDS = 1.0
+_LONGEST_PAUSE = 30.0
 _LAST_READ_SECONDS = 5.0
 _LATE_SECONDS = 15.0
 
@@ -163,7 +164,8 @@ class RunDisplay:
                     self._over.set()
                 if not self.live:
                     self._say_if_due(summarise(rows))
-            self._pause = max(self.read_seconds, 10 * (time.monotonic() - begin))
+            took = time.monotonic() - begin
+            self._pause = max(self.read_seconds, min(10 * took, _LONGEST_PAUSE))
             last = self._stopped.wait(self._pause)
 
     # ---------------------------------------------------------------- showing

@@ -41,7 +41,7 @@ def running(tmp_path: Path) -> RunRecords:
     records = begin(tmp_path, [[0], [1], [2]])
     commit(records, Unit((0,)))
     records.grant(Unit((1,)), 1)
-    now = time.time()
+    now = time.time() + 3600  # by a clock that is ahead, so that it is not silent after a pause
     tell(records, Unit((1,)), started=now - 15, first=[now - 10, 0], time=now)
     return records
 
