@@ -50,7 +50,7 @@ class UnitCheckpoint(Checkpoint):
         before: Called on the first rank before each; it raises if the attempt was given up.
 
     Attributes:
-        metrics: What was logged last when the checkpoint was made that the fit went on from.
+        metrics: What was logged last when the last checkpoint was made, of this attempt or before.
     """
 
     def __init__(self, folder: str, seconds: float, before: Callable[[], None]) -> None:
@@ -114,7 +114,8 @@ class UnitCheckpoint(Checkpoint):
         """Save a checkpoint now; all ranks take part."""
         if trainer.is_global_zero:
             self._before()
-        self.metrics |= plain_metrics(trainer.callback_metrics)
+        # of epochs and validations that are over; asking the trainer would add those of this step
+        self.metrics |= plain_metrics(trainer._logger_connector._callback_metrics)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "unit.ckpt")
             trainer.save_checkpoint(path)

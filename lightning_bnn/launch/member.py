@@ -125,6 +125,7 @@ def run_attempt(
             adopt_draws(records, unit, trainer, folder, before)
             trainer.fit(parts.strategy, parts.data, ckpt_path=path, weights_only=True)
         result = _leave_behind(parts.strategy, trainer, records, attempt, folder)
+        result["metrics"] = {**checkpoint.metrics, **result["metrics"]}
         result |= {"seconds": time.time() - begin, **(facts or {})}
         if trainer.is_global_zero:
             records.commit(unit, attempt.number, result)

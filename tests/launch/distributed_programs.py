@@ -22,16 +22,18 @@ from tests.trainers import quiet_trainer
 EPOCHS = 4  # of two steps each: two ranks share the four batches
 
 
-def make_trainer(folder: str, troubles: Path | None = None) -> dict[str, Any]:
+def make_trainer(folder: str, trouble: Path | None = None, kill: bool = False) -> dict[str, Any]:
     callbacks: list[pl.Callback] = [SampleCollector(every=2, dirpath="draws"), Witness(folder)]
-    if troubles is not None:
-        callbacks.append(Troubles(troubles))
+    if trouble is not None:
+        callbacks.append(Trouble(trouble, kill))
     return {"max_epochs": EPOCHS, "callbacks": callbacks}
 
 
 def make_bad_data() -> DataLoader[Any]:
-    inputs = torch.full((64, 2), float("nan"))
-    return DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), 16)
+    """Data with one bad example, which the second rank sees in its second step."""
+    inputs = torch.ones(64, 2)
+    inputs[63] = float("nan")
+    return DataLoader(TensorDataset(inputs, torch.ones(64, 1)), 16)
 
 
 class Witness(pl.Callback):
@@ -48,26 +50,19 @@ class Witness(pl.Callback):
         (self.folder / f"rank-{trainer.global_rank}").write_text(digest.hexdigest())
 
 
-class Troubles(pl.Callback):
-    """After the third step wait for ever, in another attempt be killed after the fifth."""
+class Trouble(pl.Callback):
+    """The first time that the second rank has taken three steps, let it wait or be killed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, marker: Path, kill: bool) -> None:
+        self.marker, self.kill = marker, kill
 
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if trainer.global_rank != 1:
+        if trainer.global_rank != 1 or trainer.global_step != 3 or self.marker.exists():
             return
-        if trainer.global_step == 3 and self._is_first("stalled"):
-            time.sleep(3600)
-        if trainer.global_step == 5 and self._is_first("killed"):
+        self.marker.touch()
+        if self.kill:
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def _is_first(self, name: str) -> bool:
-        marker = self.folder / name
-        if marker.exists():
-            return False
-        marker.touch()
-        return True
+        time.sleep(3600)
 
 
 def main(directory: Path, member: int) -> None:

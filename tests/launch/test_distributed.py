@@ -16,15 +16,21 @@ from ray.util.placement_group import placement_group, placement_group_table
 
 from lightning_bnn import Posterior
 from lightning_bnn.errors import ConfigurationError, LaunchError
-from lightning_bnn.launch import launch
+from lightning_bnn.launch import LaunchedRun, launch
 from lightning_bnn.launch.distributed import RankError, group_memory, judge, remove_groups
 from lightning_bnn.launch.driver import Outcome
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from tests.launch.distributed_programs import make_bad_data, make_trainer
-from tests.launch.programs import make_chains, make_data, make_ensemble, make_net, same_weights
+from tests.launch.programs import (
+    make_chains,
+    make_data,
+    make_net,
+    make_variational,
+    same_weights,
+)
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 600.0  # for what takes seconds on an idle machine
@@ -71,41 +77,46 @@ def test_ranks_are_identical_and_equal_to_ddp_by_hand(
     assert same_weights(posterior.components[1], by_hand, count=4)
 
 
-def test_a_cancelled_run_and_a_killed_rank_change_nothing(
-    undisturbed: tuple[Path, Any], tmp_path: Path
-) -> None:
-    storage, troubles = tmp_path / "run", tmp_path / "troubles"
-    troubles.mkdir()
-    # each rank takes a processor: no attempt can start before the one before has let go of both
-    go = partial(
-        start,
+def _start_with_trouble(folder: Path, kill: bool) -> LaunchedRun:
+    return start(
         make_chains,
         make_data,
         1,
-        storage=storage,
-        trainer=partial(make_trainer, troubles=troubles),
+        storage=folder / "run",
+        trainer=partial(make_trainer, trouble=folder / "trouble", kill=kill),
+        # each rank takes a processor: nothing can start before what was there has let go of both
         resources={"CPU": 1},
     )
-    run = go()
-    _wait_for(lambda: (troubles / "stalled").exists())
+
+
+def test_a_killed_rank_changes_nothing(undisturbed: tuple[Path, Any], tmp_path: Path) -> None:
+    run = _start_with_trouble(tmp_path, kill=True)
+    (result,) = run.wait()
+    assert (tmp_path / "trouble").exists()
+    assert (result.attempt, result.steps, result.ok) == (2, 8, True)
+    assert same_weights(run.posterior().components[0], undisturbed[1].components[0], count=4)
+
+
+@pytest.mark.slow
+def test_a_cancelled_run_leaves_nothing_behind(
+    undisturbed: tuple[Path, Any], tmp_path: Path
+) -> None:
+    run = _start_with_trouble(tmp_path, kill=False)
+    _wait_for(lambda: (tmp_path / "trouble").exists())
     run.cancel()
-    (result,) = go().wait()
-    assert (troubles / "killed").exists()
-    assert (result.attempt, result.steps, result.ok) == (3, 8, True)
-    posterior = go().posterior()
-    assert same_weights(posterior.components[0], undisturbed[1].components[0], count=4)
+    run = _start_with_trouble(tmp_path, kill=False)
+    (result,) = run.wait()
+    assert (result.attempt, result.steps, result.ok) == (2, 8, True)
+    assert same_weights(run.posterior().components[0], undisturbed[1].components[0], count=4)
 
 
+@pytest.mark.slow
 def test_a_diverging_member_is_not_tried_again(tmp_path: Path) -> None:
+    half, trainer = {"CPU": 0.5}, {"max_epochs": 1}
     run = start(
-        make_ensemble,
-        make_bad_data,
-        1,
-        storage=tmp_path,
-        trainer={"max_epochs": 1},
-        resources={"CPU": 0.5},
+        make_variational, make_bad_data, 1, storage=tmp_path, trainer=trainer, resources=half
     )
-    with pytest.raises(LaunchError, match=r"rank .: .*NonFiniteError: .*inputs hold NaN"):
+    with pytest.raises(LaunchError, match=r"rank 1: .*NonFiniteError: .* at step 1 .*hold NaN"):
         run.wait()
     assert RunRecords(tmp_path).attempts(Unit((0,))) == [1]
 
