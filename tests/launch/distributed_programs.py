@@ -37,17 +37,23 @@ def make_bad_data() -> DataLoader[Any]:
 
 
 class Witness(pl.Callback):
-    """Write down what each rank ends with."""
+    """Write down the step that each rank begins with, and the weights that it ends with."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._write(f"begin-{trainer.global_rank}", str(trainer.global_step))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         digest = hashlib.sha256()
         for draw in pl_module.current_draws().values():  # type: ignore[operator]
             digest.update(draw.cpu().numpy().tobytes())
+        self._write(f"end-{trainer.global_rank}", digest.hexdigest())
+
+    def _write(self, name: str, text: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / f"rank-{trainer.global_rank}").write_text(digest.hexdigest())
+        (self.folder / name).write_text(text)
 
 
 class Trouble(pl.Callback):

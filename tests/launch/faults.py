@@ -55,7 +55,7 @@ class Poison(pl.Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *args: Any) -> None:
         if trainer.global_step == self.step:
             with torch.no_grad():
-                for parameter in module.parameters():
+                for parameter in module._stacked_parameters():
                     parameter[self.row] = float("nan")
 
 

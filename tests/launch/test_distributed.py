@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +18,13 @@ from ray.util.placement_group import placement_group, placement_group_table
 
 from lightning_bnn import Posterior
 from lightning_bnn.errors import ConfigurationError, LaunchError
-from lightning_bnn.launch import LaunchedRun, launch
+from lightning_bnn.launch import LaunchedRun, MemberResult, launch
+from lightning_bnn.launch.checkpoints import last_checkpoint
 from lightning_bnn.launch.distributed import RankError, group_memory, judge, remove_groups
 from lightning_bnn.launch.driver import Outcome
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
+from lightning_bnn.posteriors.files import open_directory
 from tests.launch.distributed_programs import make_bad_data, make_trainer
 from tests.launch.programs import (
     make_chains,
@@ -56,7 +60,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_ray: Any) -> tup
     storage = tmp_path_factory.mktemp("undisturbed")
     half = {"CPU": 0.5}
     run = start(make_chains, make_data, 2, storage=storage, trainer=make_trainer, resources=half)
-    assert [(one.member, one.attempt, one.steps) for one in run.wait()] == [(0, 1, 8), (1, 1, 8)]
+    results = _wait(run)
+    assert [(one.member, one.attempt, one.steps) for one in results] == [(0, 1, 8), (1, 1, 8)]
     return storage, run.posterior()
 
 
@@ -67,7 +72,7 @@ def test_ranks_are_identical_and_equal_to_ddp_by_hand(
     ends = []
     for member in range(2):
         folder = Path(RunRecords(storage).folder(Unit((member,)), 1))
-        first, second = ((folder / f"rank-{rank}").read_text() for rank in range(2))
+        first, second = ((folder / f"end-{rank}").read_text() for rank in range(2))
         assert first == second
         assert not list((folder / "checkpoints").iterdir())  # it is done
         ends.append(first)
@@ -89,12 +94,20 @@ def _start_with_trouble(folder: Path, kill: bool) -> LaunchedRun:
     )
 
 
+def _check_second_attempt(run: LaunchedRun, undisturbed: tuple[Path, Any]) -> None:
+    """It goes on from the checkpoint of the first and ends as if nothing had happened."""
+    (result,) = _wait(run)
+    assert (result.attempt, result.steps, result.ok) == (2, 8, True)
+    folder = Path(run.records.folder(Unit((0,)), 2))
+    steps = [int((folder / f"begin-{rank}").read_text()) for rank in range(2)]
+    assert steps[0] == steps[1] in (2, 3)
+    assert same_weights(run.posterior().components[0], undisturbed[1].components[0], count=4)
+
+
 def test_a_killed_rank_changes_nothing(undisturbed: tuple[Path, Any], tmp_path: Path) -> None:
     run = _start_with_trouble(tmp_path, kill=True)
-    (result,) = run.wait()
+    _check_second_attempt(run, undisturbed)
     assert (tmp_path / "trouble").exists()
-    assert (result.attempt, result.steps, result.ok) == (2, 8, True)
-    assert same_weights(run.posterior().components[0], undisturbed[1].components[0], count=4)
 
 
 @pytest.mark.slow
@@ -104,10 +117,7 @@ def test_a_cancelled_run_leaves_nothing_behind(
     run = _start_with_trouble(tmp_path, kill=False)
     _wait_for(lambda: (tmp_path / "trouble").exists())
     run.cancel()
-    run = _start_with_trouble(tmp_path, kill=False)
-    (result,) = run.wait()
-    assert (result.attempt, result.steps, result.ok) == (2, 8, True)
-    assert same_weights(run.posterior().components[0], undisturbed[1].components[0], count=4)
+    _check_second_attempt(_start_with_trouble(tmp_path, kill=False), undisturbed)
 
 
 @pytest.mark.slow
@@ -117,7 +127,7 @@ def test_a_diverging_member_is_not_tried_again(tmp_path: Path) -> None:
         make_variational, make_bad_data, 1, storage=tmp_path, trainer=trainer, resources=half
     )
     with pytest.raises(LaunchError, match=r"rank 1: .*NonFiniteError: .* at step 1 .*hold NaN"):
-        run.wait()
+        _wait(run)
     assert RunRecords(tmp_path).attempts(Unit((0,))) == [1]
 
 
@@ -163,6 +173,28 @@ def test_what_ray_train_itself_raises_is_tried_again() -> None:
     assert outcome == Outcome(error="RuntimeError: no workers")
 
 
+def test_all_ranks_take_the_checkpoint_of_the_first(tmp_path: Path) -> None:
+    """A zombie may save one more between the looks of two ranks."""
+    records, unit = RunRecords(tmp_path), Unit((0,))
+    files = open_directory(f"{records.folder(unit, 1)}/checkpoints")
+    names = []
+    for step, data in enumerate((b"older", b"newer")):
+        names.append(f"step-{step:09d}-{hashlib.sha256(data).hexdigest()[:16]}.ckpt")
+        files.put(names[-1], data)
+    with last_checkpoint(records, unit) as found:
+        assert found is not None
+        assert (Path(found[0]).read_bytes(), found[1]) == (b"newer", 1)
+    with last_checkpoint(records, unit, lambda own: (1, names[0])) as found:
+        assert found is not None
+        assert Path(found[0]).read_bytes() == b"older"
+    with last_checkpoint(records, unit, lambda own: None) as found:
+        assert found is None
+    files.remove(names[0])
+    gone = last_checkpoint(records, unit, lambda own: (1, names[0]))
+    with pytest.raises(OSError, match="which the first rank has found, is gone"), gone:
+        pass
+
+
 def test_groups_are_found_by_their_mark() -> None:
     memory, other = (group_memory("runs", Unit((0,)), number, {}) for number in (1, 2))
     group = placement_group([{"CPU": 0.1, "memory": memory}])
@@ -171,6 +203,16 @@ def test_groups_are_found_by_their_mark() -> None:
     assert remove_groups([memory]) == 1
     _wait_for(lambda: placement_group_table(group)["state"] == "REMOVED")
     assert remove_groups([memory]) == 0
+
+
+def _wait(run: LaunchedRun) -> list[MemberResult]:
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(run.wait)
+        try:
+            return waiting.result(PATIENCE)
+        except TimeoutError:
+            run.cancel()  # else the pool would wait for ever
+            raise
 
 
 def _wait_for(condition: Any) -> None:

@@ -41,7 +41,7 @@ from tests.launch.programs import (
     make_variational,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("local_ray")]
+pytestmark = pytest.mark.usefixtures("local_ray")
 
 start = partial(launch, allow_open_cluster=True, seed=0)
 UNIT = Unit((0,))
@@ -548,9 +548,7 @@ def stopping_trainer(members: list[int], folder: str) -> dict[str, Any]:
     return options
 
 
-def test_a_worker_that_stands_still_is_given_up_and_its_end_does_not_count(
-    tmp_path: Path,
-) -> None:
+def test_a_worker_that_stands_still_is_given_up(tmp_path: Path) -> None:
     run = start(
         make_ensemble,
         make_data,
@@ -563,16 +561,11 @@ def test_a_worker_that_stands_still_is_given_up_and_its_end_does_not_count(
     )
     records = RunRecords(tmp_path)
     process = wait_for(lambda: (records.progress(UNIT) or {}).get("process"), "the first attempt")
-    try:
-        (result,) = run.wait()
-        assert (result.status, result.steps) == ("done", 12)
-        assert result.attempt >= 2
-        assert noted_steps(records, UNIT, 1)[-1] == 6
-        committed = records.files.get(f"units/{UNIT.name}/commit.json")
-    finally:
-        os.kill(process, signal.SIGCONT)
-    wait_for(lambda: not _exists(process), "the end of the first attempt")  # Ray was told to end it
-    assert records.files.get(f"units/{UNIT.name}/commit.json") == committed
+    (result,) = run.wait()
+    assert (result.status, result.steps) == ("done", 12)
+    assert result.attempt >= 2
+    assert noted_steps(records, UNIT, 1)[-1] == 6
+    wait_for(lambda: not _exists(process), "the end of the first worker")  # so that its slot is free
     calm = run_by_hand(tmp_path / "calm", make_ensemble, lambda folder: {"max_epochs": EPOCHS})
     assert left_behind(records, UNIT) == left_behind(calm, UNIT)
 

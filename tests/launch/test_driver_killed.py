@@ -20,12 +20,12 @@ from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import plan_units
 from tests.launch import driver_script
 from tests.launch.faults import left_behind, noted_steps, run_by_hand, wait_for
+from tests.launch.programs import make_net
 
 ROOT = Path(__file__).parents[2]
 UNITS = plan_units(driver_script.MEMBERS)
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.usefixtures("local_ray"),
     pytest.mark.skipif(sys.platform != "linux", reason="needs /proc"),
 ]
@@ -108,7 +108,7 @@ def test_a_driver_killed_and_started_again(driver: subprocess.Popen[bytes], tmp_
         assert left_behind(records, unit) == left_behind(undisturbed, unit)
     for unit in UNITS[2:]:
         assert noted_steps(records, unit, 2)[0] > 0
-    assert len(again.posterior().components) == driver_script.MEMBERS
+    assert len(again.posterior(make_net()).components) == driver_script.MEMBERS
 
 
 def test_a_run_that_is_done_is_not_run_again(tmp_path: Path) -> None:
