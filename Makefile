@@ -19,11 +19,11 @@ demo: $(STAMP)
 	$(BIN)/lightning-bnn demo --out demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # the long ones: statistical checks over many seeds, and what takes minutes
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

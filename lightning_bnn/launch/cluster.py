@@ -13,6 +13,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+import yaml
+
 from lightning_bnn.errors import ConfigurationError, LaunchError
 from lightning_bnn.posteriors.files import open_directory
 
@@ -22,6 +24,9 @@ __all__ = [
     "check_nodes",
     "connect",
     "device_room",
+    "last_line",
+    "other_version",
+    "own_versions",
     "require_ray",
     "task_options",
 ]
@@ -163,9 +168,17 @@ def _said(node: Mapping[str, float]) -> str:
 
 
 def can_grow() -> bool:
-    """Whether an autoscaler may add nodes: that of ``ray up``, or of KubeRay."""
-    bootstrap = os.path.expanduser("~/ray_bootstrap_config.yaml")
-    return os.path.exists(bootstrap) or "RAY_USAGE_STATS_KUBERAY_IN_USE" in os.environ
+    """Whether an autoscaler may add nodes: that of ``ray up`` in a cloud, or of KubeRay."""
+    if "RAY_USAGE_STATS_KUBERAY_IN_USE" in os.environ:
+        return True
+    try:
+        with open(os.path.expanduser("~/ray_bootstrap_config.yaml")) as file:
+            provider = (yaml.safe_load(file) or {}).get("provider") or {}
+    except FileNotFoundError:
+        return False
+    except (OSError, yaml.YAMLError):
+        return True
+    return provider.get("type") != "local"  # machines of one's own are as many as they are
 
 
 def own_versions() -> dict[str, str]:
@@ -184,27 +197,29 @@ def own_versions() -> dict[str, str]:
     return found
 
 
-def inspect_node(storage: str) -> dict[str, Any]:
-    """What a node says of itself: versions, and whether it can write to the storage."""
-    problem = None
-    try:
-        files = open_directory(storage)
-        name = f".probe-{secrets.token_hex(8)}"
-        files.put(name, b"probe")
-        seen = files.get(name)
-        files.remove(name)
-        if seen != b"probe":
-            problem = "what was written could not be read back"
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-    return {"versions": own_versions(), "problem": problem}
+def other_version(driver: Mapping[str, str]) -> str | None:
+    """In which package this process differs from the driver, in words; None if in none.
+
+    Example:
+        >>> other_version(own_versions()), other_version({"torch": "1.0"}) is None
+        (None, False)
+    """
+    for package, version in own_versions().items():
+        wanted = driver.get(package, "unknown")
+        if "unknown" not in (version, wanted) and version != wanted:
+            return (
+                f"{package} {version}, and the driver has {wanted}. Results would depend on where "
+                "a member runs. Install the same on all nodes."
+            )
+    return None
 
 
-def check_nodes(storage: str, run_file: bytes | None = None, patience: float = 60.0) -> None:
-    """Ask every node for its versions and let it write to the storage.
+def check_nodes(storage: str, recipe: Any, run_file: bytes | None, patience: float = 60.0) -> None:
+    """Ask every node for its versions, let it read what members are made of, and write a file.
 
     Args:
         storage: Where the run is stored.
+        recipe: The reference of what makes the members, whose modules every node must have.
         run_file: What the driver has written as ``run.json``: every node must see the same.
         patience: For how many seconds to wait for an answer.
 
@@ -220,19 +235,23 @@ def check_nodes(storage: str, run_file: bytes | None = None, patience: float = 6
             here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             task = ray.remote(_inspect).options(num_cpus=0, scheduling_strategy=here, max_retries=0)
             name = f"{node.get('NodeManagerHostname', '?')} ({node['NodeManagerAddress']})"
-            asked[task.remote(storage)] = name
+            asked[task.remote(storage, own_versions(), recipe)] = name
     ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=patience, fetch_local=True)
-    own = own_versions()
     for reference, name in asked.items():
         if reference not in ready:
             continue  # busy or just gone; a unit that fails there is tried again elsewhere
         try:
             said = ray.get(reference)
-        except ray.exceptions.RayError as error:
+        except ray.exceptions.RayTaskError as error:
             raise LaunchError(
-                f"The node {name} cannot run a task of this package: {error}. Install it there, or "
-                "ship its wheel with the job."
+                f"The node {name} cannot make a member of this run: {last_line(error)}. Install "
+                "what is missing there, or ship it with the job: --working-dir for your own "
+                "modules, a wheel in py_modules for this package."
             ) from error
+        except ray.exceptions.RayError:
+            continue  # the node has died since
+        if said["versions"] is not None:
+            raise LaunchError(f"The node {name} has {said['versions']}")
         if said["problem"] is not None:
             raise LaunchError(
                 f"The node {name} cannot write to storage={storage!r}: {said['problem']}. Use "
@@ -243,17 +262,31 @@ def check_nodes(storage: str, run_file: bytes | None = None, patience: float = 6
                 f"The node {name} sees another storage={storage!r} than the driver: a directory of "
                 "its own disk. Use storage that all nodes share, such as NFS or an object store."
             )
-        for package, version in own.items():
-            other = said["versions"].get(package)
-            if "unknown" not in (version, other) and version != other:
-                raise LaunchError(
-                    f"The node {name} has {package} {other}; the driver has {version}. Results "
-                    "would depend on where a member runs. Install the same on all nodes."
-                )
 
 
-def _inspect(storage: str) -> dict[str, Any]:
-    said = inspect_node(storage)
-    if said["problem"] is None:
-        said["run"] = open_directory(storage).get("run.json")
+def last_line(error: BaseException) -> str:
+    r"""What an error of Ray is about: the cause comes after the traceback of the worker.
+
+    Example:
+        >>> last_line(RuntimeError("at a line\n\nKeyError: 'name'\n"))
+        "KeyError: 'name'"
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else repr(error)
+
+
+def _inspect(storage: str, driver: Mapping[str, str], recipe: Any) -> dict[str, Any]:
+    """What a node says of itself; that it could read the recipe is shown by its coming here."""
+    said: dict[str, Any] = {"versions": other_version(driver), "problem": None, "run": None}
+    try:
+        files = open_directory(storage)
+        name = f".probe-{secrets.token_hex(8)}"
+        files.put(name, b"probe")
+        seen = files.get(name)
+        files.remove(name)
+        if seen != b"probe":
+            said["problem"] = "what was written could not be read back"
+        said["run"] = files.get("run.json")
+    except Exception as error:
+        said["problem"] = f"{type(error).__name__}: {error}"
     return said

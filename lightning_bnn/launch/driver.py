@@ -29,6 +29,7 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_bnn.errors import FencedError, LaunchError, LightningBNNError, NonFiniteError
 from lightning_bnn.launch.checkpoints import checkpoint_step
+from lightning_bnn.launch.cluster import last_line
 from lightning_bnn.launch.member import Attempt
 from lightning_bnn.launch.patience import back_off
 from lightning_bnn.launch.records import RunRecords
@@ -51,12 +52,14 @@ class Outcome:
         error: What went wrong.
         final: Whether another attempt would fail in the same way.
         early: Whether it failed before the first step of training.
+        node: Where it failed, if it was no fault of the unit.
     """
 
     result: dict[str, Any] | None = None
     error: str | None = None
     final: bool = False
     early: bool = False
+    node: str | None = None
 
 
 # Mistakes in a program, which come again however often it runs.
@@ -78,6 +81,13 @@ def describe_error(error: BaseException, early: bool = False) -> Outcome:
     final = isinstance(error, _MISTAKES) and not isinstance(error, FencedError)
     # a member may diverge in its first step, and others not
     return Outcome(None, text, final, early and not isinstance(error, NonFiniteError))
+
+
+def _said_by_ray(ray: Any, error: BaseException) -> str:
+    """Why a task gave no outcome, in a line."""
+    if isinstance(error, ray.exceptions.RayTaskError):  # before our part in it began
+        return last_line(error)
+    return str(error).strip().split("\n")[0] or repr(error)
 
 
 @dataclass
@@ -205,7 +215,7 @@ class Driver(threading.Thread):
             try:
                 outcome = self.ray.get(reference)
             except self.ray.exceptions.RayError as error:  # a worker or a node that died
-                outcome = Outcome(error=str(error).strip().split("\n")[0] or repr(error))
+                outcome = Outcome(error=_said_by_ray(self.ray, error))
                 self.clear(running.unit, running.attempt)
             self._end(running, outcome)
 
@@ -230,7 +240,7 @@ class Driver(threading.Thread):
         step = checkpoint_step(self.records, unit)
         past.in_vain = 0 if step > past.step else past.in_vain + 1
         past.step = max(step, past.step)
-        past.avoid = running.node
+        past.avoid = outcome.node or running.node
         if outcome.final or past.in_vain > self.retries:
             self._fail(running, outcome)
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytorch_lightning as pl
@@ -58,6 +58,7 @@ class Attempt:
         gpu: Whether the unit was given a GPU.
         checkpoint_seconds: The least time between two checkpoints.
         progress_seconds: The time between two signs of life.
+        versions: Those of the driver, which the worker must share.
     """
 
     recipe: Recipe
@@ -69,6 +70,7 @@ class Attempt:
     gpu: bool = False
     checkpoint_seconds: float = 60.0
     progress_seconds: float = 5.0
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 def run_attempt(

@@ -160,14 +160,16 @@ def launch_recipe(
         needs.get("GPU", 0) > 0,
         checkpoint_seconds,
         progress_seconds=min(5.0, lost_after / 4) or 5.0,
+        versions=cluster.own_versions(),
     )
     release = claim_run(records)
     try:
         run = LaunchedRun(records, recipe, seed, on_failure, min_members)
         missing = run.missing()
+        travelled = ray.put(recipe)
         if missing:
-            cluster.check_nodes(records.storage, records.files.get("run.json"))
-        submit = make_submit(ray, recipe, needs, devices)
+            cluster.check_nodes(records.storage, travelled, records.files.get("run.json"))
+        submit = make_submit(ray, travelled, needs, devices)
         driver = Driver(
             ray, records, missing, template, submit, retries, lost_after,
             stop_early=on_failure == "raise", release=release,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from lightning_bnn.launch.cluster import can_grow, device_room, task_options
+from lightning_bnn.launch.cluster import can_grow, device_room, other_version, task_options
 from lightning_bnn.launch.driver import Outcome, Submit, describe_error
 from lightning_bnn.launch.member import Attempt, run_attempt
 from lightning_bnn.launch.recipe import Recipe
@@ -19,12 +20,12 @@ from lightning_bnn.posteriors.files import open_directory
 __all__ = ["driver_options", "make_submit", "run_task"]
 
 
-def make_submit(ray: Any, recipe: Recipe, resources: Mapping[str, float], devices: int) -> Submit:
+def make_submit(ray: Any, recipe: Any, resources: Mapping[str, float], devices: int) -> Submit:
     """A function that hands an attempt to Ray and gives the reference of its outcome.
 
     Args:
         ray: The module.
-        recipe: Travels once, not with each attempt.
+        recipe: The reference of the recipe, which travels once, not with each attempt.
         resources: What each device of a unit needs.
         devices: The number of devices of a unit.
     """
@@ -33,21 +34,19 @@ def make_submit(ray: Any, recipe: Recipe, resources: Mapping[str, float], device
         from lightning_bnn.launch.distributed import run_distributed
 
         # the workers of Ray Train have the resources; what waits for them needs none
-        task = ray.remote(run_distributed).options(num_cpus=0, max_retries=0)
+        task, options = ray.remote(run_distributed), {"num_cpus": 0}
         extra: tuple[Any, ...] = (devices, dict(resources))
     else:
-        task = ray.remote(run_task).options(max_retries=0, **options)
-        extra = ()
-    travelled = ray.put(recipe)
+        task, extra = ray.remote(run_task), ()
+    options["max_retries"] = 0  # trying again is the driver's
 
     def submit(attempt: Attempt, avoid: str | None) -> Any:
-        chosen = task
         if avoid is not None and device_room(resources, avoid) < devices:
             avoid = None  # nothing else would do
-        if avoid is not None:
-            chosen = task.options(label_selector={"ray.io/node-id": f"!{avoid}"})
+        away = {} if avoid is None else {"label_selector": {"ray.io/node-id": f"!{avoid}"}}
         given = (*extra, avoid) if devices > 1 else extra
-        return chosen.remote(replace(attempt, recipe=None), travelled, *given)  # type: ignore[arg-type]
+        sent = replace(attempt, recipe=None)  # type: ignore[arg-type]
+        return task.options(**options, **away).remote(sent, recipe, *given)
 
     return submit
 
@@ -107,8 +106,9 @@ def attempt_outcome(
     attempt: Attempt, facts: Mapping[str, Any], trainer_options: Mapping[str, Any] | None = None
 ) -> Outcome:
     """Run an attempt; what it raises becomes text, which every driver can read."""
-    import traceback
-
+    if (other := other_version(attempt.versions)) is not None:
+        # of a node that came later than the check of all nodes; it may go better elsewhere
+        return Outcome(error=f"{os.uname().nodename} has {other}", node=facts.get("node"))
     try:
         return Outcome(run_attempt(attempt, facts, trainer_options))
     except Exception as error:

@@ -43,9 +43,9 @@ start = partial(launch, allow_open_cluster=True, seed=0, devices=2, checkpoint_s
 
 @pytest.fixture(scope="module")
 def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Posterior:
-    """Member 1, trained by DDP of Lightning without the launcher."""
+    """Member 0, trained by DDP of Lightning without the launcher."""
     directory = tmp_path_factory.mktemp("by_hand")
-    command = [sys.executable, "-m", "tests.launch.distributed_programs", str(directory), "1"]
+    command = [sys.executable, "-m", "tests.launch.distributed_programs", str(directory), "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
@@ -54,32 +54,13 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Posterior:
     return Posterior.load(directory, make_net())
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, local_ray: Any) -> tuple[Path, Any]:
-    """Two members side by side, two ranks each, on two processors."""
-    storage = tmp_path_factory.mktemp("undisturbed")
-    half = {"CPU": 0.5}
-    run = start(make_chains, make_data, 2, storage=storage, trainer=make_trainer, resources=half)
-    results = _wait(run)
-    assert [(one.member, one.attempt, one.steps) for one in results] == [(0, 1, 8), (1, 1, 8)]
-    return storage, run.posterior()
-
-
-def test_ranks_are_identical_and_equal_to_ddp_by_hand(
-    undisturbed: tuple[Path, Any], by_hand: Posterior
-) -> None:
-    storage, posterior = undisturbed
-    ends = []
-    for member in range(2):
-        folder = Path(RunRecords(storage).folder(Unit((member,)), 1))
-        first, second = ((folder / f"end-{rank}").read_text() for rank in range(2))
-        assert first == second
-        assert not list((folder / "checkpoints").iterdir())  # it is done
-        ends.append(first)
-    assert ends[0] != ends[1]
-    assert len(posterior.components) == 2
-    assert [len(one) for one in posterior.components] == [4, 4]
-    assert same_weights(posterior.components[1], by_hand, count=4)
+def _end_of_ranks(storage: Path, member: int, attempt: int) -> str:
+    """What both ranks end with; it is the same."""
+    folder = Path(RunRecords(storage).folder(Unit((member,)), attempt))
+    first, second = ((folder / f"end-{rank}").read_text() for rank in range(2))
+    assert first == second
+    assert not list((folder / "checkpoints").iterdir())  # it is done
+    return first
 
 
 def _start_with_trouble(folder: Path, kill: bool) -> LaunchedRun:
@@ -94,30 +75,44 @@ def _start_with_trouble(folder: Path, kill: bool) -> LaunchedRun:
     )
 
 
-def _check_second_attempt(run: LaunchedRun, undisturbed: tuple[Path, Any]) -> None:
+def _check_second_attempt(run: LaunchedRun, by_hand: Posterior) -> None:
     """It goes on from the checkpoint of the first and ends as if nothing had happened."""
     (result,) = _wait(run)
     assert (result.attempt, result.steps, result.ok) == (2, 8, True)
     folder = Path(run.records.folder(Unit((0,)), 2))
     steps = [int((folder / f"begin-{rank}").read_text()) for rank in range(2)]
     assert steps[0] == steps[1] in (2, 3)
-    assert same_weights(run.posterior().components[0], undisturbed[1].components[0], count=4)
+    _end_of_ranks(Path(run.storage), 0, 2)
+    (component,) = run.posterior().components
+    assert len(component) == 4
+    assert same_weights(component, by_hand, count=4)
 
 
-def test_a_killed_rank_changes_nothing(undisturbed: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_killed_rank_changes_nothing(by_hand: Posterior, tmp_path: Path) -> None:
     run = _start_with_trouble(tmp_path, kill=True)
-    _check_second_attempt(run, undisturbed)
+    _check_second_attempt(run, by_hand)
     assert (tmp_path / "trouble").exists()
 
 
 @pytest.mark.slow
-def test_a_cancelled_run_leaves_nothing_behind(
-    undisturbed: tuple[Path, Any], tmp_path: Path
-) -> None:
+def test_a_cancelled_run_leaves_nothing_behind(by_hand: Posterior, tmp_path: Path) -> None:
     run = _start_with_trouble(tmp_path, kill=False)
     _wait_for(lambda: (tmp_path / "trouble").exists())
     run.cancel()
-    _check_second_attempt(_start_with_trouble(tmp_path, kill=False), undisturbed)
+    _check_second_attempt(_start_with_trouble(tmp_path, kill=False), by_hand)
+
+
+@pytest.mark.slow
+def test_two_members_side_by_side(by_hand: Posterior, tmp_path: Path) -> None:
+    half = {"CPU": 0.5}
+    run = start(make_chains, make_data, 2, storage=tmp_path, trainer=make_trainer, resources=half)
+    results = _wait(run)
+    assert [(one.member, one.attempt, one.steps) for one in results] == [(0, 1, 8), (1, 1, 8)]
+    assert _end_of_ranks(tmp_path, 0, 1) != _end_of_ranks(tmp_path, 1, 1)
+    first, second = run.posterior().components
+    assert [len(first), len(second)] == [4, 4]
+    assert same_weights(first, by_hand, count=4)
+    assert not same_weights(second, by_hand, count=4)
 
 
 @pytest.mark.slow

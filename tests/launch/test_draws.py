@@ -17,8 +17,6 @@ from tests.launch.faults import Note, Raise, left_behind, noted_steps, run_by_ha
 from tests.launch.programs import make_chains, make_net
 from tests.trainers import quiet_trainer
 
-pytestmark = pytest.mark.slow
-
 UNIT = Unit((0,))
 
 
