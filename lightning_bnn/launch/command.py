@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from lightning_bnn.diagnostics import Diagnosis
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch.configuration import read_configuration
 from lightning_bnn.launch.live import watch
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     """Launch a run, show it until it ends, and say where its posterior is."""
     options, rest = _parser().parse_known_args(list(arguments))
     recipe, seed, named = read_configuration(rest)
-    members = options.members or named
+    members = named if options.members is None else options.members
     if members is None:
         raise ConfigurationError(
             "launch needs the number of members: the configuration names none. Pass --members N."
@@ -58,8 +59,18 @@ def main(arguments: Sequence[str]) -> int:
     )
     run.records.files.put("config.yaml", recipe.text.encode())
     watch(run)
+    if any("draws" in result for result in run.committed().values()):
+        print_diagnosis(run.diagnose)
     print(f"The posterior of {_done(run)} members is in {run.storage}")
     return 0
+
+
+def print_diagnosis(diagnose: Callable[[], Diagnosis]) -> None:
+    """Say whether the chains agree, or why that cannot be said."""
+    try:
+        print(diagnose())
+    except ConfigurationError as error:  # too few draws, or ArviZ is missing
+        print(f"No R-hat: {error}")
 
 
 def _done(run: LaunchedRun) -> int:

@@ -10,12 +10,14 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
+from lightning_bnn.diagnostics import Diagnosis
 from lightning_bnn.errors import ConfigurationError, LaunchError
 from lightning_bnn.launch import cluster
+from lightning_bnn.launch.chains import diagnose_chains, training_data
 from lightning_bnn.launch.claims import claim_run
 from lightning_bnn.launch.driver import Driver
 from lightning_bnn.launch.member import Attempt
-from lightning_bnn.launch.recipe import Factories, Recipe, check_sendable
+from lightning_bnn.launch.recipe import Factories, Parts, Recipe, check_sendable
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.results import MemberResult
 from lightning_bnn.launch.stored import Kind, StoredRun
@@ -223,7 +225,7 @@ class LaunchedRun(StoredRun):
         self._driver: Driver | None = None
         self._ended: dict[int, MemberResult] = {}
         self._lock = threading.Lock()
-        self._template: tuple[nn.Module, Likelihood] | None = None
+        self._template: Parts | None = None
 
     def missing(self) -> list[Unit]:
         """The units that are not done yet."""
@@ -283,7 +285,7 @@ class LaunchedRun(StoredRun):
     def _judge(self) -> None:
         bad = [result for result in self._ended.values() if not result.ok]
         good = len(self._ended) - len(bad)
-        cut = sum(len(unit.members) for unit in self.units()) - len(self._ended)
+        cut = self.members - len(self._ended)
         if not bad and not cut:
             return
         if self.on_failure == "skip" and not cut and good >= self.min_members:
@@ -325,23 +327,26 @@ class LaunchedRun(StoredRun):
         if not running:
             self.wait()
         if net is None:
-            net, own = self._made()
-            likelihood = own if likelihood is None else likelihood
+            made = self._made().strategy
+            net, likelihood = made.net, likelihood or made.likelihood
         return super().posterior(net, likelihood, kind, running)
 
-    def diagnose(self, inputs: Any, **options: Any) -> Any:
+    def diagnose(self, inputs: Any = None, **options: Any) -> Diagnosis:
         """R-hat and ESS over all chains so far, also while they run.
 
         Args:
-            inputs: Where to watch predictions: a loader, a batch or a tensor.
+            inputs: Where to watch predictions: a loader, a batch or a tensor. By default some of
+                the training data.
             options: As for :meth:`lightning_bnn.Posterior.diagnose`.
         """
-        return self.posterior(running=True).diagnose(inputs, **options)
+        posterior = self.posterior(running=True)
+        if inputs is None and "weights" not in options:
+            inputs = training_data(self._made().data)
+        return diagnose_chains(posterior, self.members, inputs, **options)
 
-    def _made(self) -> tuple[nn.Module, Likelihood]:
-        """The network and the likelihood of one member, made here."""
+    def _made(self) -> Parts:
+        """The network, the likelihood and the data of one member, made here."""
         if self._template is None:
             with isolated_random_state(seed=0):
-                strategy = self.recipe.build([0], self.seed, self.storage).strategy
-            self._template = (strategy.net, strategy.likelihood)
+                self._template = self.recipe.build([0], self.seed, self.storage)
         return self._template

@@ -2,7 +2,9 @@
 
 ``lightning-bnn status --storage s3://bucket/run7`` reads the records of a run and prints a table:
 what each member does, where, how far it is, and how long it will take. It needs neither Ray nor the
-program that was launched, and works while a run is under way as well as afterwards.
+program that was launched, and works while a run is under way as well as afterwards. With
+``--diagnose`` it says whether chains agree; for that it makes the network and the data of the
+configuration that was launched.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -23,6 +26,10 @@ from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.rows import Row, run_rows
 from lightning_bnn.launch.summary import summarise
 from lightning_bnn.launch.table import rich_table
+from lightning_bnn.strategies.resume import isolated_random_state
+
+if TYPE_CHECKING:
+    from lightning_bnn.diagnostics import Diagnosis
 
 __all__ = ["main", "rows_as_json"]
 
@@ -41,8 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ConfigurationError: There is no run in the storage, or it cannot be read.
     """
     options = _parser().parse_args(arguments)
-    if options.watch and options.json:
-        raise ConfigurationError("--json prints the state of this moment. Leave --watch out.")
+    if options.json and (options.watch or options.diagnose):
+        raise ConfigurationError(
+            "--json prints the state of this moment alone. Leave --watch and --diagnose out."
+        )
     records, rows = _read(options.storage)
     if options.json:
         print(json.dumps(rows_as_json(records.storage, rows), indent=2, allow_nan=False))
@@ -55,7 +64,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         width = None if sys.stdout.isatty() else _WIDTH_IN_A_FILE
         Console(width=width).print(rich_table(rows))
+    if options.diagnose:
+        print(_diagnosis(records))
     return 0
+
+
+def _diagnosis(records: RunRecords) -> Diagnosis:
+    """R-hat and ESS of the chains so far, with the network and the data of the configuration."""
+    from lightning_bnn.launch.chains import diagnose_chains, training_data
+    from lightning_bnn.launch.configuration import ConfigurationRecipe
+    from lightning_bnn.launch.stored import StoredRun
+
+    text = records.files.get("config.yaml")
+    if text is None:
+        raise ConfigurationError(
+            f"--diagnose needs the network and the data, and {records.storage} has no config.yaml: "
+            "the run was launched from Python. There, call run.diagnose(), or "
+            "StoredRun(storage).posterior(net, running=True).diagnose(inputs)."
+        )
+    run = StoredRun(records.storage)
+    with isolated_random_state(seed=0), tempfile.TemporaryDirectory() as folder:
+        parts = ConfigurationRecipe(text.decode(), None).build([0], 0, folder)
+        posterior = run.posterior(parts.strategy.net, parts.strategy.likelihood, running=True)
+        return diagnose_chains(posterior, run.members, training_data(parts.data))
 
 
 def _read(storage: str) -> tuple[RunRecords, list[Row]]:
@@ -89,7 +120,7 @@ def rows_as_json(storage: str, rows: Sequence[Row]) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "lightning-bnn status",
-        usage="lightning-bnn status --storage FOLDER [--watch | --json]",
+        usage="lightning-bnn status --storage FOLDER [--watch | --json] [--diagnose]",
         description="Show what the members of a launched run do, read from the storage of the run: "
         "from any machine, while it runs and afterwards.",
     )
@@ -100,6 +131,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--watch", action="store_true",
         help="go on until the run ends: a live table on a terminal, a line now and then elsewhere",
+    )  # fmt: skip
+    parser.add_argument(
+        "--diagnose", action="store_true",
+        help="say below it whether the chains so far agree: R-hat and ESS of predictions",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, for scripts")
     return parser

@@ -36,6 +36,11 @@ class StoredRun:
         """The units of the run."""
         return self.records.units()
 
+    @property
+    def members(self) -> int:
+        """How many members or chains the run has in all."""
+        return sum(len(unit.members) for unit in self.units())
+
     def committed(self) -> dict[Unit, dict[str, Any]]:
         """The results of the units that are done, in order."""
         present = self.records.committed_names()
@@ -87,9 +92,10 @@ class StoredRun:
         if running:
             parts += self._running(net, likelihood)
         if not parts:
+            drawn = ", and no chain has a draw" if running else ""
             raise ConfigurationError(
-                f"No member of the run in {self.storage} is done yet; there are "
-                f"{len(self.units())} units. Wait for the first, or launch the run again to go on."
+                f"No member of the run in {self.storage} is done yet{drawn}; there are "
+                f"{self.members}. Wait for the first, or launch the run again to go on."
             )
         return MixturePosterior(parts)
 

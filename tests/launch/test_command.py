@@ -1,0 +1,114 @@
+"""``lightning-bnn launch`` from a configuration, and what it says of chains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lightning_bnn import Posterior
+from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.launch import LaunchedRun, StoredRun, launch
+from lightning_bnn.launch.chains import diagnose_chains
+from lightning_bnn.launch.command import main
+from lightning_bnn.launch.status_command import main as status
+from lightning_bnn.nets import MLP
+from lightning_bnn.posteriors import MixturePosterior
+from tests.launch.faults import wait_for
+from tests.launch.programs import Slowly, fit_by_hand, make_chains, make_data, make_ensemble
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture
+def chains(tmp_path: Path) -> str:
+    """The place of a configuration of chains that take no time."""
+    configuration = yaml.safe_load((CONFIGS / "toy_sghmc.yaml").read_text())
+    configuration["model"]["init_args"]["warm_up"] = 5
+    trainer = configuration["trainer"]
+    trainer |= {"max_epochs": 30, "check_val_every_n_epoch": 30}
+    trainer["callbacks"] = trainer["callbacks"][:1]
+    trainer["callbacks"][0]["init_args"] = {"burn_in": 10, "every": 5, "dirpath": "draws"}
+    place = tmp_path / "chains.yaml"
+    place.write_text(yaml.safe_dump(configuration))
+    return str(place)
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_chains_from_a_configuration(
+    chains: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = str(tmp_path / "run")
+    words = ["--config", chains, "--members", "2", "--storage", storage, "--allow-open-cluster"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "member 0 done in" in said
+    assert "member 1 done in" in said
+    assert "2 chains of 10 draws" in said
+    assert "R-hat" in said
+    assert f"The posterior of 2 members is in {storage}" in said
+    components = Posterior.load(storage, MLP(1, [20, 20], 1, torch.nn.Tanh)).components  # type: ignore[attr-defined]
+    assert [len(one) for one in components] == [10, 10]
+    # the same from any machine; and once more, nothing is left to do
+    assert status(["--storage", storage, "--diagnose"]) == 0
+    assert "2 chains of 10 draws" in capsys.readouterr().out
+    assert main(words) == 0
+    records = StoredRun(storage).records
+    assert [records.attempts(unit) for unit in records.units()] == [[1], [1]]
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ([], "the configuration names none. Pass --members N"),
+        (["--members", "2", "--stack", "2"], "--stack 2: the strategy of the configuration trains"),
+        (["--members", "0"], "members= is a whole number, at least 1; got 0"),
+    ],
+)
+def test_what_is_refused(words: list[str], match: str, tmp_path: Path) -> None:
+    config = ["--config", str(CONFIGS / "digits_vi.yaml"), "--storage", str(tmp_path / "run")]
+    with pytest.raises(ConfigurationError, match=match):
+        main([*config, *words])
+    assert not (tmp_path / "run").exists()
+
+
+def slow_trainer(members: list[int]) -> dict[str, Any]:
+    seconds = 0.0 if members[0] == 0 else 0.5
+    return {"max_epochs": 50, "callbacks": [SampleCollector(dirpath="draws"), Slowly(seconds)]}
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_chains_are_compared_while_they_run(tmp_path: Path) -> None:
+    run = launch(
+        make_chains, make_data, 3, storage=tmp_path, trainer=slow_trainer, seed=0,
+        allow_open_cluster=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: len(_drawn(run)) >= 2, "draws of two chains")
+        diagnosis = run.diagnose()
+        assert diagnosis.chains == 2
+        assert 4 <= diagnosis.draws < 200
+        assert any("1 of 3 chains have fewer than 4 draws" in note for note in diagnosis.notes)
+        with pytest.raises(ConfigurationError, match=r"no config\.yaml: the run was launched from"):
+            status(["--storage", str(tmp_path), "--diagnose"])
+    finally:
+        run.cancel()
+
+
+def _drawn(run: LaunchedRun) -> list[int]:
+    """How many draws the chains have that have some."""
+    try:
+        components = run.posterior(running=True).components
+    except ConfigurationError:
+        return []
+    return [len(one) for one in components if len(one) >= 4]  # type: ignore[arg-type]
+
+
+def test_members_that_are_no_chains() -> None:
+    posterior = MixturePosterior([fit_by_hand(make_ensemble, 0, max_epochs=1)])
+    with pytest.raises(ConfigurationError, match=r"No member of the run has 4 draws.*no chains"):
+        diagnose_chains(posterior, 1, torch.zeros(3, 2))
