@@ -16,6 +16,7 @@ tasks come.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import statistics
 import sys
@@ -26,7 +27,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytorch_lightning as pl
 import torch
 from torch import nn
@@ -96,6 +96,12 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def megabytes() -> float:
+    """The memory of this process, as Linux tells it."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def run_bare(ray: Any, make: Any, data: Any, epochs: int, members: Sequence[int]) -> None:
     task = ray.remote(fit).options(max_retries=0)
     with tempfile.TemporaryDirectory() as folder:
@@ -104,14 +110,14 @@ def run_bare(ray: Any, make: Any, data: Any, epochs: int, members: Sequence[int]
 
 def run_launched(make: Any, data: Any, epochs: int, members: int) -> list[float]:
     """Launch and wait; the driver's memory in megabytes after each result."""
-    process, memory = psutil.Process(), []
+    memory = []
     with tempfile.TemporaryDirectory() as folder:
         run = launch(
             make, data, members, storage=folder, trainer=trainer_options(epochs),
             allow_open_cluster=True,
         )  # fmt: skip
         for _ in run.as_completed():
-            memory.append(process.memory_info().rss / 2**20)
+            memory.append(megabytes())
     return memory
 
 
@@ -195,15 +201,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)  # before the work, not after it
     warnings.simplefilter("ignore")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     load = os.getloadavg()[0]
-    ray.init(
-        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False,
-        object_store_memory=80 * 2**20,
-    )  # fmt: skip
+    if not ray.is_initialized():
+        ray.init(
+            address="local", num_cpus=2, include_dashboard=False, log_to_driver=False,
+            object_store_memory=80 * 2**20,
+        )  # fmt: skip
     run_launched(make_bnn, make_data, 1, 8)  # workers that have imported everything
     result = measure_many(ray, options.members)
     result |= measure_busy(ray, 8, options.epochs, options.rounds)
