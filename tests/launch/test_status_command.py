@@ -158,9 +158,10 @@ def test_storage_of_an_unknown_kind_is_refused(storage: str) -> None:
         main(["--storage", storage])
 
 
-def test_json_is_of_one_moment(running: RunRecords) -> None:
-    with pytest.raises(ConfigurationError, match="Leave --watch out"):
-        main(["--storage", running.storage, "--watch", "--json"])
+@pytest.mark.parametrize("other", ["--watch", "--diagnose"])
+def test_json_is_of_one_moment(running: RunRecords, other: str) -> None:
+    with pytest.raises(ConfigurationError, match="Leave --watch and --diagnose out"):
+        main(["--storage", running.storage, other, "--json"])
 
 
 def test_the_storage_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
