@@ -11,7 +11,9 @@ two of an attempt are kept, and none when its unit is done.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
+import pathlib
 import re
 import tempfile
 import time
@@ -19,19 +21,37 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import Checkpoint
 
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.progress import plain_metrics
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.posteriors.files import open_directory
 
-__all__ = ["UnitCheckpoint", "checkpoint_step", "last_checkpoint", "remove_checkpoints"]
+__all__ = [
+    "UnitCheckpoint",
+    "checkpoint_step",
+    "last_checkpoint",
+    "plain_types",
+    "remove_checkpoints",
+]
 
 _NAME = re.compile(r"step-([0-9]{9,})-([0-9a-f]{16})\.ckpt")
 _KEPT = 2
+_HYPER_PARAMETERS = [
+    name
+    for kind in (pl.LightningModule, pl.LightningDataModule)
+    for name in (
+        kind.CHECKPOINT_HYPER_PARAMS_KEY,
+        kind.CHECKPOINT_HYPER_PARAMS_NAME,
+        kind.CHECKPOINT_HYPER_PARAMS_TYPE,
+    )
+]
 # Ranks agree on whether it is time only so often: asking costs a broadcast.
 _BATCHES_BETWEEN_QUESTIONS = 50
 
@@ -63,8 +83,14 @@ class UnitCheckpoint(Checkpoint):
         self._saved: list[str] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Know after which step the fit begins."""
+        """Know after which step the fit begins, and that it can be saved, before any work."""
         self._step = trainer.global_step
+        states = io.BytesIO()
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        torch.save([one.state_dict() for one in (*callbacks, data) if one is not None], states)
+        states.seek(0)
+        _check_readable(states)
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
             # Where steps decide when a fit ends, Lightning would do again what is done at the end
@@ -116,10 +142,16 @@ class UnitCheckpoint(Checkpoint):
             self._before()
         # of epochs and validations that are over; asking the trainer would add those of this step
         self.metrics |= plain_metrics(trainer._logger_connector._callback_metrics)
+        checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        for name in _HYPER_PARAMETERS:  # of any type, and a fit that goes on needs none of them
+            checkpoint.pop(name, None)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "unit.ckpt")
-            trainer.save_checkpoint(path)
+            trainer.strategy.save_checkpoint(checkpoint, path)
+            trainer.strategy.barrier("UnitCheckpoint.save")
             if trainer.is_global_zero:
+                if not self._saved:
+                    _check_readable(path)
                 with open(path, "rb") as file:
                     self._put(trainer.global_step, file.read())
         self._last = time.monotonic()
@@ -132,6 +164,29 @@ class UnitCheckpoint(Checkpoint):
         for old in self._saved[:-_KEPT]:
             patiently(lambda old=old: self.files.remove(old))  # type: ignore[misc]
         del self._saved[:-_KEPT]
+
+
+@contextmanager
+def plain_types() -> Iterator[None]:
+    """Let checkpoints that are read hold numbers and arrays of NumPy, and paths: data, no code."""
+    dtypes = [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
+    rebuild = [np._core.multiarray.scalar, np._core.multiarray._reconstruct]  # type: ignore[attr-defined]
+    paths = [pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath]
+    with torch.serialization.safe_globals([*rebuild, *dtypes, np.ndarray, np.dtype, *paths]):
+        yield
+
+
+def _check_readable(file: Any) -> None:
+    """Raise unless a later attempt can read a checkpoint; reading never runs code that is in it."""
+    with plain_types():
+        others = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    if others:
+        raise ConfigurationError(
+            f"A checkpoint of this fit holds objects of {', '.join(sorted(others))}, which are not "
+            "read back, so that a member could not go on after its worker has died. Let "
+            "state_dict() of the callback or data module that has them give tensors, numbers, "
+            "texts, lists and mappings."
+        )
 
 
 def _is_last(trainer: pl.Trainer) -> bool:

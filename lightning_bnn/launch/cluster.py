@@ -259,8 +259,8 @@ def check_nodes(storage: str, recipe: Any, run_file: bytes | None, patience: flo
             )
         if run_file is not None and said["run"] != run_file:
             raise LaunchError(
-                f"The node {name} sees another storage={storage!r} than the driver: a directory of "
-                "its own disk. Use storage that all nodes share, such as NFS or an object store."
+                f"The node {name} sees another storage={storage!r} than the driver: its own disk "
+                "or memory. Use storage that all nodes share, such as NFS or an object store."
             )
 
 

@@ -13,10 +13,10 @@ other: ``lightning-bnn test --config … --posterior runs/ensemble``.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from lightning_bnn.diagnostics import Diagnosis
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch.configuration import read_configuration
 from lightning_bnn.launch.live import watch
@@ -57,20 +57,28 @@ def main(arguments: Sequence[str]) -> int:
         address=options.address,
         allow_open_cluster=options.allow_open_cluster,
     )
-    run.records.files.put("config.yaml", recipe.text.encode())
-    watch(run)
+    try:
+        run.records.files.put("config.yaml", recipe.text.encode())
+        watch(run)
+    except BaseException:
+        run.cancel()
+        raise
+    lines = [f"The posterior of {_done(run)} members is in {run.storage}"]
     if any("draws" in result for result in run.committed().values()):
-        print_diagnosis(run.diagnose)
-    print(f"The posterior of {_done(run)} members is in {run.storage}")
+        lines.insert(0, _diagnosis(run))
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:  # nobody reads on; the run is done all the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
-def print_diagnosis(diagnose: Callable[[], Diagnosis]) -> None:
-    """Say whether the chains agree, or why that cannot be said."""
+def _diagnosis(run: LaunchedRun) -> str:
+    """Whether the chains agree, or why that cannot be said."""
     try:
-        print(diagnose())
-    except ConfigurationError as error:  # too few draws, or ArviZ is missing
-        print(f"No R-hat: {error}")
+        return str(run.diagnose())
+    except Exception as error:  # too few draws, no ArviZ, no data on this machine
+        return f"No R-hat: {type(error).__name__}: {error}"
 
 
 def _done(run: LaunchedRun) -> int:

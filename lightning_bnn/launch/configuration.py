@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -16,6 +16,7 @@ import yaml
 from lightning_bnn.cli import BayesianCLI, import_function
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch.recipe import Parts
+from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["ConfigurationRecipe", "read_configuration"]
 
@@ -91,6 +92,14 @@ class ConfigurationRecipe:
                 yaml.safe_dump(configuration, file)
             made = _PartsCLI.make(["--config", path])
         return Parts(made.model, made.datamodule, made.trainer_options)
+
+    def build_strategy(self, members: Sequence[int], seed: int) -> Strategy:
+        """Make the strategy; the data module is made with it, and dropped unused."""
+        return self.build(members, seed, "").strategy
+
+    def trainer_options(self) -> Mapping[str, Any]:
+        """The options of the trainer, as they stand in the configuration."""
+        return yaml.safe_load(self.text).get("trainer") or {}
 
     def description(self) -> dict[str, Any]:
         """The hash of what decides the members; the length of a fit may be changed."""

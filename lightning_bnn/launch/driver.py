@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 import queue
+import sys
 import threading
 import time
 import traceback
@@ -153,12 +154,13 @@ class Driver(threading.Thread):
         self._running: dict[Any, _Running] = {}
         self._past: dict[Unit, _Past] = {}
         self._cancelled = threading.Event()
+        self._before = getattr(sys, "last_value", None)
         self._looked = time.monotonic()
 
     def run(self) -> None:
         """Go on until every unit is done or has failed, or the run is cancelled."""
         try:
-            while not self._cancelled.is_set() and self._busy:
+            while not self._cancelled.is_set() and self._busy and not self._deserted:
                 self._hand_out()
                 self._take_in()
                 self._look_for_lost()
@@ -172,6 +174,12 @@ class Driver(threading.Thread):
     def cancel(self) -> None:
         """Stop: what is running is ended, and can be gone on with later."""
         self._cancelled.set()
+
+    @property
+    def _deserted(self) -> bool:
+        """Whether the program has ended by an error or Ctrl-C; one that is over is waited for."""
+        ended = not threading.main_thread().is_alive()
+        return ended and getattr(sys, "last_value", None) is not self._before
 
     @property
     def _busy(self) -> bool:

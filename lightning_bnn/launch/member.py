@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.loggers import CSVLogger
+from lightning_fabric.utilities.cloud_io import get_filesystem
+from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
 
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
@@ -22,6 +24,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch.checkpoints import (
     UnitCheckpoint,
     last_checkpoint,
+    plain_types,
     remove_checkpoints,
 )
 from lightning_bnn.launch.draws import adopt_draws
@@ -33,14 +36,14 @@ from lightning_bnn.launch.saving import save_members
 from lightning_bnn.launch.units import Unit, unit_seed
 from lightning_bnn.strategies.base import Strategy
 
-__all__ = ["Attempt", "run_attempt"]
+__all__ = ["Attempt", "check_trainer_options", "run_attempt"]
 
-# What the launcher decides, by its own options.
-_TAKEN = {
-    "default_root_dir": "everything goes to storage=",
-    "devices": "use devices= of launch",
-    "num_nodes": "use devices= of launch",
-    "fast_dev_run": "fit one member by hand to try it",
+# What the launcher decides, by its own options; what is no wish, and what to do instead.
+_TAKEN: dict[str, tuple[tuple[Any, ...], str]] = {
+    "default_root_dir": ((None,), "everything goes to storage="),
+    "devices": ((None, 1, "1", [0], "auto"), "use devices= of launch"),
+    "num_nodes": ((None, 1), "use devices= of launch"),
+    "fast_dev_run": ((None, False, 0), "fit one member by hand to try it"),
 }
 
 
@@ -125,7 +128,8 @@ def run_attempt(
         with last_checkpoint(records, unit, agree) as found:
             path, before = found or (None, None)
             adopt_draws(records, unit, trainer, folder, before)
-            trainer.fit(parts.strategy, parts.data, ckpt_path=path, weights_only=True)
+            with plain_types():
+                trainer.fit(parts.strategy, parts.data, ckpt_path=path, weights_only=True)
         result = _leave_behind(parts.strategy, trainer, records, attempt, folder)
         result["metrics"] = {**checkpoint.metrics, **result["metrics"]}
         result |= {"seconds": time.time() - begin, **(facts or {})}
@@ -163,18 +167,55 @@ def _check_numbers(strategy: Strategy, unit: Unit) -> None:
         )
 
 
+def check_trainer_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of the trainer that are the launcher's to set.
+
+    Example:
+        >>> check_trainer_options({"max_epochs": 3, "devices": 1})
+        >>> check_trainer_options({"devices": 2})
+        Traceback (most recent call last):
+        ...
+        lightning_bnn.errors.ConfigurationError: trainer= has devices=2, which ...
+    """
+    for name, (unset, instead) in _TAKEN.items():
+        if options.get(name) not in unset:
+            raise ConfigurationError(
+                f"trainer= has {name}={options[name]!r}, which the launcher sets: {instead}."
+            )
+
+
+def keep_apart(folder: str, loggers: Iterable[Any], callbacks: Iterable[Any]) -> None:
+    """Let loggers and checkpoints that all members share write to the folder of this attempt."""
+    for logger in loggers:
+        if isinstance(logger, (CSVLogger, TensorBoardLogger)):
+            logger._root_dir, logger._fs = folder, get_filesystem(folder)
+            if isinstance(logger, CSVLogger):
+                logger._save_dir = folder
+    for callback in callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None:
+            name = os.path.basename(str(callback.dirpath).rstrip("/")) or "best"
+            callback.dirpath = f"{folder}/{name}"
+
+
+def _listed(options: dict[str, Any], name: str) -> list[Any]:
+    """What an option that may be one thing or several holds; it is taken out."""
+    given = options.pop(name, None) or []
+    return [*given] if isinstance(given, (list, tuple)) else [given]
+
+
 def _make_trainer(
     parts: Parts, folder: str, gpu: bool, own: list[Any], added: Mapping[str, Any]
 ) -> pl.Trainer:
-    options = dict(parts.trainer)
-    for name, instead in _TAKEN.items():
-        if options.pop(name, None) is not None:
-            raise ConfigurationError(f"trainer= has {name}, which the launcher sets: {instead}.")
-    given = options.pop("callbacks", None) or []
-    callbacks = [*given] if isinstance(given, (list, tuple)) else [given]
+    check_trainer_options(parts.trainer)
+    options = {name: value for name, value in parts.trainer.items() if name not in _TAKEN}
+    # nobody sees the bars of many members
+    callbacks = [one for one in _listed(options, "callbacks") if not isinstance(one, ProgressBar)]
     logger = options.pop("logger", True)
     if logger is True or logger is None:
         logger = CSVLogger(folder, name="logs", version="")
+    if parts.shared:
+        loggers = logger if isinstance(logger, (list, tuple)) else [logger]
+        keep_apart(folder, loggers, callbacks)
     accelerator = options.pop("accelerator", "auto")
     if accelerator == "auto":
         # A task without a GPU is not kept from seeing those of the node.
@@ -191,8 +232,7 @@ def _make_trainer(
     placed = {name: value for name, value in added.items() if name != "rank"}
     if "strategy" in placed:
         placed["strategy"] = placed["strategy"](options.pop("strategy", None))
-    plugins = options.pop("plugins", None) or []
-    plugins = [*plugins] if isinstance(plugins, (list, tuple)) else [plugins]
+    plugins = _listed(options, "plugins")
     if "plugins" in placed:
         placed["plugins"] = [*plugins, *placed["plugins"]]
     elif not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
@@ -226,6 +266,7 @@ def _leave_behind(
         "members": found,
         "attempt": attempt.number,
         "metrics": plain_metrics(trainer.callback_metrics),
+        "asked": {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps},
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
         **({"draws": collected[0]} if collected else {}),

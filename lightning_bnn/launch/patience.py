@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -19,6 +20,8 @@ _FINAL = (
     NotADirectoryError,
     PermissionError,
 )
+
+_FINAL_NUMBERS = (errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG)
 
 # Clients of object stores have errors of their own for a connection that is not there. Others, such
 # as that of missing credentials, stay.
@@ -70,7 +73,7 @@ def patiently(call: Callable[[], Result], patience: float = 60.0) -> Result:
 def _is_passing(error: Exception) -> bool:
     """Whether an error of storage may be gone in a moment."""
     if isinstance(error, (OSError, asyncio.TimeoutError)):
-        return not isinstance(error, _FINAL)
+        return not isinstance(error, _FINAL) and getattr(error, "errno", None) not in _FINAL_NUMBERS
     return any(
         f"{kind.__module__.split('.')[0]}.{kind.__name__}" in _AWAY for kind in type(error).__mro__
     )

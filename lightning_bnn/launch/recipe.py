@@ -2,7 +2,9 @@
 
 A *recipe* builds the strategy, the data and the options of the trainer inside the process that
 trains. A factory may take ``members`` (the numbers to train), ``seed`` (the root of all seeds) and
-``folder`` (where this attempt may write), each by its name; it is given those that it takes.
+``folder`` (where this attempt may write), each by its name; it is given those that it takes and
+that are not bound by ``functools.partial``. What makes the data is given only what has no default:
+the seed of a split must not change with that of the members.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from lightning_bnn.errors import ConfigurationError
@@ -28,11 +32,14 @@ class Parts:
         strategy: The strategy that trains the members.
         data: A data module, or what else ``Trainer.fit`` takes as training data.
         trainer: Options of the trainer.
+        shared: Whether the loggers and callbacks in them are the same for all members, so that what
+            they write has to be kept apart.
     """
 
     strategy: Strategy
     data: Any
     trainer: dict[str, Any]
+    shared: bool = True
 
 
 class Recipe(Protocol):
@@ -41,8 +48,14 @@ class Recipe(Protocol):
     def build(self, members: Sequence[int], seed: int, folder: str) -> Parts:
         """Make all parts anew, with the global generators as they are."""
 
+    def build_strategy(self, members: Sequence[int], seed: int) -> Strategy:
+        """Make the strategy alone, where there may be no data."""
+
     def description(self) -> dict[str, Any]:
         """What tells this recipe from another, as JSON."""
+
+    def trainer_options(self) -> Mapping[str, Any]:
+        """Options of the trainer that are known before; none if a function gives them."""
 
 
 @dataclass(frozen=True)
@@ -93,20 +106,36 @@ class Factories:
 
     def build(self, members: Sequence[int], seed: int, folder: str) -> Parts:
         """Make all parts anew, with the global generators as they are."""
+        strategy = self.build_strategy(members, seed, folder)
         given = {"members": list(members), "seed": seed, "folder": folder}
-        strategy = _call(self.make_bnn, given)
+        data = _call(self.make_data, given, only_needed=True)
+        if not callable(self.trainer):
+            return Parts(strategy, data, dict(self.trainer))
+        trainer = _call(self.trainer, given)
+        if not isinstance(trainer, Mapping):
+            raise ConfigurationError(
+                f"trainer={factory_name(self.trainer)} returns a {type(trainer).__name__}; it "
+                "gives a mapping of options of Trainer."
+            )
+        return Parts(strategy, data, dict(trainer), shared=False)
+
+    def build_strategy(self, members: Sequence[int], seed: int, folder: str = "") -> Strategy:
+        """Make the strategy alone, where there may be no data."""
+        strategy = _call(self.make_bnn, {"members": list(members), "seed": seed, "folder": folder})
         if not isinstance(strategy, Strategy):
             raise ConfigurationError(
                 f"{factory_name(self.make_bnn)} returns a {type(strategy).__name__}; a launch "
                 "needs a strategy, such as DeepEnsemble, SGMCMC or VariationalBNN."
             )
-        data = _call(self.make_data, given)
-        trainer = _call(self.trainer, given) if callable(self.trainer) else self.trainer
-        return Parts(strategy, data, dict(trainer))
+        return strategy
 
     def description(self) -> dict[str, Any]:
-        """The names of the functions."""
-        return {"bnn": factory_name(self.make_bnn), "data": factory_name(self.make_data)}
+        """The names of the functions, with what is bound to them."""
+        return {"bnn": _described(self.make_bnn), "data": _described(self.make_data)}
+
+    def trainer_options(self) -> Mapping[str, Any]:
+        """The options, unless a function gives them."""
+        return {} if callable(self.trainer) else self.trainer
 
 
 def _check_signature(name: str, factory: Callable[..., Any]) -> None:
@@ -130,9 +159,30 @@ def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def _call(factory: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    taken = {name: given[name] for name in GIVEN if name in _parameters(factory)}
+def _call(factory: Callable[..., Any], given: Mapping[str, Any], only_needed: bool = False) -> Any:
+    bound = factory.keywords if isinstance(factory, partial) else {}
+    taken = {
+        name: given[name]
+        for name, parameter in _parameters(factory).items()
+        if name in GIVEN and name not in bound
+        if not (only_needed and parameter.default is not parameter.empty)
+    }
     return factory(**taken)
+
+
+def _described(factory: Callable[..., Any]) -> str:
+    """The name of a function, and of a partial the plain values that are bound to it."""
+    name = factory_name(factory)
+    if not isinstance(factory, partial):
+        return name
+    plain = (bool, int, float, str, type(None), Path)
+    said = [repr(value) for value in factory.args if isinstance(value, plain)]
+    said += [
+        f"{key}={value!r}"
+        for key, value in sorted(factory.keywords.items())
+        if isinstance(value, plain)
+    ]
+    return f"{name}({', '.join(said)})" if said else name
 
 
 def factory_name(factory: Any) -> str:

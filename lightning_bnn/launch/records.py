@@ -59,8 +59,9 @@ class RunRecords:
     """
 
     def __init__(self, storage: str | os.PathLike[str]) -> None:
+        local = re.sub("^(file|local)://", "", str(storage))  # one run has one name
         # the slashes of memory:// stay
-        self.storage = re.sub(r"(?<=[^:/])/+$", "", absolute(storage))
+        self.storage = re.sub(r"(?<=[^:/])/+$", "", absolute(local))
         self.files = open_directory(self.storage)
 
     # ---------------------------------------------------------------- the run
@@ -85,6 +86,15 @@ class RunRecords:
             was, now = found.get(name), body.get(name)
             if name == "units" and was is not None and now is not None and now[: len(was)] == was:
                 continue  # the same, or more members than before
+            if name == "units" and was is not None and now is not None:
+                sizes = {len(unit) for unit in was[:-1]} == {len(unit) for unit in now[:-1]}
+                if sizes and len(was[-1]) < len(was[0]):
+                    raise ConfigurationError(
+                        f"{self.files} holds a run whose last stack has {len(was[-1])} of "
+                        f"{len(was[0])} members; it cannot be filled up, because a stack trains "
+                        f"as a whole. Go on with {sum(map(len, was))} members, or use another "
+                        "storage=."
+                    )
             if was != now:
                 raise ConfigurationError(
                     f"{self.files} holds a run with {name}={was!r:.200}; this one has "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -16,8 +18,8 @@ from lightning_bnn.launch import cluster
 from lightning_bnn.launch.chains import diagnose_chains, training_data
 from lightning_bnn.launch.claims import claim_run
 from lightning_bnn.launch.driver import Driver
-from lightning_bnn.launch.member import Attempt
-from lightning_bnn.launch.recipe import Factories, Parts, Recipe, check_sendable
+from lightning_bnn.launch.member import Attempt, check_trainer_options
+from lightning_bnn.launch.recipe import Factories, Recipe, check_sendable
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.results import MemberResult
 from lightning_bnn.launch.stored import Kind, StoredRun
@@ -25,6 +27,7 @@ from lightning_bnn.launch.tasks import driver_options, make_submit
 from lightning_bnn.launch.units import Unit, plan_units
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import MixturePosterior
+from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.resume import isolated_random_state
 
 __all__ = ["LaunchedRun", "launch", "launch_recipe"]
@@ -54,14 +57,17 @@ def launch(
     """Train many members or chains with Ray, each by a ``Trainer.fit`` of its own.
 
     It returns when everything was checked and the first members are on their way. Started again
-    with the same ``storage``, it runs what is missing and nothing else.
+    with the same ``storage``, it runs what is missing and nothing else. A program that comes to its
+    end waits for the run; one that ends by an error or by Ctrl-C cancels it.
 
     Args:
         make_bnn: Makes a strategy, in the process that trains it. It may take ``members``, a list
             of numbers to hand on (``DeepEnsemble(..., members=members)``,
             ``SGMCMC(..., chains=members)``), and ``seed``, the root of all seeds. One that takes
             neither is called with torch, NumPy and Python seeded by the number of the member.
-        make_datamodule: Makes a data module or a training loader.
+        make_datamodule: Makes a data module or a training loader. Of ``members``, ``seed`` and
+            ``folder`` it is given those that it takes without a default: the seed of a split stays
+            its own.
         members: How many members, or chains, in all.
         storage: A directory that all nodes share, or an fsspec URL such as ``s3://bucket/run``.
         trainer: Options of ``pl.Trainer``, or a function that gives them.
@@ -133,24 +139,35 @@ def launch_recipe(
     """The work of :func:`launch`, for any recipe; ``parts`` are what a user would know it by."""
     units = plan_units(members, stack)
     _check_options(on_failure, min_members, members, retries, devices, seed)
-    for name, value in (("checkpoint_seconds", checkpoint_seconds), ("lost_after", lost_after)):
-        if not value >= 0:
-            raise ConfigurationError(f"{name}= is at least 0; got {value!r}.")
-    needs = dict(resources or {})
+    for name, value, least in (
+        ("checkpoint_seconds", checkpoint_seconds, 0.0),
+        ("lost_after", lost_after, 1.0),
+    ):
+        if not isinstance(value, (int, float)) or not value >= least:
+            raise ConfigurationError(
+                f"{name}= is a number of seconds, at least {least:g}; got {value!r}."
+            )
+    check_trainer_options(recipe.trainer_options())
+    needs, devices = dict(resources or {}), int(devices)
     cluster.task_options(needs)
     ray = cluster.require_ray()
     records = RunRecords(storage)
     cluster.connect(address, allow_open_cluster)
     cluster.check_feasible(needs, devices)
     check_sendable(ray, recipe, parts)
-    records.begin(
-        {
-            "units": [list(unit.members) for unit in units],
-            "seed": int(seed),
-            "devices": devices,
-            **recipe.description(),
-        }
-    )
+    description = {
+        "units": [list(unit.members) for unit in units],
+        "seed": int(seed),
+        "devices": devices,
+        **recipe.description(),
+    }
+    try:
+        records.begin(description)
+    except OSError as error:
+        raise ConfigurationError(
+            f"storage={str(storage)!r} cannot be written: {type(error).__name__}: {error}. Name a "
+            "directory or a URL that this machine and all nodes can write to."
+        ) from error
     threads = max(1, int(needs.get("CPU", 1)))
     template = Attempt(
         recipe,
@@ -168,6 +185,7 @@ def launch_recipe(
     try:
         run = LaunchedRun(records, recipe, seed, on_failure, min_members)
         missing = run.missing()
+        _say_if_others(run, recipe)
         travelled = ray.put(recipe)
         if missing:
             cluster.check_nodes(records.storage, travelled, records.files.get("run.json"))
@@ -182,6 +200,23 @@ def launch_recipe(
         release()
         raise
     return run
+
+
+def _say_if_others(run: LaunchedRun, recipe: Recipe) -> None:
+    """Warn where members that are done were trained for another time than is asked for now."""
+    options = recipe.trainer_options()
+    for name in ("max_epochs", "max_steps"):
+        asked = options.get(name)
+        for unit, result in run.committed().items():
+            was = result.get("asked", {}).get(name)
+            if asked not in (None, -1) and was not in (None, -1, asked):
+                warnings.warn(
+                    f"{run.storage}: {unit} is done and was trained with {name}={was}; the "
+                    f"{name}={asked} of now is for members that are not done. Use another storage= "
+                    "to train all of them so.",
+                    stacklevel=4,
+                )
+                return
 
 
 def _check_options(
@@ -225,7 +260,7 @@ class LaunchedRun(StoredRun):
         self._driver: Driver | None = None
         self._ended: dict[int, MemberResult] = {}
         self._lock = threading.Lock()
-        self._template: Parts | None = None
+        self._template: Strategy | None = None
 
     def missing(self) -> list[Unit]:
         """The units that are not done yet."""
@@ -296,15 +331,20 @@ class LaunchedRun(StoredRun):
                 f"done is in {self.storage}; launching again runs only what is missing."
             )
         first = bad[0]
-        said = f"; member {first.member} {first.status}: {first.error}"
+        said = f"; member {first.member} {first.status}: {(first.error or '').rstrip('.')}"
         fix = (
             f"At least min_members={self.min_members} are needed."
             if self.on_failure == "skip"
             else "With on_failure='skip' the run goes on without them."
         )
+        again = (
+            "a member of a stack that has diverged stays so"
+            if all(result.status == "diverged" for result in bad) and not cut
+            else "launching again runs only what is missing"
+        )
         raise LaunchError(
             f"{good} members are done and {len(bad) + cut} are not{said}. {fix} All that is done "
-            f"is in {self.storage}; launching again runs only what is missing."
+            f"is in {self.storage}; {again}."
         )
 
     # ---------------------------------------------------------------- the posterior
@@ -327,8 +367,10 @@ class LaunchedRun(StoredRun):
         if not running:
             self.wait()
         if net is None:
-            made = self._made().strategy
-            net, likelihood = made.net, likelihood or made.likelihood
+            if self._template is None:
+                with isolated_random_state(seed=0):
+                    self._template = self.recipe.build_strategy([0], self.seed)
+            net, likelihood = self._template.net, likelihood or self._template.likelihood
         return super().posterior(net, likelihood, kind, running)
 
     def diagnose(self, inputs: Any = None, **options: Any) -> Diagnosis:
@@ -341,12 +383,6 @@ class LaunchedRun(StoredRun):
         """
         posterior = self.posterior(running=True)
         if inputs is None and "weights" not in options:
-            inputs = training_data(self._made().data)
+            with isolated_random_state(seed=0), tempfile.TemporaryDirectory() as folder:
+                inputs = training_data(self.recipe.build([0], self.seed, folder).data)
         return diagnose_chains(posterior, self.members, inputs, **options)
-
-    def _made(self) -> Parts:
-        """The network, the likelihood and the data of one member, made here."""
-        if self._template is None:
-            with isolated_random_state(seed=0):
-                self._template = self.recipe.build([0], self.seed, self.storage)
-        return self._template

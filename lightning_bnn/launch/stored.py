@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 from torch import nn
@@ -123,15 +124,15 @@ class StoredRun:
         done = {unit.name for unit in self.committed()}
         parts: list[Posterior] = []
         for unit in self.units():
-            attempt = 0 if unit.name in done else self.records.granted(unit)
-            if not attempt:
+            if unit.name in done:
                 continue
-            try:
-                part = Posterior.load(
-                    f"{self.records.folder(unit, attempt)}/draws", net, likelihood
-                )
-            except PosteriorFormatError:
-                continue  # no draw yet
-            assert isinstance(part, DrawsPosterior)
-            parts += [part.chain(number) for number in range(part.chains)]
+            found = []
+            for attempt in self.records.attempts(unit):
+                place = f"{self.records.folder(unit, attempt)}/draws"
+                with suppress(PosteriorFormatError):  # no draw yet
+                    found.append(Posterior.load(place, net, likelihood))
+            # the last has the draws of those before it, but may be taking them over just now
+            longest = max(found, key=len, default=None)  # type: ignore[arg-type]
+            if isinstance(longest, DrawsPosterior):
+                parts += [longest.chain(number) for number in range(longest.chains)]
         return parts

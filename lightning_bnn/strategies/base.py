@@ -357,12 +357,14 @@ class Strategy(pl.LightningModule, ABC):
         if isinstance(limit, float):
             length = sized_len(loader)
             limit = int(length * limit) if limit < 1.0 and length is not None else float("inf")
+        epochs: Any = trainer.fit_loop.epoch_progress
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress
         return ResumableLoader(
             loader,
             seed,
             trainer.global_rank,
-            epoch=lambda: trainer.current_epoch,
+            # not current_epoch, which Lightning corrects after it has fetched a first batch
+            epoch=lambda: epochs.current.processed,
             limit=limit,
             progress=lambda: batches.current.processed,
         )

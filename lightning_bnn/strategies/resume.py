@@ -84,7 +84,8 @@ class ResumableLoader:
     """A data loader whose order is a function of (seed, epoch), and whose place can be saved.
 
     Lightning saves ``state_dict()`` with the fit loop and calls ``load_state_dict()`` before
-    the first batch. Every other attribute is the wrapped loader's.
+    the first batch. Every other attribute is the wrapped loader's. One thing is not repeated:
+    random numbers that persistent workers draw by themselves, for they are seeded once.
 
     Args:
         loader: Any iterable of batches, such as a ``DataLoader``.
@@ -148,6 +149,10 @@ class ResumableLoader:
             for generator in self._generators():
                 generator.manual_seed(seed)
             opener = self.opener
+            if opener is None and getattr(self.loader, "_iterator", None) is not None:
+                # A loader with persistent workers draws a seed for them before its first order
+                # only: with one drawn here, the order does not depend on how often it was asked.
+                torch.empty((), dtype=torch.int64).random_(generator=self.loader.generator)
             batches = iter(self.loader) if opener is None else opener(self._epoch, self._rank)
             # Fetching what was seen is the price of being exact: samplers, workers and their
             # augmentation all stand where they stood. The first fetch of an epoch belongs in

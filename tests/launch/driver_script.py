@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,25 @@ def start(storage: str | os.PathLike[str], options: Any) -> LaunchedRun:
 
 def main(storage: str) -> None:
     """Start Ray, launch the run and wait for it."""
+    _start_ray()
+    start(storage, slow_trainer).wait()
+
+
+def stumble(storage: str) -> None:
+    """Launch the run, and end by an error after the first result."""
+    _start_ray()
+    for result in start(storage, slow_trainer).as_completed():
+        raise RuntimeError(f"a mistake in the program, after {result}")
+
+
+def dawdle(storage: str) -> None:
+    """Launch the run, and do something else until somebody presses Ctrl-C."""
+    _start_ray()
+    for _ in start(storage, slow_trainer).as_completed():
+        time.sleep(3600)
+
+
+def _start_ray() -> None:
     import ray
 
     ray.init(
@@ -62,4 +82,3 @@ def main(storage: str) -> None:
         object_store_memory=80 * 2**20,
         log_to_driver=False,
     )
-    start(storage, slow_trainer).wait()

@@ -108,11 +108,12 @@ def run_by_hand(
     unit: Unit = Unit((0,)),  # noqa: B008 - it cannot be changed
     attempt: int = 1,
     checkpoint_seconds: float = 0.0,
+    data: Callable[..., Any] = make_data,
 ) -> RunRecords:
     """Run an attempt in this process, without Ray, and give the records."""
     records = RunRecords(storage)
     records.grant(unit, attempt)
-    recipe = Factories(make_bnn, make_data, trainer)
+    recipe = Factories(make_bnn, data, trainer)
     run_attempt(
         Attempt(
             recipe,

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_bnn import DeepEnsemble
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
-from lightning_bnn.errors import FencedError
+from lightning_bnn.errors import ConfigurationError, FencedError
 from lightning_bnn.launch.checkpoints import (
     checkpoint_step,
     last_checkpoint,
@@ -21,8 +30,16 @@ from lightning_bnn.launch.checkpoints import (
 )
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
+from lightning_bnn.likelihoods import Gaussian
 from tests.launch.faults import Note, Raise, left_behind, noted_steps, run_by_hand, wait_for
-from tests.launch.programs import Slowly, make_chains, make_ensemble, make_variational
+from tests.launch.programs import (
+    Slowly,
+    make_chains,
+    make_data,
+    make_ensemble,
+    make_net,
+    make_variational,
+)
 
 ROOT = Path(__file__).parents[2]
 UNIT = Unit((0,))
@@ -319,3 +336,119 @@ def _is_stopped(process: subprocess.Popen[str]) -> bool:
         raise AssertionError(process.communicate()[1][-4000:])
     state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
     return state == "T"
+
+
+# ------------------------------------------------------------------- what users put into them
+
+
+class Module(pl.LightningDataModule):
+    """Data with a path and a number of NumPy among its hyperparameters."""
+
+    def __init__(self, root: Path, scale: np.float64) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self) -> Any:
+        return make_data()
+
+
+class Counter(pl.Callback):
+    """Has a state of some kind."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        assert type(state_dict["value"]) is type(self.value)
+
+
+def resumed(
+    storage: Path, stop: int, data: Any, *callbacks: Any, make_bnn: Any = make_ensemble
+) -> dict[str, Any]:
+    """What an attempt leaves behind that goes on after one that was interrupted."""
+    go = partial(run_by_hand, storage, make_bnn, data=data)
+    with pytest.raises(Interrupted):
+        go(lambda folder: options(folder, stop, *callbacks))
+    records = go(lambda folder: options(folder, None, *callbacks), attempt=2)
+    assert noted_steps(records, UNIT, 2)[0] == stop - 1
+    return left_behind(records, UNIT)
+
+
+def test_hyperparameters_of_any_kind_are_no_hindrance(
+    tmp_path: Path, undisturbed: dict[str, Any]
+) -> None:
+    def data() -> Module:
+        return Module(tmp_path, np.float64(0.5))
+
+    assert resumed(tmp_path, 6, data) == undisturbed
+
+
+@pytest.mark.parametrize("value", [np.float32(2), np.arange(3), Path("a"), {"b": [1.5, None]}])
+def test_states_of_callbacks_are_read_back(
+    tmp_path: Path, undisturbed: dict[str, Any], value: Any
+) -> None:
+    assert resumed(tmp_path, 6, make_data, Counter(value)) == undisturbed
+
+
+def test_a_state_that_could_not_be_read_back_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"holds objects of .*FencedError, .*state_dict"):
+        run_by_hand(
+            tmp_path, make_ensemble, lambda folder: options(folder, None, Counter(FencedError()))
+        )
+    assert noted_steps(RunRecords(tmp_path), UNIT, 1) == [0]
+
+
+class Stream(IterableDataset[Any]):
+    """Examples in a new order in each epoch, of which nobody knows how many they are."""
+
+    def __iter__(self) -> Any:
+        inputs = torch.randn(64, 2)
+        return iter([(row, row.sum()[None]) for row in inputs])
+
+
+def make_stream() -> Any:
+    return DataLoader(Stream(), 16)
+
+
+def make_streamed(members: list[int], seed: int) -> DeepEnsemble:
+    return DeepEnsemble(make_net, Gaussian(0.1), members=members, seed=seed, num_data=64)
+
+
+@pytest.mark.parametrize("stop", [5, 6])  # after the end of an epoch, and within it
+def test_data_without_a_length(tmp_path: Path, stop: int) -> None:
+    calm = run_by_hand(tmp_path / "calm", make_streamed, options, data=make_stream)
+    found = resumed(tmp_path / "resumed", stop, make_stream, make_bnn=make_streamed)
+    assert found == left_behind(calm, UNIT)
+
+
+def make_persistent() -> Any:
+    loader = make_data()
+    return DataLoader(loader.dataset, 16, shuffle=True, num_workers=1, persistent_workers=True)
+
+
+def test_persistent_workers(tmp_path: Path) -> None:
+    calm = run_by_hand(tmp_path / "calm", make_ensemble, options, data=make_persistent)
+    for stop in (5, 10):
+        found = resumed(tmp_path / str(stop), stop, make_persistent)
+        assert found == left_behind(calm, UNIT)
+
+
+def test_loggers_and_checkpoints_of_members_are_kept_apart(tmp_path: Path) -> None:
+    shared = {
+        "max_epochs": 1,
+        "log_every_n_steps": 1,
+        "logger": [TensorBoardLogger(tmp_path / "logs"), CSVLogger(tmp_path / "logs")],
+        "callbacks": [ModelCheckpoint(dirpath=tmp_path / "best", filename="last")],
+    }
+    for member in range(2):
+        unit = Unit((member,))
+        records = run_by_hand(tmp_path / "run", make_ensemble, copy.deepcopy(shared), unit)
+        folder = Path(records.folder(unit, 1))
+        assert (folder / "best" / "last.ckpt").is_file()
+        (events,) = folder.rglob("events.out.tfevents*")
+        (metrics,) = folder.rglob("metrics.csv")
+        assert events.parents[1] == metrics.parents[1] == folder / "lightning_logs"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

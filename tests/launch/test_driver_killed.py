@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,12 +33,13 @@ pytestmark = [
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def driver(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     """A driver in a process of its own; whatever it has started ends with the test."""
     mark = f"LIGHTNING_BNN_TEST_{secrets.token_hex(8)}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", mark: "1"}
     environment.pop("RAY_ADDRESS", None)
-    code = "import sys; from tests.launch.driver_script import main; main(sys.argv[1])"
+    name = getattr(request, "param", "main")
+    code = f"import sys; from tests.launch.driver_script import {name}; {name}(sys.argv[1])"
     with open(tmp_path / "said", "wb") as said:
         process = subprocess.Popen(
             [sys.executable, "-c", code, str(tmp_path / "run")],
@@ -109,6 +111,23 @@ def test_a_driver_killed_and_started_again(driver: subprocess.Popen[bytes], tmp_
     for unit in UNITS[2:]:
         assert noted_steps(records, unit, 2)[0] > 0
     assert len(again.posterior(make_net()).components) == driver_script.MEMBERS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("driver", ["stumble", "dawdle"], indirect=True)
+def test_a_program_that_ends_by_an_error_cancels_its_run(
+    driver: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    records = RunRecords(tmp_path / "run")
+    wait_for(lambda: records.committed(UNITS[0]) is not None, "the first member")
+    if driver.args[-2].endswith("dawdle(sys.argv[1])"):  # type: ignore[index]
+        time.sleep(1.0)
+        driver.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    assert driver.wait(60) != 0  # what is left would take a minute
+    assert time.monotonic() - begin < 45
+    assert records.committed(UNITS[3]) is None
+    records.files.claim()()  # another driver may have it
 
 
 def test_a_run_that_is_done_is_not_run_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +41,34 @@ def test_options_bound_by_partial() -> None:
 
     recipe = Factories(partial(make_bnn, 8), make_data, {})
     assert recipe.takes_members
-    assert recipe.description()["bnn"].endswith("make_bnn")
+    assert recipe.description()["bnn"].endswith("make_bnn(8)")
+    other = Factories(
+        partial(make_bnn, 16), partial(make_data, root=Path("a"), net=make_ensemble), {}
+    )
+    assert other.description()["bnn"].endswith("make_bnn(16)")
+    assert other.description()["data"].endswith("make_data(root=PosixPath('a'))")
+
+
+def test_what_is_bound_or_has_a_default_stays() -> None:
+    given: dict[str, Any] = {}
+
+    def make_bnn(members: list[int], seed: int = 3) -> Any:
+        given["bnn"] = (members, seed)
+        return make_ensemble(members, seed)
+
+    def make_split(folder: str, batch_size: int = 4, seed: int = 5) -> Any:
+        given["data"] = (folder, seed)
+        return make_data()
+
+    Factories(make_bnn, make_split, {}).build([2], 9, "here")
+    assert given == {"bnn": ([2], 9), "data": ("here", 5)}
+    Factories(partial(make_bnn, seed=7), partial(make_split, folder="there"), {}).build([2], 9, "")
+    assert given == {"bnn": ([2], 7), "data": ("there", 5)}
+
+
+def test_a_trainer_function_gives_options() -> None:
+    with pytest.raises(ConfigurationError, match="returns a NoneType; it gives a mapping"):
+        Factories(make_ensemble, make_data, lambda folder: None).build([0], 0, "")  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize(

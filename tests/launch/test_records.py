@@ -245,8 +245,13 @@ def test_members_may_be_added_where_the_last_stack_is_full(records: RunRecords) 
 
     records.begin(stacked(4))
     records.begin(stacked(5))
-    with pytest.raises(ConfigurationError, match="units="):
+    with pytest.raises(ConfigurationError, match="last stack has 1 of 2 members; it cannot be"):
         records.begin(stacked(6))  # member 4 would be trained again, in another unit
+
+
+def test_one_run_has_one_name(tmp_path: Path) -> None:
+    names = {RunRecords(f"{start}{tmp_path}").storage for start in ("", "file://", "local://")}
+    assert names == {str(tmp_path)}
 
 
 def test_storage_without_a_run_says_what_is_there(records: RunRecords) -> None:

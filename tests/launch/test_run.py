@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning.callbacks import RichProgressBar
 
 from lightning_bnn import MixturePosterior, Posterior
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
@@ -140,13 +141,18 @@ def test_what_members_write_lies_in_their_own_folders(tmp_path: Path) -> None:
         ({"min_members": 3}, ConfigurationError, "min_members=3 of members=2"),
         ({"retries": -1}, ConfigurationError, "retries= is a whole number, at least 0"),
         ({"stack": 0}, ConfigurationError, "stack= is a whole number"),
+        ({"lost_after": 0}, ConfigurationError, "lost_after= is a number of seconds, at least 1"),
+        ({"checkpoint_seconds": "60"}, ConfigurationError, "at least 0; got '60'"),
+        ({"trainer": {"devices": 2}}, ConfigurationError, "trainer= has devices=2, which the"),
+        ({"storage": "/proc/no"}, ConfigurationError, "'/proc/no' cannot be written: FileNotFound"),
     ],
 )
 def test_bad_options_are_refused_before_anything_is_written(
     tmp_path: Path, options: dict[str, Any], error: type[Exception], match: str
 ) -> None:
+    options = {"storage": tmp_path, "trainer": TRAINER, **options}
     with pytest.raises(error, match=match):
-        start(make_ensemble, make_data, 2, storage=tmp_path, trainer=TRAINER, **options)
+        start(make_ensemble, make_data, 2, **options)
     assert not list(tmp_path.iterdir())
 
 
@@ -171,10 +177,32 @@ def test_storage_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_options_that_the_launcher_sets(tmp_path: Path) -> None:
-    trainer = {**TRAINER, "devices": 2}
+    def trainer() -> dict[str, Any]:
+        return {**TRAINER, "devices": 2}
+
     run = start(make_ensemble, make_data, 2, storage=tmp_path, trainer=trainer)
-    with pytest.raises(LaunchError, match="trainer= has devices, which the launcher sets"):
+    with pytest.raises(LaunchError, match="trainer= has devices=2, which the launcher sets"):
         run.wait()
+
+
+def test_where_the_driver_has_no_data_and_other_epochs_are_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+
+    def make_stored_data() -> Any:
+        assert file.read_text() == "here"
+        return make_data()
+
+    file.write_text("here")
+    # as in a configuration of a fit on one machine
+    trainer = {**TRAINER, "devices": 1, "num_nodes": 1, "callbacks": [RichProgressBar()]}
+    go = partial(start, make_ensemble, make_stored_data, 2, storage=tmp_path / "run")
+    run = go(trainer=trainer)
+    run.wait()
+    file.unlink()
+    assert len(run.posterior().components) == 2
+    with pytest.warns(UserWarning, match=r"member 0 is done and was trained with max_epochs=3"):
+        again = go(trainer={**trainer, "max_epochs": 9})
+    assert [result.steps for result in again.wait()] == [12, 12]
 
 
 def test_a_stack_needs_to_know_its_members(tmp_path: Path) -> None:
