@@ -99,6 +99,8 @@ class UnitCheckpoint(Checkpoint):
             loop._restarting = loop.epoch_loop.restarting = False
             loop.reset_restart_stage()
             loop.epoch_loop.reset_restart_stage()
+            assert loop._data_fetcher is not None
+            iter(loop._data_fetcher)  # a batch of the epoch before may have been fetched
 
     def on_train_batch_end(
         self,

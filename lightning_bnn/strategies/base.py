@@ -357,14 +357,15 @@ class Strategy(pl.LightningModule, ABC):
         if isinstance(limit, float):
             length = sized_len(loader)
             limit = int(length * limit) if limit < 1.0 and length is not None else float("inf")
-        epochs: Any = trainer.fit_loop.epoch_progress
+        epochs, by_epochs = trainer.fit_loop.epoch_progress, trainer.max_steps == -1
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress
         return ResumableLoader(
             loader,
             seed,
             trainer.global_rank,
-            # not current_epoch, which Lightning corrects after it has fetched a first batch
-            epoch=lambda: epochs.current.processed,
+            # Of a fit that goes on after the end of an epoch Lightning corrects what is completed,
+            # but not before it has fetched a first batch; where steps decide, not at all.
+            epoch=lambda: getattr(epochs.current, "processed" if by_epochs else "completed"),
             limit=limit,
             progress=lambda: batches.current.processed,
         )

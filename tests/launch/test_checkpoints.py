@@ -365,11 +365,9 @@ class Counter(pl.Callback):
         assert type(state_dict["value"]) is type(self.value)
 
 
-def resumed(
-    storage: Path, stop: int, data: Any, *callbacks: Any, make_bnn: Any = make_ensemble
-) -> dict[str, Any]:
+def resumed(storage: Path, stop: int, data: Any, *callbacks: Any) -> dict[str, Any]:
     """What an attempt leaves behind that goes on after one that was interrupted."""
-    go = partial(run_by_hand, storage, make_bnn, data=data)
+    go = partial(run_by_hand, storage, make_ensemble, data=data)
     with pytest.raises(Interrupted):
         go(lambda folder: options(folder, stop, *callbacks))
     records = go(lambda folder: options(folder, None, *callbacks), attempt=2)
@@ -417,11 +415,19 @@ def make_streamed(members: list[int], seed: int) -> DeepEnsemble:
     return DeepEnsemble(make_net, Gaussian(0.1), members=members, seed=seed, num_data=64)
 
 
+@pytest.mark.parametrize("steps", [-1, 12])  # whether epochs or steps decide when it ends
 @pytest.mark.parametrize("stop", [5, 6])  # after the end of an epoch, and within it
-def test_data_without_a_length(tmp_path: Path, stop: int) -> None:
-    calm = run_by_hand(tmp_path / "calm", make_streamed, options, data=make_stream)
-    found = resumed(tmp_path / "resumed", stop, make_stream, make_bnn=make_streamed)
-    assert found == left_behind(calm, UNIT)
+def test_data_without_a_length(tmp_path: Path, stop: int, steps: int) -> None:
+    def trainer(folder: str, stop: int | None = None) -> dict[str, Any]:
+        return {**options(folder, stop), "max_steps": steps}
+
+    go = partial(run_by_hand, make_bnn=make_streamed, data=make_stream)
+    calm = go(tmp_path / "calm", trainer=trainer)
+    with pytest.raises(Interrupted):
+        go(tmp_path / "resumed", trainer=lambda folder: trainer(folder, stop))
+    found = go(tmp_path / "resumed", trainer=trainer, attempt=2)
+    assert noted_steps(found, UNIT, 2)[0] == stop - 1
+    assert left_behind(found, UNIT) == left_behind(calm, UNIT)
 
 
 def make_persistent() -> Any:
