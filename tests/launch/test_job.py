@@ -20,6 +20,7 @@ import pytest
 
 from lightning_bnn import Posterior
 from lightning_bnn.nets import MLP
+from tests.launch.faults import wait_for
 from tests.launch.s3_server import BUCKET, free_port, s3_server
 from tests.wheels import ROOT, build_wheel
 
@@ -77,6 +78,7 @@ def head(s3: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
     address = f"http://127.0.0.1:{dashboard}"
     try:
         _wait_for(f"{address}/api/version", token, process)
+        _wait_for_agent(address, environment)
         yield Head(address, environment, token)
     finally:
         with suppress(ProcessLookupError):
@@ -106,6 +108,16 @@ def _wait_for(address: str, token: str, process: subprocess.Popen[bytes]) -> Non
         except OSError:
             time.sleep(0.5)
     raise AssertionError("the head does not answer")
+
+
+def _wait_for_agent(address: str, environment: dict[str, str]) -> None:
+    """Wait for the process of the head that starts jobs: it comes later than what takes them."""
+    command = [_ray(), "job", "submit", "--no-wait", "--address", address, "--", "true"]
+
+    def takes_jobs() -> bool:
+        return subprocess.run(command, env=environment, capture_output=True).returncode == 0
+
+    wait_for(takes_jobs, "the agent of the head")
 
 
 def _submit(
