@@ -68,6 +68,8 @@ def head(s3: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterat
     words = ["start", "--head", "--block", "--num-cpus=2", f"--port={free_port()}"]
     words += ["--include-dashboard=true", "--dashboard-host=127.0.0.1"]
     words += [f"--dashboard-port={dashboard}", f"--object-store-memory={80 * 2**20}"]
+    # that of another Ray on this machine would take the place of the agent that starts jobs
+    words += [f"--dashboard-agent-listen-port={free_port()}"]
     process = subprocess.Popen(
         [_ray(), *words],
         env=environment,
