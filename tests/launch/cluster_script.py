@@ -27,7 +27,7 @@ from tests.launch.faults import PATIENCE, left_behind, run_by_hand, wait_for
 from tests.launch.programs import Slowly, make_chains, make_data
 
 MEMBERS = 8
-KILLS = 3
+KILLS = 2
 _STORE = {"object_store_memory": 80 * 2**20}
 start = partial(launch, make_chains, make_data, seed=0, allow_open_cluster=True)
 

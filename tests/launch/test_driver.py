@@ -122,6 +122,7 @@ def always_fails(records: RunRecords, unit: Unit, number: int) -> Outcome:
     return Outcome(error="OSError: away")
 
 
+@pytest.mark.slow
 def test_an_attempt_in_vain_is_tried_again_so_often_with_pauses_that_double(
     local_ray: Any, tmp_path: Path
 ) -> None:
@@ -238,6 +239,7 @@ def overlaps(records: RunRecords, unit: Unit, number: int) -> Outcome:
     return done(records, unit, number)
 
 
+@pytest.mark.slow
 def test_more_units_than_may_be_handed_out_wait_for_their_turn(
     local_ray: Any, tmp_path: Path
 ) -> None:
@@ -255,6 +257,7 @@ def falls_silent(records: RunRecords, unit: Unit, number: int) -> Outcome:
     return done(records, unit, number)
 
 
+@pytest.mark.slow
 def test_an_attempt_without_a_sign_of_life_is_given_up(local_ray: Any, tmp_path: Path) -> None:
     cleared = []
     driver = drive(

@@ -193,6 +193,7 @@ def test_one_member_that_diverges_is_not_tried_again_and_the_others_are_done(
     assert len(StoredRun(tmp_path).posterior(make_net()).components) == 2
 
 
+@pytest.mark.slow
 def test_divergence_in_the_first_step_does_not_end_the_run(tmp_path: Path) -> None:
     run = start(
         make_ensemble,

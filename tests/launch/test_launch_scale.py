@@ -12,6 +12,7 @@ from benchmarks.launch_scale import judge, main
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_it_runs_and_keeps_what_it_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
