@@ -27,3 +27,8 @@ def local_ray() -> Iterator[Any]:
         )
     yield ray
     ray.shutdown()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: of two processes none then works on it alone at the end."""
+    items.sort(key=lambda item: "test_simulated_cluster" not in item.nodeid)

@@ -166,6 +166,7 @@ def stays(records: RunRecords, unit: Unit, number: int) -> Outcome:
     return Outcome(error="OSError: away")
 
 
+@pytest.mark.slow
 def test_attempts_that_repeat_the_same_steps_count(local_ray: Any, tmp_path: Path) -> None:
     (result,) = results_of(drive(local_ray, tmp_path, stays, retries=1))
     assert (result.status, result.attempt) == ("failed", 3)
@@ -208,6 +209,7 @@ def comes_too_late(records: RunRecords, unit: Unit, number: int) -> Outcome:
         return describe_error(error)
 
 
+@pytest.mark.slow
 def test_the_commit_of_an_attempt_taken_for_dead_counts_once(
     local_ray: Any, tmp_path: Path
 ) -> None:
@@ -280,6 +282,7 @@ def waits_in_the_queue(records: RunRecords, unit: Unit, number: int) -> Outcome:
     return done(records, unit, number)
 
 
+@pytest.mark.slow
 def test_an_attempt_that_has_not_begun_is_not_lost(local_ray: Any, tmp_path: Path) -> None:
     (result,) = results_of(drive(local_ray, tmp_path, waits_in_the_queue, lost_after=0.5))
     assert (result.status, result.attempt) == ("done", 1)
