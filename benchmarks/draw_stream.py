@@ -28,7 +28,7 @@ import torchvision
 from torch import Tensor, nn
 
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.posteriors.base import network_tensors
+from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors.blobs import pieces_of
 from lightning_bnn.posteriors.draws import create_stream
 from lightning_bnn.posteriors.stream import DrawStream

@@ -42,7 +42,7 @@ from lightning_bnn.ensembles.batches import MemberBatch
 from lightning_bnn.errors import NonFiniteError
 from lightning_bnn.likelihoods import HeteroscedasticGaussian
 from lightning_bnn.priors import Normal
-from lightning_bnn.seeds import member_seed
+from lightning_bnn.random import member_seed
 
 __all__ = ["MEMBERS", "SETTINGS", "Recipe", "Score", "run_ensemble"]
 

@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch as functorch
 
-__all__ = ["call_with", "left_on"]
+__all__ = ["call_with"]
 
 Place = tuple[dict[str, Any], str]
 
@@ -123,26 +122,3 @@ def _keep(replaced: Any, given: Tensor) -> None:
     if isinstance(replaced, Tensor) and replaced.shape == given.shape:
         with torch.no_grad():
             given.copy_(replaced)
-
-
-def left_on(net: nn.Module) -> dict[int, Tensor]:
-    """Copies, by identity, of the tensors that forward passes left on a network and its modules.
-
-    Those of the members that ran stacked have an axis of members. None has a graph.
-
-    Example:
-        >>> net = nn.Linear(2, 1)
-        >>> net.activation = net(torch.ones(1, 2))
-        >>> left_on(net)[id(net.activation)].requires_grad
-        False
-    """
-    copies = {}
-    for module in net.modules():
-        for value in vars(module).values():
-            if isinstance(value, Tensor):
-                plain = value
-                while functorch.is_functorch_wrapped_tensor(plain):
-                    plain = functorch.get_unwrapped(plain)
-                if plain is not value or not value.is_leaf:
-                    copies[id(value)] = plain.detach().clone()
-    return copies

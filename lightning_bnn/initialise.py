@@ -11,15 +11,9 @@ from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.network import copy_network, describe, first_difference, network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
-from lightning_bnn.posteriors.base import (
-    copy_network,
-    describe,
-    first_difference,
-    network_tensors,
-)
-from lightning_bnn.seeds import member_seed
-from lightning_bnn.strategies.resume import isolated_random_state
+from lightning_bnn.random import isolated_random_state, member_seed
 
 __all__ = ["Start", "reset_network", "start_members"]
 

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrizations
 from lightning_bnn import DeepEnsemble
 from lightning_bnn.exchange import call_with
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.posteriors.base import copy_network
+from lightning_bnn.network import copy_network
 from lightning_bnn.priors import Normal
 from tests.nets import NETS
 

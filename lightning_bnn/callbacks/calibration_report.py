@@ -21,6 +21,7 @@ from lightning_bnn.callbacks.report_pages import ReportPages, add_curve, noting,
 from lightning_bnn.callbacks.report_schedule import validation_page
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.collection import Collection
 from lightning_bnn.report.document import Report
 from lightning_bnn.report.example_numbers import ExampleNumbers
@@ -29,7 +30,7 @@ from lightning_bnn.report.networks import make_posterior, name_all
 from lightning_bnn.report.posteriors import data_loader, validation_loader
 from lightning_bnn.report.run import RunModels, evaluating, load_validation_data
 from lightning_bnn.strategies.base import Strategy
-from lightning_bnn.strategies.resume import ResumableLoader, isolated_random_state
+from lightning_bnn.strategies.resume import ResumableLoader
 
 __all__ = ["CalibrationReport"]
 

@@ -32,8 +32,8 @@ from lightning_bnn.diagnostics.examples import (
 )
 from lightning_bnn.diagnostics.statistics import require_arviz
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.random import isolated_random_state
 from lightning_bnn.stacked import StackedModule
-from lightning_bnn.strategies.resume import isolated_random_state
 
 __all__ = ["ChainMonitor"]
 

@@ -12,7 +12,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.posteriors.base import network_tensors
+from lightning_bnn.network import network_tensors
 
 __all__ = [
     "DrawRule",

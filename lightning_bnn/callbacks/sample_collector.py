@@ -35,8 +35,8 @@ from lightning_bnn.callbacks.draw_rule import (
 from lightning_bnn.callbacks.training_batches import training_batches
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import DrawsPosterior
-from lightning_bnn.posteriors.base import copy_network
 from lightning_bnn.posteriors.batch_norm import (
     batch_norm_layers,
     recompute_batch_norm,

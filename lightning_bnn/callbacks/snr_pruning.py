@@ -23,8 +23,8 @@ from lightning_bnn.callbacks.draw_rule import check_count, strategy_of
 from lightning_bnn.callbacks.pruning_schedule import PruningRule, Shape, check_places, resolve
 from lightning_bnn.callbacks.swag_schedule import completed
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.network import copy_network, in_network_order
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.posteriors.base import copy_network, in_network_order
 from lightning_bnn.pruning.candidates import candidates
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction, pruning_masks
 from lightning_bnn.pruning.signal import signal_to_noise

@@ -13,7 +13,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.strategies.resume import ResumableLoader, isolated_random_state
+from lightning_bnn.random import isolated_random_state
+from lightning_bnn.strategies.resume import ResumableLoader
 
 __all__ = ["single_loader", "training_batches"]
 

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.strategies.resume import isolated_random_state
+from lightning_bnn.random import isolated_random_state
 from lightning_bnn.target import split_batch
 
 __all__ = [

@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.strategies.resume import isolated_random_state, mix_seeds
+from lightning_bnn.random import isolated_random_state, mix_seeds
 
 __all__ = [
     "MemberBatch",

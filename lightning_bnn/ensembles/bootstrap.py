@@ -13,7 +13,7 @@ Distributions*). A Dirichlet vector is one of independent Exp(1) numbers divided
 .. math:: v_{mi} = e_{mi} \Big/ \tfrac1N\sum_j e_{mj},
 
 with :math:`e_{mi}` a function of the member's seed and the example's index (see
-:mod:`lightning_bnn.ensembles.hashing`). Nothing of the size of the data is kept.
+:mod:`lightning_bnn.random.hashing`). Nothing of the size of the data is kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_bnn.ensembles.hashing import exponentials, stream_seeds
+from lightning_bnn.random.hashing import exponentials, stream_seeds
 
 __all__ = ["bootstrap_means", "bootstrap_weights"]
 

@@ -9,8 +9,7 @@ from typing import Any
 from torch import nn
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.seeds import member_seed
-from lightning_bnn.strategies.resume import isolated_random_state
+from lightning_bnn.random import isolated_random_state, member_seed
 
 __all__ = ["build_network", "check_factories", "check_whole", "is_whole"]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors.base import copy_network
+from lightning_bnn.network import copy_network
 
 __all__ = ["RandomPriorFunction", "start_both", "with_prior_function"]
 

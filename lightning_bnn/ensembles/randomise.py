@@ -25,10 +25,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_bnn.ensembles.hashing import normals, stream_seeds
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Gaussian, Likelihood
 from lightning_bnn.priors import BoundPrior, Normal
+from lightning_bnn.random.hashing import normals, stream_seeds
 
 __all__ = ["AnchoredPrior", "Randomise", "check_randomise", "draw_offsets", "noisy_targets"]
 

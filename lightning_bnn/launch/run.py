@@ -27,8 +27,8 @@ from lightning_bnn.launch.tasks import driver_options, make_submit
 from lightning_bnn.launch.units import Unit, plan_units
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import MixturePosterior
+from lightning_bnn.random import isolated_random_state
 from lightning_bnn.strategies.base import Strategy
-from lightning_bnn.strategies.resume import isolated_random_state
 
 __all__ = ["LaunchedRun", "launch", "launch_recipe"]
 

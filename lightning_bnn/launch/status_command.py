@@ -26,7 +26,7 @@ from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.rows import Row, run_rows
 from lightning_bnn.launch.summary import summarise
 from lightning_bnn.launch.table import rich_table
-from lightning_bnn.strategies.resume import isolated_random_state
+from lightning_bnn.random import isolated_random_state
 
 if TYPE_CHECKING:
     from lightning_bnn.diagnostics import Diagnosis

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.seeds import member_seed
+from lightning_bnn.random import member_seed
 
 __all__ = ["Unit", "plan_units", "unit_seed"]
 

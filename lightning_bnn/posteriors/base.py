@@ -8,9 +8,8 @@ draws (point estimates, frozen weights, buffers) in ``fixed``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from itertools import zip_longest
 from os import PathLike
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,8 +20,14 @@ from typing_extensions import Self
 
 from lightning_bnn import likelihoods
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
-from lightning_bnn.exchange import left_on
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.network import (
+    copy_network,
+    describe,
+    first_difference,
+    in_network_order,
+    network_tensors,
+)
 from lightning_bnn.posteriors import store
 from lightning_bnn.posteriors.files import open_directory
 from lightning_bnn.posteriors.fitted_network import fitted_network
@@ -316,64 +321,6 @@ def _class_of(kind: str) -> type[Posterior]:
             f"{sorted(Posterior._kinds)}. Install a newer lightning_bnn."
         )
     return Posterior._kinds[kind]
-
-
-def copy_network(net: nn.Module) -> nn.Module:
-    """A copy of a network; what a forward pass left on it is copied without its graph.
-
-    Example:
-        >>> net = nn.Linear(2, 1)
-        >>> net.activation = net(torch.ones(1, 2))
-        >>> copy_network(net).activation.requires_grad
-        False
-    """
-    return deepcopy(net, left_on(net))
-
-
-def describe(net: nn.Module) -> list[list[Any]]:
-    """Name and shape of every parameter and saved buffer of a network, in order."""
-    return [[name, list(tensor.shape)] for name, tensor in network_tensors(net).items()]
-
-
-def network_tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and saved buffer of a network, each once, under its first name."""
-    saved = set(net.state_dict())
-    buffers = {name: buffer for name, buffer in net.named_buffers() if name in saved}
-    return {**dict(net.named_parameters()), **buffers}
-
-
-def in_network_order(net: nn.Module, tensors: Mapping[str, Tensor], what: str) -> Weights:
-    """The same tensors in the order in which the network has them, names and shapes checked.
-
-    The order decides which number of the noise meets which weight, and a file does not keep it.
-    """
-    own = network_tensors(net)
-    for name, tensor in tensors.items():
-        if name not in own:
-            raise ConfigurationError(
-                f"{what} names {name!r}, which is not a parameter or saved buffer of the network. "
-                f"Its names begin with {list(own)[:3]}; a tied weight goes by its first name."
-            )
-        if tensor.shape != own[name].shape:
-            raise ConfigurationError(
-                f"{what} has {name!r} in the shape {list(tensor.shape)}; the network has it in "
-                f"{list(own[name].shape)}."
-            )
-    return {name: tensors[name] for name in own if name in tensors}
-
-
-def first_difference(one: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]]) -> str | None:
-    """Where two descriptions of networks first differ, or None.
-
-    Example:
-        >>> first_difference(describe(nn.Linear(2, 3)), describe(nn.Linear(2, 3, bias=False)))
-        "tensor 1 is 'bias' of shape [3], but missing"
-    """
-    for index, (left, right) in enumerate(zip_longest(one, other)):
-        if left != right:
-            ends = ["missing" if x is None else f"{x[0]!r} of shape {x[1]}" for x in (left, right)]
-            return f"tensor {index} is {ends[0]}, but {ends[1]}"
-    return None
 
 
 def _check_given(given: Likelihood | None, entry: Mapping[str, Any]) -> None:

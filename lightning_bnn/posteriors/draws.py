@@ -18,17 +18,15 @@ from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.network import describe, in_network_order, network_tensors
 from lightning_bnn.posteriors.base import (
     _CACHE_BYTES,
     _CHUNK,
     Blobs,
     Posterior,
     Weights,
-    describe,
-    in_network_order,
     likelihood_entry,
     load_if_stored,
-    network_tensors,
 )
 from lightning_bnn.posteriors.prunable import Change, mean_of
 from lightning_bnn.posteriors.store import Stored

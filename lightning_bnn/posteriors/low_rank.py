@@ -27,14 +27,8 @@ from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors.base import (
-    _CHUNK,
-    Blobs,
-    Posterior,
-    Weights,
-    in_network_order,
-    load_if_stored,
-)
+from lightning_bnn.network import in_network_order
+from lightning_bnn.posteriors.base import _CHUNK, Blobs, Posterior, Weights, load_if_stored
 from lightning_bnn.posteriors.prunable import Change
 from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.selection import FlatLayout

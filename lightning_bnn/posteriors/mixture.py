@@ -11,16 +11,8 @@ from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors.base import (
-    _CHUNK,
-    Blobs,
-    Posterior,
-    Weights,
-    describe,
-    first_difference,
-    network_tensors,
-    restore,
-)
+from lightning_bnn.network import describe, first_difference, network_tensors
+from lightning_bnn.posteriors.base import _CHUNK, Blobs, Posterior, Weights, restore
 from lightning_bnn.posteriors.prunable import Change, mean_of
 from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.predictive import Predictive

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.exchange import left_on
+from lightning_bnn.network import copy_network, in_network_order, network_tensors
 from lightning_bnn.selection import Choice
 
 if TYPE_CHECKING:
@@ -155,9 +154,7 @@ class Prunable(ABC):
             >>> posterior.mean_network()(torch.ones(1, 1))
             tensor([[2.]])
         """
-        from lightning_bnn.posteriors.base import network_tensors
-
-        net = deepcopy(self.net, left_on(self.net))
+        net = copy_network(self.net)
         own = network_tensors(net)
         for name, value in {**self.fixed, **self._mean_weights()}.items():
             own[name].data = value.detach().clone()  # the dtype of the draws, if it is another
@@ -186,8 +183,6 @@ class Prunable(ABC):
             >>> DrawsPosterior(nn.Linear(2, 1, bias=False), Gaussian(0.1), draws).support()
             {'weight': tensor([[False,  True]])}
         """
-        from lightning_bnn.posteriors.base import network_tensors
-
         own = network_tensors(self.net)
         found = {name: tensor != 0 for name, tensor in self.fixed.items()}
         for blob in self._own_blobs().values():
@@ -214,8 +209,6 @@ class _Masked:
 
 def checked_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The masks as booleans, if each is one of a tensor of the network."""
-    from lightning_bnn.posteriors.base import in_network_order
-
     for name, mask in masks.items():
         if not isinstance(mask, Tensor):
             raise ConfigurationError(

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors.base import copy_network
+from lightning_bnn.network import copy_network
 from lightning_bnn.pruning.axes import find_axes
 from lightning_bnn.pruning.operations import (
     Blocked,

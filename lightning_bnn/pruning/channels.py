@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors.base import Posterior, network_tensors
+from lightning_bnn.network import network_tensors
+from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.pruning.candidates import candidates, protected_names, refuse_computed
 from lightning_bnn.pruning.chains import Chain, Chains, Obstacle, find_chains
 from lightning_bnn.selection import Choice

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.network import describe, network_tensors
 from lightning_bnn.posteriors import MixturePosterior, Posterior
-from lightning_bnn.posteriors.base import describe, network_tensors
 from lightning_bnn.pruning.chains import Chain, Reader, find_chains
 from lightning_bnn.pruning.resize import resized
 from lightning_bnn.pruning.tracing import check_same_graph

@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.posteriors.base import Posterior, copy_network
+from lightning_bnn.network import copy_network
+from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.files import LocalFiles
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors.base import copy_network, network_tensors
+from lightning_bnn.network import copy_network, network_tensors
 
 __all__ = ["BATCH_NORMS", "CONVOLUTIONS", "LAYERS", "is_depthwise", "resized", "why_not_resizable"]
 

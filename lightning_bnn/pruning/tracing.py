@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors.base import copy_network
+from lightning_bnn.network import copy_network
 from lightning_bnn.pruning.operations import name_of
 from lightning_bnn.pruning.resize import LAYERS
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from lightning_bnn.errors import DataError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import ClassPredictive, Predictive
+from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.example_numbers import ExampleNumbers, distributed_sampler
 from lightning_bnn.report.outside import Outside
 from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.strategies.base import batch_size
-from lightning_bnn.strategies.resume import isolated_random_state
 from lightning_bnn.target import split_batch
 
 __all__ = [

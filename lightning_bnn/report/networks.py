@@ -19,11 +19,11 @@ from torch import nn
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
-from lightning_bnn.posteriors.base import network_tensors
 from lightning_bnn.posteriors.manifest import MANIFEST
+from lightning_bnn.random import isolated_random_state
 from lightning_bnn.strategies.base import Strategy
-from lightning_bnn.strategies.resume import isolated_random_state
 
 __all__ = [
     "find_configuration",

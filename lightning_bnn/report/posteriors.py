@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import Posterior
+from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.document import Report
 from lightning_bnn.report.gather import (
     add,
@@ -31,7 +32,6 @@ from lightning_bnn.report.outside import Outside
 from lightning_bnn.report.pruning import check_pruning, pruning_block
 from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.strategies.base import Strategy
-from lightning_bnn.strategies.resume import isolated_random_state
 from lightning_bnn.target import split_batch
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior
+from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.plain import plain
-from lightning_bnn.strategies.resume import isolated_random_state
 
 __all__ = ["Batches", "check_pruning", "pruning_block"]
 

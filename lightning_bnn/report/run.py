@@ -19,6 +19,7 @@ from torch import Tensor
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import ClassPredictive, Predictive
+from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.collection import Collection
 from lightning_bnn.report.gather import (
     add,
@@ -32,7 +33,6 @@ from lightning_bnn.report.outside import Outside
 from lightning_bnn.report.pruning import Batches, check_pruning, pruning_block
 from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.strategies.base import Strategy
-from lightning_bnn.strategies.resume import isolated_random_state
 
 __all__ = ["RunModels", "evaluating", "load_validation_data"]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.noise import NormalStream
+from lightning_bnn.random import NormalStream
 
 __all__ = ["MomentumSampler", "Sampler", "check_number"]
 
@@ -321,6 +321,6 @@ def _seeds(name: str, seed: Any) -> list[int | None]:
     if len(set(seeds)) < len(seeds):
         raise ConfigurationError(
             f"{name} needs a seed of its own for each chain, or chains share their noise; got "
-            f"{seeds}. lightning_bnn.seeds.member_seed makes them from one."
+            f"{seeds}. lightning_bnn.random.seeds.member_seed makes them from one."
         )
     return seeds

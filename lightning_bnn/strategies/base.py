@@ -27,11 +27,12 @@ from torchmetrics import MetricCollection
 
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.posteriors.base import copy_network, network_tensors
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.stacked import Mode
-from lightning_bnn.strategies.resume import ResumableLoader, random_state, restore_random_state
+from lightning_bnn.strategies.resume import ResumableLoader
 from lightning_bnn.target import Target, count_examples, split_batch
 
 __all__ = ["OptimizerFactory", "SchedulerFactory", "Strategy", "batch_size"]

@@ -34,7 +34,7 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import BoundPrior, Prior
-from lightning_bnn.seeds import member_seed
+from lightning_bnn.random import member_seed
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory
 from lightning_bnn.strategies.members import (

@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_bnn.ensembles.options import is_whole
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.random import isolated_random_state
 from lightning_bnn.selection import FlatLayout
-from lightning_bnn.strategies.resume import isolated_random_state
 
 __all__ = [
     "MemberOptimizers",

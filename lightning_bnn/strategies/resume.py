@@ -1,7 +1,7 @@
-"""Exact resume: the order of the data and the global random state.
+"""Exact resume: the order of the data.
 
 A Lightning checkpoint holds weights, optimizers and counters, but not where a shuffled
-data loader was, nor the state of the random generators that dropout and augmentation use.
+data loader was.
 Here a training loader is wrapped so that the order of its epoch k is a function of one seed
 and k alone. Its place is saved with the loop; on resume the same order is made again and the
 batches that were seen are passed over. So the next batch is the one that would have come.
@@ -9,75 +9,14 @@ batches that were seen are passed over. So the next batch is the one that would 
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
-__all__ = [
-    "ResumableLoader",
-    "isolated_random_state",
-    "mix_seeds",
-    "random_state",
-    "restore_random_state",
-]
+from lightning_bnn.random import isolated_random_state, mix_seeds
 
-
-def random_state() -> dict[str, Any]:
-    """The state of the global generators of torch, NumPy and Python, as plain values."""
-    numpy: Any = np.random.get_state()  # noqa: NPY002
-    _, keys, position, has_gauss, cached = numpy
-    version, internal, gauss = random.getstate()
-    state: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
-        "numpy": [torch.from_numpy(keys.astype(np.int64)), int(position), has_gauss, cached],
-        "python": [version, torch.tensor(internal, dtype=torch.int64), gauss],
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def restore_random_state(state: dict[str, Any]) -> None:
-    """Set the global generators to a state that :func:`random_state` gave.
-
-    Example:
-        >>> state = random_state()
-        >>> first = torch.rand(2)
-        >>> restore_random_state(state)
-        >>> torch.equal(first, torch.rand(2))
-        True
-    """
-    torch.set_rng_state(state["torch"].cpu())
-    keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state(  # noqa: NPY002
-        ("MT19937", keys.cpu().numpy().astype(np.uint32), position, has_gauss, cached)
-    )
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal.tolist()), gauss))
-    cuda = state.get("cuda", [])
-    if torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([one.cpu() for one in cuda])
-
-
-@contextmanager
-def isolated_random_state(seed: int | None = None) -> Iterator[None]:
-    """Leave the global generators as they were found; inside, start them from ``seed``."""
-    state = random_state()
-    try:
-        if seed is not None:
-            # torch.manual_seed keeps a note of each call for devices that are not in use yet
-            torch.default_generator.manual_seed(seed)
-            if torch.cuda.is_available():
-                torch.cuda.manual_seed_all(seed)
-            np.random.seed(seed % 2**32)  # noqa: NPY002
-            random.seed(seed)
-        yield
-    finally:
-        restore_random_state(state)
+__all__ = ["ResumableLoader"]
 
 
 class ResumableLoader:
@@ -199,13 +138,3 @@ class ResumableLoader:
 
 _END = object()
 _NOT_YET = object()
-
-
-def mix_seeds(*numbers: int) -> int:
-    """One 32-bit seed from several numbers.
-
-    Example:
-        >>> mix_seeds(1, 2) == mix_seeds(1, 2), mix_seeds(1, 2) == mix_seeds(2, 1)
-        (True, False)
-    """
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])

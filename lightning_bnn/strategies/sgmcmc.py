@@ -32,14 +32,13 @@ from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.flat import KeptMemory, split_weights
 from lightning_bnn.initialise import Start, start_members
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.noise import NormalStream
+from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
-from lightning_bnn.posteriors.base import network_tensors
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
+from lightning_bnn.random import NormalStream, member_seed
 from lightning_bnn.samplers import HMC, SGHMC, Sampler
 from lightning_bnn.samplers.warm_up import WarmUp
-from lightning_bnn.seeds import member_seed
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import Mode, StackedModule
 from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory, Strategy, batch_size

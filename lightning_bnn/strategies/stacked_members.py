@@ -27,7 +27,7 @@ from lightning_bnn.ensembles.options import check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.flat import FlatPrior, KeptMemory, energies_in_chunks, split_weights
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors.base import network_tensors
+from lightning_bnn.network import network_tensors
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.selection import FlatLayout, select
 from lightning_bnn.stacked import Mode, StackedModule

@@ -43,7 +43,7 @@ from lightning_bnn.ensembles.randomise import (
 )
 from lightning_bnn.flat import FlatPrior
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.seeds import member_seed
+from lightning_bnn.random import member_seed
 from lightning_bnn.strategies.resume import ResumableLoader
 from lightning_bnn.strategies.stacked_members import StackedMembers, each_tensor
 

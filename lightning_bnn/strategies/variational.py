@@ -29,12 +29,11 @@ from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.noise import NoiseGenerator
+from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import GaussianPosterior
-from lightning_bnn.posteriors.base import network_tensors
 from lightning_bnn.posteriors.prunable import checked_masks
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
-from lightning_bnn.seeds import member_seed
+from lightning_bnn.random import NoiseGenerator, member_seed
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import call_network
 from lightning_bnn.strategies.base import (
@@ -192,7 +191,7 @@ class VariationalBNN(Strategy):
             weights, kl = self.family.draw(space, self.prior)
             return call_network(self.net, {**weights, **self._zeroed_points()}, inputs), kl
         if fresh:
-            self.noise.fill_normal_(space.noise)
+            self.noise.stream.fill_(space.noise)
             space.filled = True
         sd = self.family.sd()
         draw = torch.addcmul(self.family.mean, sd, space.noise)
@@ -200,7 +199,7 @@ class VariationalBNN(Strategy):
         mean, sd, draw = map(self.family.masked, (self.family.mean, sd, draw))
         # examples differ between ranks, and so must their noise
         generator = torch.Generator(mean.device)
-        seed = (self.noise.integer() + self.global_rank) % 2**63
+        seed = (self.noise.stream.integer() + self.global_rank) % 2**63
         while True:
             generator.manual_seed(seed)
             covered = self._per_example.covered
@@ -233,7 +232,7 @@ class VariationalBNN(Strategy):
 
     def current_draws(self) -> dict[str, Tensor]:
         """One draw of the Gaussian as it stands, with its buffers; seed and step decide it."""
-        seed = member_seed(self.noise.seed, self.global_step)
+        seed = member_seed(self.noise.stream.seed, self.global_step)
         generator = torch.Generator(self.device).manual_seed(seed)
         others = {name: tensor.detach()[None] for name, tensor in self._zeroed().items()}
         draw = self.posterior().sample(1, generator)
@@ -258,7 +257,7 @@ class VariationalBNN(Strategy):
             [
                 self.family.kl(
                     sd,
-                    torch.addcmul(mean, sd, noise.fill_normal_(torch.empty_like(sd))),
+                    torch.addcmul(mean, sd, noise.stream.fill_(torch.empty_like(sd))),
                     self.prior,
                 )
                 for _ in range(draws)

@@ -33,8 +33,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.noise import NoiseGenerator
 from lightning_bnn.priors import BoundPrior
+from lightning_bnn.random import NoiseGenerator
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.variational.fused import can_fuse, fused_draw
 from lightning_bnn.variational.kept import Kept, zero_pruned_
@@ -118,9 +118,9 @@ class MeanField(Kept):
         """New noise for a draw: a key to it where the compiled draw serves, else the numbers."""
         workspace.key = None
         if self.scale_form == "exp" and can_fuse(self.mean, self.rho, prior):
-            workspace.key = noise.key()
+            workspace.key = noise.stream.key()
         if workspace.key is None:
-            noise.fill_normal_(workspace.noise)
+            noise.stream.fill_(workspace.noise)
         workspace.filled = True
 
     def draw(self, workspace: Workspace, prior: BoundPrior) -> tuple[dict[str, Tensor], Tensor]:

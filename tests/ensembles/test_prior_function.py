@@ -11,8 +11,8 @@ from torch import nn
 from lightning_bnn.ensembles import RandomPriorFunction
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
-from lightning_bnn.posteriors.base import network_tensors
 
 
 def make_net() -> nn.Module:

@@ -32,7 +32,7 @@ def test_chains_and_restarts(tmp_path: Path) -> None:
     recipe, _, members = read("digits_vi", "--model.init_args.seed", "3")
     assert (recipe.takes_members, members) == (False, None)
     first, second = (recipe.build([0], 0, str(tmp_path)).strategy for _ in range(2))
-    assert first.noise.seed != second.noise.seed  # type: ignore[attr-defined]
+    assert first.noise.stream.seed != second.noise.stream.seed  # type: ignore[attr-defined]
 
 
 def test_what_must_not_change_between_two_starts() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors.base import network_tensors
+from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors.batch_norm import (
     batch_norm_layers,
     recompute_batch_norm,

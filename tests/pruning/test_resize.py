@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors.base import describe, network_tensors
+from lightning_bnn.network import describe, network_tensors
 from lightning_bnn.pruning.resize import resized
 
 

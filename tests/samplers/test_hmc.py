@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.noise import NormalStream
+from lightning_bnn.random import NormalStream, member_seed
 from lightning_bnn.samplers.hmc import HMC, DualAveraging, dual_averaging
-from lightning_bnn.seeds import member_seed
 from tests.trainers import quiet_trainer
 
 COUNT = 20

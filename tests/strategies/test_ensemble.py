@@ -18,8 +18,7 @@ from lightning_bnn import DeepEnsemble, DrawsPosterior, MixturePosterior, Poster
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from lightning_bnn.priors import Laplace, Normal
-from lightning_bnn.seeds import member_seed
-from lightning_bnn.strategies.resume import isolated_random_state
+from lightning_bnn.random import isolated_random_state, member_seed
 from tests.nets import loader, make_data, mlp
 from tests.strategies.ensembles import (
     FACTORIES,

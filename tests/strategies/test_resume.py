@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from lightning_bnn import VariationalBNN
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal
-from lightning_bnn.strategies.resume import ResumableLoader, random_state, restore_random_state
+from lightning_bnn.random import random_state, restore_random_state
+from lightning_bnn.strategies.resume import ResumableLoader
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
 

@@ -20,8 +20,8 @@ from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.posteriors import GaussianPosterior, MixturePosterior
 from lightning_bnn.priors import Laplace, Normal
+from lightning_bnn.random import member_seed
 from lightning_bnn.samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, SGNHT, Cyclical, Polynomial
-from lightning_bnn.seeds import member_seed
 from tests.nets import NETS, loader, make_data
 from tests.trainers import quiet_trainer
 

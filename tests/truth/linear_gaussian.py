@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import BoundPrior, Normal
+from lightning_bnn.random import member_seed
 from lightning_bnn.samplers import Sampler
-from lightning_bnn.seeds import member_seed
 from lightning_bnn.target import Target
 from tests.truth.linear_regression import LinearRegression
 

@@ -20,9 +20,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_bnn.random import member_seed
 from lightning_bnn.samplers import hmc
 from lightning_bnn.samplers.hmc import HMC, leapfrog
-from lightning_bnn.seeds import member_seed
 from tests.truth.linear_regression import LinearRegression
 
 CHAINS, BURN_IN, DRAWS = 512, 40, 240

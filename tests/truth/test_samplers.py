@@ -23,8 +23,8 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_bnn.random import member_seed
 from lightning_bnn.samplers import BAOA, PSGLD, SGHMC, SGLD, SGNHT, Sampler
-from lightning_bnn.seeds import member_seed
 from tests.truth.linear_gaussian import (
     AffineMap,
     Make,

@@ -13,8 +13,8 @@ from torch.distributions import Normal as TorchNormal
 from torch.distributions import kl_divergence
 
 from lightning_bnn.native import library
-from lightning_bnn.noise import NoiseGenerator
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, Prior
+from lightning_bnn.random import NoiseGenerator
 from lightning_bnn.variational.mean_field import MeanField
 from lightning_bnn.variational.workspace import Workspace
 
@@ -345,7 +345,7 @@ def test_all_else_takes_the_ordinary_way(prior, options, dtype):
     family.draw_noise(space, NoiseGenerator(3), bound)
     assert space.key is None
     assert space.filled
-    expected = NoiseGenerator(3).fill_normal_(torch.empty(family.layout.size, dtype=dtype))
+    expected = NoiseGenerator(3).stream.fill_(torch.empty(family.layout.size, dtype=dtype))
     assert torch.equal(space.noise, expected)
 
 

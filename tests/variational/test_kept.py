@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
 from lightning_bnn.native import library
-from lightning_bnn.noise import NoiseGenerator
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, Prior, ScaleMixture, StudentT
+from lightning_bnn.random import NoiseGenerator
 from lightning_bnn.variational.kept import KeptTensors
 from lightning_bnn.variational.mean_field import MeanField
 

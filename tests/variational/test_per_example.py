@@ -10,7 +10,7 @@ from torch.func import functional_call, jacrev
 
 from lightning_bnn import VariationalBNN
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.noise import NormalStream
+from lightning_bnn.random import NormalStream
 from lightning_bnn.variational.per_example import PerExampleNoise
 
 # (layer, shape of one example, keyword arguments of the call)
@@ -353,7 +353,7 @@ def test_the_pass_that_finds_a_layer_unreached_is_done_again():
     bnn, (first,) = noisy_outputs(net, inputs, "flipout", times=1)
     again = VariationalBNN(net, Gaussian(1.0), estimator="flipout", initial_scale=0.5, num_data=9)
     again.noise.set_extra_state({**bnn.noise.get_extra_state()})
-    again.noise.stream = NormalStream(bnn.noise.seed)
+    again.noise.stream = NormalStream(bnn.noise.stream.seed)
     again._per_example = PerExampleNoise(again.net, ["called.weight", "called.bias"], "flipout")
     assert torch.equal(again._run_draw(0, inputs)[0], first)
 

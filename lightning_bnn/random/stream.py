@@ -12,12 +12,13 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.native import library
+from lightning_bnn.random.seeds import random_seed
 
-__all__ = ["NormalStream"]
+__all__ = ["NoiseGenerator", "NormalStream"]
 
 _MASK = 2**64 - 1
 
@@ -57,9 +58,7 @@ class NormalStream:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        if seed is None:
-            seed = int(torch.randint(2**62, ()).item())
-        self.seed = int(seed)
+        self.seed = random_seed() if seed is None else int(seed)
         self._restart("cpu")
 
     def _restart(self, kind: str | torch.device) -> None:
@@ -172,3 +171,35 @@ class NormalStream:
 def _available(kind: str) -> bool:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator is not None and accelerator.type == kind
+
+
+class NoiseGenerator(nn.Module):
+    """A :class:`NormalStream` as a module, whose state is in the ``state_dict``.
+
+    The noise of a strategy must not depend on what else draws random numbers (shuffling, dropout,
+    a validation loop), must be the same on every DDP rank, and must resume exactly.
+
+    Args:
+        seed: The seed; by default ``seed_everything`` decides it.
+
+    Example:
+        >>> noise = NoiseGenerator(seed=1)
+        >>> state = noise.state_dict()
+        >>> first = noise.stream.fill_(torch.empty(3))
+        >>> noise.load_state_dict(state)
+        <All keys matched successfully>
+        >>> torch.equal(first, noise.stream.fill_(torch.empty(3)))
+        True
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self.stream = NormalStream(seed)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The state of the stream."""
+        return self.stream.state_dict()
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Resume the saved stream."""
+        self.stream.load_state_dict(state)

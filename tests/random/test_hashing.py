@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lightning_bnn.ensembles.hashing import exponentials, normals, stream_seeds, uniforms
+from lightning_bnn.random.hashing import exponentials, normals, stream_seeds, uniforms
 
 SEEDS = torch.tensor([11, 12, 2**62 + 5, 0])
 COUNT = 20_000

@@ -13,7 +13,7 @@ import torch
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.native import library
-from lightning_bnn.noise import NormalStream
+from lightning_bnn.random import NormalStream
 
 needs_compiler = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
 

@@ -8,8 +8,9 @@ chain 3 run again after a failure see the same random numbers.
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-__all__ = ["member_seed"]
+__all__ = ["member_seed", "mix_seeds", "random_seed"]
 
 
 def member_seed(root: int, member: int, purpose: str = "") -> int:
@@ -24,3 +25,24 @@ def member_seed(root: int, member: int, purpose: str = "") -> int:
     key = (member, *purpose.encode())
     words = np.random.SeedSequence(root, spawn_key=key).generate_state(2, np.uint32)
     return (int(words[0]) << 32 | int(words[1])) >> 1
+
+
+def mix_seeds(*numbers: int) -> int:
+    """One 32-bit seed from several numbers.
+
+    Example:
+        >>> mix_seeds(1, 2) == mix_seeds(1, 2), mix_seeds(1, 2) == mix_seeds(2, 1)
+        (True, False)
+    """
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
+
+
+def random_seed() -> int:
+    """A seed from PyTorch's global generator, so that ``seed_everything`` decides it.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> 0 <= random_seed() < 2**62
+        True
+    """
+    return int(torch.randint(2**62, ()).item())

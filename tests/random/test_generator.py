@@ -7,11 +7,11 @@ import pickle
 import pytest
 import torch
 
-from lightning_bnn.noise import NoiseGenerator
+from lightning_bnn.random import NoiseGenerator
 
 
 def numbers(noise, count=5):
-    return noise.fill_normal_(torch.empty(count))
+    return noise.stream.fill_(torch.empty(count))
 
 
 def test_seed_decides_and_the_global_generator_does_not():
@@ -20,7 +20,7 @@ def test_seed_decides_and_the_global_generator_does_not():
     before = torch.get_rng_state()
     noise = NoiseGenerator(7)
     assert torch.equal(numbers(noise), first)
-    noise.integer()
+    noise.stream.integer()
     assert torch.equal(torch.get_rng_state(), before)
     assert not torch.equal(numbers(NoiseGenerator(8)), first)
 
@@ -29,12 +29,12 @@ def test_without_a_seed_the_global_generator_decides():
     torch.manual_seed(5)
     first, second = NoiseGenerator(), NoiseGenerator()
     torch.manual_seed(5)
-    assert NoiseGenerator().seed == first.seed != second.seed
+    assert NoiseGenerator().stream.seed == first.stream.seed != second.stream.seed
 
 
 def test_fills_in_place_with_standard_normal_numbers():
     tensor = torch.empty(40_000, dtype=torch.float64)
-    filled = NoiseGenerator(0).fill_normal_(tensor)
+    filled = NoiseGenerator(0).stream.fill_(tensor)
     assert filled is tensor
     # the mean and the variance each within 5 standard errors: a false alarm in 10⁶
     assert abs(tensor.mean()) < 5 / 200
@@ -44,16 +44,16 @@ def test_fills_in_place_with_standard_normal_numbers():
 def test_state_dict_goes_on_where_it_was():
     noise = NoiseGenerator(3)
     numbers(noise)
-    noise.integer()
+    noise.stream.integer()
     file = io.BytesIO()
     torch.save(noise.state_dict(), file)
     file.seek(0)
     other = NoiseGenerator(99)
     other.load_state_dict(torch.load(file, weights_only=True))
-    assert other.seed == 3
+    assert other.stream.seed == 3
     assert torch.equal(numbers(noise), numbers(other))
-    assert noise.integer() == other.integer()
-    assert noise.key() == other.key()
+    assert noise.stream.integer() == other.stream.integer()
+    assert noise.stream.key() == other.stream.key()
 
 
 def test_the_state_is_a_snapshot():
@@ -73,11 +73,11 @@ def test_copies_are_independent(clone):
     other = clone(noise)
     first = numbers(noise)
     assert torch.equal(numbers(other), first)
-    assert noise.integer() == other.integer()
+    assert noise.stream.integer() == other.stream.integer()
 
 
 def test_integers_seed_a_generator():
-    values = [NoiseGenerator(seed).integer() for seed in range(50)]
+    values = [NoiseGenerator(seed).stream.integer() for seed in range(50)]
     assert len(set(values)) == 50
     assert all(0 <= value < 2**63 for value in values)
     torch.Generator().manual_seed(max(values))
@@ -95,11 +95,11 @@ def test_a_state_of_an_accelerator_that_is_not_there():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_move_to_an_accelerator():
     noise = NoiseGenerator(4)
-    first = noise.fill_normal_(torch.empty(5, device="cuda"))
+    first = noise.stream.fill_(torch.empty(5, device="cuda"))
     other = NoiseGenerator(1)
     other.load_state_dict(noise.state_dict())
     assert torch.equal(
-        noise.fill_normal_(torch.empty(5, device="cuda")),
-        other.fill_normal_(torch.empty(5, device="cuda")),
+        noise.stream.fill_(torch.empty(5, device="cuda")),
+        other.stream.fill_(torch.empty(5, device="cuda")),
     )
-    assert torch.equal(first, NoiseGenerator(4).fill_normal_(torch.empty(5, device="cuda")))
+    assert torch.equal(first, NoiseGenerator(4).stream.fill_(torch.empty(5, device="cuda")))

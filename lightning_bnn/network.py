@@ -1,0 +1,97 @@
+"""What a user's network has: its tensors by name, its description, a clean copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import zip_longest
+from typing import Any
+
+from torch import Tensor, nn
+from torch._C import _functorch as functorch
+
+from lightning_bnn.errors import ConfigurationError
+
+__all__ = [
+    "copy_network",
+    "describe",
+    "first_difference",
+    "in_network_order",
+    "network_tensors",
+]
+
+
+def copy_network(net: nn.Module) -> nn.Module:
+    """A copy of a network; what a forward pass left on it is copied without its graph.
+
+    Example:
+        >>> import torch
+        >>> net = nn.Linear(2, 1)
+        >>> net.activation = net(torch.ones(1, 2))
+        >>> copy_network(net).activation.requires_grad
+        False
+    """
+    return deepcopy(net, _left_on(net))
+
+
+def describe(net: nn.Module) -> list[list[Any]]:
+    """Name and shape of every parameter and saved buffer of a network, in order."""
+    return [[name, list(tensor.shape)] for name, tensor in network_tensors(net).items()]
+
+
+def network_tensors(net: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and saved buffer of a network, each once, under its first name."""
+    saved = set(net.state_dict())
+    buffers = {name: buffer for name, buffer in net.named_buffers() if name in saved}
+    return {**dict(net.named_parameters()), **buffers}
+
+
+def in_network_order(net: nn.Module, tensors: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+    """The same tensors in the order in which the network has them, names and shapes checked.
+
+    The order decides which number of the noise meets which weight, and a file does not keep it.
+    """
+    own = network_tensors(net)
+    for name, tensor in tensors.items():
+        if name not in own:
+            raise ConfigurationError(
+                f"{what} names {name!r}, which is not a parameter or saved buffer of the network. "
+                f"Its names begin with {list(own)[:3]}; a tied weight goes by its first name."
+            )
+        if tensor.shape != own[name].shape:
+            raise ConfigurationError(
+                f"{what} has {name!r} in the shape {list(tensor.shape)}; the network has it in "
+                f"{list(own[name].shape)}."
+            )
+    return {name: tensors[name] for name in own if name in tensors}
+
+
+def first_difference(one: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]]) -> str | None:
+    """Where two descriptions of networks first differ, or None.
+
+    Example:
+        >>> first_difference(describe(nn.Linear(2, 3)), describe(nn.Linear(2, 3, bias=False)))
+        "tensor 1 is 'bias' of shape [3], but missing"
+    """
+    for index, (left, right) in enumerate(zip_longest(one, other)):
+        if left != right:
+            ends = ["missing" if x is None else f"{x[0]!r} of shape {x[1]}" for x in (left, right)]
+            return f"tensor {index} is {ends[0]}, but {ends[1]}"
+    return None
+
+
+def _left_on(net: nn.Module) -> dict[int, Tensor]:
+    """Copies, by identity, of the tensors that forward passes left on a network and its modules.
+
+    Those of the members that ran stacked have an axis of members. None has a graph.
+    """
+    copies = {}
+    for module in net.modules():
+        for value in vars(module).values():
+            if isinstance(value, Tensor):
+                plain = value
+                while functorch.is_functorch_wrapped_tensor(plain):
+                    plain = functorch.get_unwrapped(plain)
+                if plain is not value or not value.is_leaf:
+                    copies[id(value)] = plain.detach().clone()
+    return copies
