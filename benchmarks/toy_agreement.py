@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         )
         posteriors[name] = posterior
         facts[name] = {"draws": len(posterior), "seconds": round(time.perf_counter() - begin)}
-        accepted = getattr(bnn._optimizer_sampler, "acceptance", None)
+        accepted = getattr(bnn.sampler, "acceptance", None)
         if accepted is not None:
             facts[name]["last_acceptance"] = [round(float(a), 3) for a in accepted]
         facts[name]["max_rhat"] = rhat(posterior, data)

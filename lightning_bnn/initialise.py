@@ -15,7 +15,7 @@ from lightning_bnn.network import copy_network, describe, first_difference, netw
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.random import isolated_random_state, member_seed
 
-__all__ = ["Start", "reset_network", "start_members"]
+__all__ = ["Start", "build_network", "reset_network", "start_members"]
 
 Start = Literal["around", "reset"] | Posterior | Sequence[nn.Module] | Callable[[], nn.Module]
 
@@ -63,6 +63,28 @@ def reset_network(net: nn.Module, seed: int, option: str = "start") -> nn.Module
         for name, value in frozen.items():
             fresh.get_parameter(name).copy_(value)
     return fresh
+
+
+def build_network(factory: object, root: int, number: int) -> nn.Module:
+    """The network of one member, as a function builds it under the member's seed.
+
+    Example:
+        >>> build_network(lambda: nn.Linear(2, 1), root=0, number=3)
+        Linear(in_features=2, out_features=1, bias=True)
+    """
+    if not callable(factory):
+        raise ConfigurationError(
+            "net= is a network, or a function that builds one, such as lambda: MyNet(...); got "
+            f"{factory!r:.80}."
+        )
+    with isolated_random_state(member_seed(root, number, "start")):
+        made = factory()
+    if not isinstance(made, nn.Module):
+        raise ConfigurationError(
+            f"net= gave {type(made).__name__} for member {number}; expected a network. Pass a "
+            "function that builds one, such as lambda: MyNet(...)."
+        )
+    return made
 
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:

@@ -12,11 +12,11 @@ right as it is.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
@@ -26,41 +26,57 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.flat import FlatPrior
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.priors import BoundPrior
+from lightning_bnn.stacked import StackedModule
 
-__all__ = ["Target", "count_examples", "split_batch"]
+__all__ = ["Target", "count_examples", "each_tensor", "split_batch"]
 
 # samplers that draw from the whole data set, however many examples they draw
 _WHOLE = (SequentialSampler, RandomSampler, WeightedRandomSampler, DistributedSampler)
 
 
 class Target:
-    """A likelihood, a prior, the number of training examples N and a temperature T.
+    """What the posterior is: a likelihood, a prior, N training examples and a temperature T.
+
+    It is the one place that computes the mean energy of a minibatch, for K sets of weights at once.
 
     Args:
         likelihood: How outputs of the network give targets.
         prior: The prior, bound to a flat vector of weights.
         num_data: N; may be set later, when the training data are known.
         temperature: T; 1 is the Bayes posterior.
+        point_prior: The prior of trained weights that are point estimates, if there are any.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> from lightning_bnn.priors import Normal
+        >>> net = nn.Linear(1, 1)
+        >>> prior = BoundPrior(Normal(), net, dict(net.named_parameters()))
+        >>> target = Target(Gaussian(1.0), prior, num_data=100)
+        >>> outputs, targets = torch.zeros(3, 5, 1), torch.zeros(5, 1)    # three sets of weights
+        >>> target.mean_energy(torch.zeros(3, 2), outputs, targets).shape
+        torch.Size([3])
     """
 
     def __init__(
         self,
         likelihood: Likelihood,
-        prior: BoundPrior,
+        prior: FlatPrior,
         num_data: int | None = None,
         temperature: float = 1.0,
+        point_prior: FlatPrior | None = None,
     ) -> None:
-        if not (math.isfinite(temperature) and temperature >= 0):
-            raise ConfigurationError(
-                f"temperature= is at least 0 (1 is the Bayes posterior); got {temperature}."
-            )
         self.likelihood = likelihood
         self.prior = prior
-        self.temperature = float(temperature)
+        self.point_prior = point_prior
+        self.temperature = check_number("temperature", temperature, positive=False)
         self._num_data: int | None = None
+        self._log_prob = StackedModule(_LogProb(likelihood), "stacked")
         if num_data is not None:
             self.num_data = num_data
 
@@ -76,19 +92,101 @@ class Target:
 
     @num_data.setter
     def num_data(self, value: int) -> None:
-        if value < 1:
-            raise ConfigurationError(
-                f"num_data= is the number of training examples, at least 1; got {value}."
-            )
-        self._num_data = value
+        self._num_data = check_whole("num_data", value, 1)
 
-    def data_energy(self, outputs: Tensor, targets: Any) -> Tensor:
-        """−(1/n)Σ log p(y|x, w) of a minibatch."""
-        return -self.likelihood.log_prob(outputs, targets).mean()
+    @property
+    def knows_num_data(self) -> bool:
+        """Whether N is known yet."""
+        return self._num_data is not None
 
-    def mean_energy(self, weights: Tensor, outputs: Tensor, targets: Any) -> Tensor:
-        """The minibatch estimate of U(w)/N, for a flat vector of weights."""
-        return self.data_energy(outputs, targets) + self.prior.energy(weights) / self.num_data
+    def data_energy(
+        self,
+        outputs: Tensor,
+        targets: Any,
+        own_targets: bool = False,
+        counts: Tensor | None = None,
+        learned: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """−(1/n)Σ log p(y|x, w) of a minibatch for K sets of weights, (K,).
+
+        Args:
+            outputs: The outputs of the network with each set of weights, (K, B, ...).
+            targets: The targets, (B, ...).
+            own_targets: Whether each set has targets of its own, (K, B, ...).
+            counts: How much each example counts for each set, (K, B); by default 1.
+            learned: What the likelihood of each set has learned, by name, (K, ...); by default
+                what the likelihood itself holds.
+        """
+        if len(outputs) == 1 and learned is None and counts is None:  # nothing to stack
+            one = each_tensor(lambda tensor: tensor[0], targets) if own_targets else targets
+            return -self.likelihood.log_prob(outputs[0], one).mean()[None]
+        if not own_targets:
+            targets = each_tensor(lambda t: t.expand(len(outputs), *t.shape), targets)
+        log_prob = self._log_probs(outputs, targets, learned)
+        return -(log_prob if counts is None else log_prob * counts).mean(1)
+
+    def mean_energy(
+        self,
+        weights: Tensor,
+        outputs: Tensor,
+        targets: Any,
+        own_targets: bool = False,
+        counts: Tensor | None = None,
+        learned: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """The minibatch estimate of U/N for K sets of weights, (K,); of one set, a number.
+
+        Args:
+            weights: Flat weights, (K, P), or (P,) of one set, whose outputs are (B, ...).
+            outputs: As for :meth:`data_energy`.
+            targets: As for :meth:`data_energy`.
+            own_targets: As for :meth:`data_energy`.
+            counts: As for :meth:`data_energy`.
+            learned: As for :meth:`data_energy`.
+        """
+        if weights.dim() == 1:
+            return self.mean_energy(weights[None], outputs[None], targets)[0]
+        data = self.data_energy(outputs, targets, own_targets, counts, learned)
+        return self.add_prior(data, self.prior.energy(weights))
+
+    def add_prior(self, data_energy: Tensor, prior_energy: Tensor) -> Tensor:
+        """The mean energy from that of the data and −log p(w)."""
+        return data_energy + prior_energy / self.num_data
+
+    def _log_probs(
+        self, outputs: Tensor, targets: Any, learned: Mapping[str, Tensor] | None
+    ) -> Tensor:
+        """The log density of each example under each set of weights, (K, B)."""
+        if learned is None:
+            flat = each_tensor(lambda target: target.flatten(0, 1), targets)
+            return self.likelihood.log_prob(outputs.flatten(0, 1), flat).view(outputs.shape[:2])
+        named = {f"likelihood.{name}": tensor for name, tensor in learned.items()}
+        try:
+            return self._log_prob(named, (outputs, targets), own_inputs=True)
+        except Exception:
+            if self._log_prob.mode == "loop":
+                raise
+            # it reads values, which only a loop can do; if it is at fault itself, that says so
+            self._log_prob.mode = "loop"
+            return self._log_prob(named, (outputs, targets), own_inputs=True)
+
+
+class _LogProb(nn.Module):
+    """A likelihood's log density as the forward pass of a module, to run with other parameters."""
+
+    def __init__(self, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+
+    def forward(self, outputs: Tensor, targets: Any) -> Tensor:
+        return self.likelihood.log_prob(outputs, targets)
+
+
+def each_tensor(change: Callable[[Tensor], Tensor], values: Any) -> Any:
+    """Change every tensor of inputs or targets; most often it is one tensor, which is quicker."""
+    if isinstance(values, Tensor):
+        return change(values)
+    return tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, values)
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:

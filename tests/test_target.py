@@ -38,7 +38,7 @@ def test_mean_energy_by_hand():
     targets = torch.tensor([[1.1], [1.0], [0.0]], dtype=torch.float64)
     data = -stats.norm(outputs.numpy(), 0.3).logpdf(targets.numpy()).mean()
     prior = -(stats.laplace.logpdf([0.2, -1.0]).sum() + stats.norm(0.5, 2).logpdf(3.0))
-    assert target.data_energy(outputs, targets).item() == pytest.approx(data, rel=1e-12)
+    assert target.data_energy(outputs[None], targets).item() == pytest.approx(data, rel=1e-12)
     assert target.mean_energy(weights, outputs, targets).item() == pytest.approx(
         data + prior / 50, rel=1e-12
     )

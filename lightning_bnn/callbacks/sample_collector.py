@@ -32,7 +32,6 @@ from lightning_bnn.callbacks.draw_rule import (
     strategy_of,
     weights_of,
 )
-from lightning_bnn.callbacks.training_batches import training_batches
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network
@@ -45,6 +44,7 @@ from lightning_bnn.posteriors.batch_norm import (
 from lightning_bnn.posteriors.draws import create_stream, unstack
 from lightning_bnn.posteriors.files import absolute, open_directory
 from lightning_bnn.posteriors.stream import DrawStream
+from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import split_batch
 
 __all__ = ["SampleCollector"]

@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_map
 from lightning_bnn.callbacks.draw_rule import check_count
 from lightning_bnn.callbacks.swag_running import RunningMoments
 from lightning_bnn.callbacks.swag_source import SnapshotSource
-from lightning_bnn.callbacks.training_batches import single_loader, training_batches
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import DrawsPosterior, LowRankPosterior, MixturePosterior, Posterior
@@ -22,6 +21,7 @@ from lightning_bnn.posteriors.base import Weights
 from lightning_bnn.posteriors.batch_norm import recompute_batch_norm
 from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.selection import FlatLayout
+from lightning_bnn.strategies.training_batches import single_loader, training_batches
 
 __all__ = ["FreshStatistics", "check_rank", "gaussians", "mixture", "stored", "usable_rank"]
 

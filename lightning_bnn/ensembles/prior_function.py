@@ -10,7 +10,7 @@ makes up for p; far from them p remains, another in each member, so that members
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -95,26 +95,22 @@ def with_prior_function(net: nn.Module, scale: float) -> RandomPriorFunction:
 
 
 def start_both(
-    wrapped: nn.Module,
-    begin: Callable[[nn.Module], Mapping[str, Tensor]],
-    begin_prior: Callable[[nn.Module], Mapping[str, Tensor]],
+    wrapped: RandomPriorFunction, trained: Mapping[str, Tensor], fixed: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Where members start: the trained networks and the prior functions, stacked.
 
     Args:
         wrapped: A :class:`RandomPriorFunction` of two networks of one architecture.
-        begin: Gives the stacked tensors of the trained networks.
-        begin_prior: Gives those of the prior functions.
+        trained: The stacked tensors of the trained networks.
+        fixed: Those of the prior functions.
 
     Example:
         >>> wrapped = with_prior_function(nn.Linear(2, 1, bias=False), 2.0)
-        >>> stacked = start_both(wrapped, lambda net: {"weight": torch.zeros(3, 1, 2)},
-        ...                      lambda net: {"weight": torch.ones(3, 1, 2)})
+        >>> stacked = start_both(wrapped, {"weight": torch.zeros(3, 1, 2)},
+        ...                      {"weight": torch.ones(3, 1, 2)})
         >>> sorted(stacked), stacked["scale"]
         (['net.weight', 'prior_net.weight', 'scale'], tensor([2., 2., 2.]))
     """
-    assert isinstance(wrapped, RandomPriorFunction)
-    trained, fixed = begin(wrapped.net), begin_prior(wrapped.net)
     members = len(next(iter(fixed.values())))
     return {
         **{f"net.{name}": tensor for name, tensor in trained.items()},

@@ -74,6 +74,8 @@ class Sampler(Optimizer):
     full_batch = False  # whether the gradient must be that of all examples
     calls_closure_again = False  # whether a step needs the gradient at more than one point
     reads_after_step = False  # whether the temperature is that of what a step leaves
+    adapt_steps = 0  # the first steps, which find a step size and give no draws
+    acceptance: Tensor | None = None  # where moves are accepted or rejected: how likely, by chain
 
     def __init__(
         self,
@@ -98,6 +100,11 @@ class Sampler(Optimizer):
     def chains(self) -> int:
         """The number of chains that run side by side."""
         return len(self.streams)
+
+    @property
+    def adapting(self) -> bool:
+        """Whether the next step is one of those that find a step size and give no draws."""
+        return False
 
     @abstractmethod
     def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
@@ -137,6 +144,10 @@ class Sampler(Optimizer):
             total = torch.stack([reading for reading, _ in readings]).sum(0)
             self.measured_temperature = total / sum(count for _, count in readings)
         return loss
+
+    def readings(self) -> dict[str, Tensor]:
+        """What a strategy logs of the last step, by name; a subclass adds its own."""
+        return {}
 
     # ---------------------------------------------------------------- for the subclasses
 

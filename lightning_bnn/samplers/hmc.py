@@ -187,7 +187,6 @@ class HMC(Sampler):
         self.target_acceptance = target_acceptance
         self.jitter = jitter
         self.acceptance: Tensor | None = None
-        # These stay on the CPU: K numbers each.
         self.divergences = torch.zeros(self.chains, dtype=torch.int64)
         self._adaptation = DualAveraging(0, *torch.zeros(3, self.chains, dtype=torch.float64))
         self._check_temperature()
@@ -215,7 +214,8 @@ class HMC(Sampler):
         with torch.enable_grad():
             first = closure()
         energies = [self._energies(first)]
-        self._check_start(energies[0])
+        if energies[0].device.type == "cpu":  # elsewhere reading would make the device wait
+            self._check_start(energies[0])
         moving = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
         weights = [weight for weight, _ in moving]
         gradients = self._gradients(weights)
@@ -247,15 +247,27 @@ class HMC(Sampler):
         accepted = (to_accept.log() < ratio) & ~diverged
         for weight, old in zip(weights, before, strict=True):
             weight.copy_(torch.where(self._along(accepted, weight), weight, old))
-        self._record(ratio.clamp(max=0).exp().masked_fill(diverged, 0).cpu(), diverged.cpu())
+        self._record(ratio.clamp(max=0).exp().masked_fill(diverged, 0), diverged)
         return first
 
     def _record(self, acceptance: Tensor, diverged: Tensor) -> None:
         self.acceptance = acceptance
         if self.adapting:
-            self._adaptation = dual_averaging(self._adaptation, acceptance, self.target_acceptance)
+            state = self._adaptation
+            tensors = (tensor.to(acceptance.device) for tensor in state[1:])
+            state = DualAveraging(state.transitions, *tensors)
+            self._adaptation = dual_averaging(state, acceptance, self.target_acceptance)
         else:
-            self.divergences += diverged
+            self.divergences = self.divergences.to(diverged.device) + diverged
+
+    def readings(self) -> dict[str, Tensor]:
+        """The mean acceptance of the last transition, and all divergences so far."""
+        if self.acceptance is None:
+            return {}
+        return {
+            "acceptance": self.acceptance.mean().float(),
+            "divergences": self.divergences.sum().float(),
+        }
 
     # ---------------------------------------------------------------- one value for each chain
 

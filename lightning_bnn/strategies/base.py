@@ -25,6 +25,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MetricCollection
 
+from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network, network_tensors
@@ -33,6 +34,7 @@ from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.resume import ResumableLoader
+from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import Target, count_examples, split_batch
 
 __all__ = ["OptimizerFactory", "SchedulerFactory", "Strategy", "batch_size"]
@@ -55,6 +57,7 @@ class Strategy(pl.LightningModule, ABC):
     """
 
     target: Target
+    drops_diverged = False  # whether a member that diverges is dropped, and the others go on
 
     def __init__(
         self,
@@ -73,15 +76,10 @@ class Strategy(pl.LightningModule, ABC):
                 "likelihood= is an object of lightning_bnn.likelihoods, such as Categorical(); "
                 f"got {likelihood!r}."
             )
-        if scheduler_interval not in ("epoch", "step"):
-            raise ConfigurationError(
-                f"scheduler_interval= is 'epoch' or 'step'; got {scheduler_interval!r}."
-            )
-        if predict_draws < 1:
-            raise ConfigurationError(f"predict_draws= is at least 1; got {predict_draws}.")
+        check_option("scheduler_interval", scheduler_interval, ("epoch", "step"))
         self.net = copy_network(net)
         self.likelihood = deepcopy(likelihood)
-        self.predict_draws = predict_draws
+        self.predict_draws = check_whole("predict_draws", predict_draws, 1)
         self._given_num_data = num_data
         self._optimizer = optimizer
         self._scheduler = scheduler
@@ -95,6 +93,8 @@ class Strategy(pl.LightningModule, ABC):
         self._order: int | None = None
         self._restored_order: int | None = None
         self._unwrap: Callable[[], None] | None = None
+        self._diverged_at: Tensor | None = None  # by row, the step of the first energy not finite
+        self._finished_at: int | None = None
 
     # ---------------------------------------------------------------- what a strategy adds
 
@@ -105,6 +105,40 @@ class Strategy(pl.LightningModule, ABC):
     @abstractmethod
     def posterior(self) -> Posterior:
         """The posterior as it stands now; later training does not change it."""
+
+    def finish(self, batches: Iterable[Any]) -> None:
+        """Override it for one pass over the training data after a fit.
+
+        It is called once, on all ranks, when the last step was taken, with batches on the
+        training's device. What it computes belongs into buffers, for a checkpoint to hold it.
+        """
+
+    @property
+    def ids(self) -> list[int]:
+        """The numbers of the members or chains; a strategy of a single network has number 0."""
+        return [0]
+
+    @property
+    def alive(self) -> Tensor:
+        """Which members or chains have not been dropped, (K,)."""
+        return torch.ones(len(self.ids), dtype=torch.bool)
+
+    @property
+    def trained(self) -> list[str]:
+        """The names of the network's parameters that training changes."""
+        return [name for name, _ in self.net.named_parameters()]
+
+    def likelihood_of(self, row: int) -> Likelihood:
+        """The likelihood of the member or chain in a row, with what it has learned."""
+        return self.likelihood
+
+    def inputs_of(self, batch: Any, row: int) -> Any:
+        """The inputs that the member or chain in a row sees of a training batch."""
+        return self.split(batch)[0]
+
+    def batch_size(self, batch: Any) -> int | None:
+        """The number of examples in a batch, for weighting logged means."""
+        return batch_size(batch)
 
     def member_posteriors(self) -> dict[int, Posterior]:
         """By number, the posterior of each member or chain; their mixture is :meth:`posterior`.
@@ -160,8 +194,8 @@ class Strategy(pl.LightningModule, ABC):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch, checked and logged."""
         loss = self.loss(batch)
-        self._stop_if_not_finite(loss, batch, batch_idx)
-        self.log("train_loss", loss, prog_bar=True, batch_size=batch_size(batch))
+        self.watch(loss.detach()[None], batch, batch_idx)
+        self.log("train_loss", loss, prog_bar=True, batch_size=self.batch_size(batch))
         return loss
 
     def check(self, stage: str, outputs: Tensor, targets: Any) -> None:
@@ -170,36 +204,78 @@ class Strategy(pl.LightningModule, ABC):
         Shapes and values are looked at in every batch on a CPU; elsewhere only in the first of
         a stage, because reading values makes the device wait.
         """
-        if outputs.device.type == "cpu" or stage not in self._checked:
+        if reads_are_free(outputs) or stage not in self._checked:
             self.likelihood.check(outputs.detach(), targets)
             self._checked.add(stage)
 
-    def _stop_if_not_finite(self, loss: Tensor, batch: Any, batch_idx: int) -> None:
-        if torch.isfinite(loss):
+    # ---------------------------------------------------------------- energies that are not finite
+
+    def watch(self, energies: Tensor, batch: Any, batch_idx: int) -> None:
+        """Act on energies, (K,), that are not finite.
+
+        On a CPU at once. On an accelerator the step at which each went wrong is noted on the
+        device and read at intervals (every ``log_every_n_steps`` steps, at the end of an epoch,
+        and before a checkpoint is written), because a read makes the device wait.
+        """
+        bad = ~energies.isfinite()
+        if self.drops_diverged:
+            if self.trainer.world_size > 1:  # not finite on one rank: dropped on all
+                bad = self.trainer.strategy.reduce(bad.float(), reduce_op="sum") > 0
+            bad &= self.alive
+        free = reads_are_free(energies)
+        if free and not bad.any():
             return
+        if self._diverged_at is None or self._diverged_at.device != bad.device:
+            self._diverged_at = torch.full_like(bad, -1, dtype=torch.int64)
+        at = self._diverged_at
+        self._diverged_at = torch.where(bad & (at < 0), self.global_step, at)
+        if self.drops_diverged:
+            self.alive.logical_and_(~bad)
+        interval = max(1, getattr(self.trainer, "log_every_n_steps", 0) or 50)
+        if free or (self.global_step + 1) % interval == 0:
+            self._read_diverged(f"epoch {self.current_epoch}, batch {batch_idx}", batch)
+
+    def _read_diverged(self, place: str | None = None, batch: Any = None) -> None:
+        """Read which energies were not finite since the last look, and act on it."""
+        if self._diverged_at is None:
+            return
+        steps = self._diverged_at.tolist()
+        rows = {row: step for row, step in enumerate(steps) if step >= 0}
+        self._diverged_at = None
+        if rows:
+            now = place is not None and set(rows.values()) == {self.global_step}
+            step = ", ".join(map(str, sorted(set(rows.values()))))
+            where = f"at step {step}" + (f" ({place})" if now else "")
+            self.on_diverged(list(rows), where, batch if now else None)
+
+    def on_diverged(self, rows: list[int], where: str, batch: Any) -> None:
+        """Act on energies that are not finite: by default an error.
+
+        Args:
+            rows: Whose energies.
+            where: At which step.
+            batch: The batch, where it is still at hand.
+        """
         if not all(bool(p.isfinite().all()) for p in self.parameters()):
             raise NonFiniteError(
-                f"The loss is {loss.item()} at step {self.global_step} (epoch "
-                f"{self.current_epoch}, batch {batch_idx}), because weights are not finite: the "
-                "gradient of an earlier step was not. Go on from an earlier checkpoint with a "
-                "lower learning rate or with gradient clipping."
+                f"The loss is not finite {where}, because weights are not finite: the gradient of "
+                "an earlier step was not. Resume from an earlier checkpoint with a lower learning "
+                "rate or with gradient clipping."
             )
-        culprit = self._blame(
-            batch, "Inputs and targets are finite: lower the learning rate or clip gradients."
-        )
         raise NonFiniteError(
-            f"The loss is {loss.item()} at step {self.global_step} (epoch {self.current_epoch}, "
-            f"batch {batch_idx}). {culprit} The weights are those of the last finite step; "
-            "the checkpoints before it are good."
+            f"The loss is not finite {where}. {self.blame(batch)} The weights are those of the "
+            "last finite step; the checkpoints before it are good."
         )
 
-    def _blame(self, batch: Any, otherwise: str) -> str:
-        """Which part of a batch is not finite; if none is, what else to say."""
-        inputs, targets = self.split(batch)
-        for kind, value in (("inputs", inputs), ("targets", targets)):
-            if isinstance(value, Tensor) and not torch.isfinite(value).all():
-                return f"The batch's {kind} hold NaN or infinity."
-        return otherwise
+    def blame(self, batch: Any) -> str:
+        """Which part of a batch is not finite; if none is, what to do."""
+        if batch is not None:
+            for kind, value in zip(("inputs", "targets"), self.split(batch), strict=True):
+                if isinstance(value, Tensor) and not torch.isfinite(value).all():
+                    return f"The batch's {kind} hold NaN or infinity."
+        known = "" if batch is None else "Inputs and targets are finite: "
+        advice = "lower the learning rate or clip gradients."
+        return f"{known}{advice}" if known else advice.capitalize()
 
     # ---------------------------------------------------------------- evaluation
 
@@ -374,6 +450,7 @@ class Strategy(pl.LightningModule, ABC):
     def on_train_start(self) -> None:
         """Find N, and set the random state of a resumed fit."""
         self._checked.clear()
+        self._diverged_at = None
         self.target.num_data = self._count_examples()
         if self._random_state is not None:
             ranks = len(self._random_state)
@@ -383,6 +460,38 @@ class Strategy(pl.LightningModule, ABC):
     def on_train_epoch_start(self) -> None:
         """Find N again: a trainer may load other data for an epoch."""
         self.target.num_data = self._count_examples()
+
+    def on_train_epoch_end(self) -> None:
+        """Finish the last epoch of a fit before its checkpoint is written."""
+        self._read_diverged()
+        trainer = self.trainer
+        epochs = trainer.max_epochs
+        by_epochs = epochs is not None and 0 <= epochs <= self.current_epoch + 1
+        if by_epochs or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
+            self._finish()
+
+    def on_train_end(self) -> None:
+        """Finish a fit that ended in another way."""
+        self._read_diverged()
+        self._finish()
+
+    def _finish(self) -> None:
+        """Call :meth:`finish` once for the steps taken so far."""
+        overridden = type(self).finish is not Strategy.finish
+        trial: bool = self.trainer.fast_dev_run  # type: ignore[attr-defined]
+        if not overridden or self._finished_at == self.global_step or trial:
+            return
+        with training_batches(self.trainer, None, self.global_step, own_share=True) as batches:
+            self.finish(batches)
+        self._finished_at = self.global_step
+
+    @property
+    def finished(self) -> bool:
+        """Whether :meth:`finish` has seen the weights as they stand after the last step."""
+        return self._finished_at is not None
+
+    def _is_fitting(self) -> bool:
+        return self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
 
     def _count_examples(self) -> int:
         loader = self.trainer.train_dataloader
@@ -397,7 +506,8 @@ class Strategy(pl.LightningModule, ABC):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the random state of every rank."""
-        # A checkpoint made while validating holds what training goes on with, not what
+        self._read_diverged()
+        # A checkpoint made while validating holds the state that training resumes with, not what
         # validation left.
         state = self._random_before_validation or random_state()
         states: list[Any] = [state]
@@ -408,6 +518,7 @@ class Strategy(pl.LightningModule, ABC):
             "random_state": states,
             "order": self._order,
             "mode": self._snapshot.mode if self._snapshot is not None else self._mode,
+            "finished_at": self._finished_at,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -418,12 +529,18 @@ class Strategy(pl.LightningModule, ABC):
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):
             if name in saved and tensor.is_floating_point():
                 tensor.data = tensor.data.to(saved[name].dtype)
-        if self._trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
-            return  # a test or a loaded module must not turn back a later fit
         own = checkpoint.get("lightning_bnn", {})
+        self._finished_at = own.get("finished_at")
+        if not self._is_fitting():
+            return  # a test or a loaded module must not turn back a later fit
         self._random_state = own.get("random_state")
         self._restored_order = own.get("order")
         self._mode = own.get("mode", "auto")
+
+
+def reads_are_free(tensor: Tensor) -> bool:
+    """Whether the host can read the values of a tensor without waiting for a device."""
+    return tensor.device.type == "cpu"
 
 
 def batch_size(batch: Any) -> int | None:

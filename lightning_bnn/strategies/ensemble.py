@@ -21,31 +21,55 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from pytorch_lightning.trainer.states import TrainerFn
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_bnn.ensembles.options import build_network, check_factories, check_whole
+from lightning_bnn.bank import DataEnergy, View, check_ids
+from lightning_bnn.checks import check_whole
+from lightning_bnn.ensembles.adversarial import (
+    InputRange,
+    check_adversarial,
+    check_inputs,
+    fast_gradient_sign,
+)
+from lightning_bnn.ensembles.batches import (
+    MemberBatch,
+    MemberBatches,
+    as_member_batch,
+    has_indices,
+    subset_indices,
+    tensors_of,
+)
+from lightning_bnn.ensembles.bootstrap import bootstrap_means, bootstrap_weights
+from lightning_bnn.ensembles.optimizers import (
+    MemberOptimizers,
+    check_factories,
+    make_optimizer,
+    make_schedulers,
+)
 from lightning_bnn.ensembles.prior_function import start_both, with_prior_function
-from lightning_bnn.ensembles.randomise import Randomise
+from lightning_bnn.ensembles.randomise import (
+    AnchoredPrior,
+    Randomise,
+    check_randomise,
+    draw_offsets,
+    noisy_targets,
+)
+from lightning_bnn.ensembles.snapshots import SnapshotStore, cycle_ends, cycle_factor
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.initialise import Start, start_members
-from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.initialise import Start, build_network, start_members
+from lightning_bnn.likelihoods import Gaussian, Likelihood
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import BoundPrior, Prior
-from lightning_bnn.random import member_seed
+from lightning_bnn.random import member_seed, random_seed
+from lightning_bnn.selection import select
 from lightning_bnn.stacked import Mode
-from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory
-from lightning_bnn.strategies.members import (
-    MemberOptimizers,
-    make_optimizer,
-    make_schedulers,
-    member_numbers,
-)
-from lightning_bnn.strategies.snapshots import SnapshotStore, cycle_ends, cycle_factor
-from lightning_bnn.strategies.stacked_members import all_equal
-from lightning_bnn.strategies.variants import EnsembleVariants
+from lightning_bnn.strategies.bank_strategy import BankStrategy
+from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory, reads_are_free
+from lightning_bnn.strategies.resume import ResumableLoader
+from lightning_bnn.target import each_tensor
 
 __all__ = ["DeepEnsemble"]
 
@@ -55,7 +79,7 @@ _SPREAD = 0.1
 _LEARNED = "(learned by the likelihood)"  # no name of a network's tensor
 
 
-class DeepEnsemble(EnsembleVariants):
+class DeepEnsemble(BankStrategy):
     """An ensemble of networks as one Lightning module.
 
     Args:
@@ -96,7 +120,7 @@ class DeepEnsemble(EnsembleVariants):
         prior_function: β, to add β times a fixed random network to each member (see
             :class:`~lightning_bnn.ensembles.RandomPriorFunction`, which the members then are).
         snapshots: Train in so many cycles of the learning rate and keep the members at the end of
-            each (see :mod:`lightning_bnn.strategies.snapshots`).
+            each (see :mod:`lightning_bnn.ensembles.snapshots`).
         seed: The root of all members' seeds; by default ``seed_everything`` decides it.
 
     Example:
@@ -131,49 +155,61 @@ class DeepEnsemble(EnsembleVariants):
         snapshots: int | None = None,
         seed: int | None = None,
     ) -> None:
-        numbers = member_numbers(members)
-        if seed is not None:
-            check_whole("seed", seed, 0)
-        root = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
+        ids = check_ids(members)
+        root = random_seed() if seed is None else check_whole("seed", seed, 0)
         factory = None if isinstance(net, nn.Module) else net
         built = factory is not None and start == "reset"
         # where members start around one network, it must not depend on which of them are trained
         nets = [
             net if isinstance(net, nn.Module) else build_network(net, root, number)
-            for number in (numbers if built else [0])
+            for number in (ids if built else [0])
         ]
-        template = nets[0]
-        begin: Callable[[nn.Module], Mapping[str, Tensor]] = partial(
+        begin = partial(
             start_members,
-            start=nets if built else start,
-            members=numbers,
-            seed=root,
+            members=ids,
             spread=_SPREAD,
             noun="member",
             option="net" if start == "reset" else "start",
         )
+        template, stacked = nets[0], begin(nets[0], start=nets if built else start, seed=root)
         if prior_function is not None:
-            prior_functions = partial(
-                start_members,
+            fixed = begin(
+                template,
                 start="reset" if factory is None else factory,
-                members=numbers,
                 seed=member_seed(root, 0, "prior function"),
-                spread=_SPREAD,
-                noun="member",
                 option="net",
             )
             template = with_prior_function(template, prior_function)
-            begin = partial(start_both, begin=begin, begin_prior=prior_functions)
+            stacked = start_both(template, stacked, fixed)
             if isinstance(prior, Mapping):
-                prior = {f"net.{pattern}": one for pattern, one in prior.items()}
-        super().__init__(
-            template, likelihood, prior, numbers, begin, num_data, chunk, mode, scheduler_interval
+                prior = {f"net.{pattern}": chosen for pattern, chosen in prior.items()}
+        super().__init__(template, likelihood, num_data, scheduler_interval=scheduler_interval)
+        check_factories("optimizer", optimizer, len(ids))
+        check_factories("scheduler", scheduler, len(ids))
+        learned = dict(self.likelihood.named_parameters())
+        names = select(self.net)
+        self._build_bank(
+            stacked, prior, ids, names, num_data, learned=learned, mode=mode, chunk=chunk
         )
+        self.likelihood.requires_grad_(False)  # each member has its own in the bank
         if built:
             _check_pretrained(self.prior, self.weights.detach())
+        if adversarial is not None:
+            check_adversarial(adversarial)
+        if randomise is not None:
+            check_randomise(randomise, self.likelihood, self.prior)
+        if snapshots is not None and scheduler is not None:
+            raise ConfigurationError(
+                "snapshots= has a learning-rate schedule of its own, cosine cycles; leave "
+                "scheduler= out."
+            )
         self.seed = root
-        self._choose_variants(independent_batches, adversarial, bootstrap, randomise)
-        self._check_options(optimizer, scheduler, snapshots)
+        self.independent_batches, self.bootstrap = bool(independent_batches), bool(bootstrap)
+        self.adversarial, self.randomise = adversarial, randomise
+        self.input_range = None if adversarial is None else InputRange(int(independent_batches))
+        self._statistics = {name for name, _ in self.net.named_buffers()}
+        self._kept: dict[str, tuple[Any, Tensor]] = {}
+        self._examples: int | Tensor | None = None  # how many, or the indices of a part
         self._optimizers, self._schedulers = optimizer, scheduler
         self.snapshots = None if snapshots is None else SnapshotStore(snapshots, self._state())
         if self.snapshots is not None:
@@ -183,23 +219,178 @@ class DeepEnsemble(EnsembleVariants):
         self._optimizer_names: list[str] = []
         self._cycle_ends: list[int] = []
         self._cycle_start = 0
-        self._saved: dict[str, Any] | None = None
 
-    def _check_options(self, optimizer: Any, scheduler: Any, snapshots: Any) -> None:
-        check_factories("optimizer", optimizer, self.members)
-        check_factories("scheduler", scheduler, self.members)
-        if snapshots is not None and scheduler is not None:
-            raise ConfigurationError(
-                "snapshots= has a learning-rate schedule of its own, cosine cycles; leave "
-                "scheduler= out."
+    @property
+    def members(self) -> int:
+        """K, the number of members."""
+        return len(self.bank)
+
+    # ---------------------------------------------------------------- what members see
+
+    # All that is random is a function of the root seed and the member's number, so that a member
+    # alone is trained as it is beside others, and nothing of it needs a place in a checkpoint.
+
+    def energies(self, batch: Any) -> Tensor:
+        """The mean energy of every member, (K,), estimated on a batch."""
+        seen = as_member_batch(batch, self.members, self.independent_batches, self._indexed)
+        if self.input_range is not None:
+            self.input_range.update(check_inputs(self.split(seen.batch)[0]))
+        return super().energies(seen)
+
+    def view(self, rows: slice, batch: MemberBatch) -> View:
+        """What the members in some rows see of a batch."""
+        inputs, targets = self.split(batch.batch)
+        own, indices = self.independent_batches, batch.indices
+        if own:
+            inputs, targets, indices = (
+                each_tensor(lambda tensor: tensor[rows], part)
+                for part in (inputs, targets, indices)
             )
+        seen = View(inputs, targets, own_inputs=own, own_targets=own)
+        if self.randomise is not None:
+            seen.prior = AnchoredPrior(self.prior, self._offsets()[rows])
+        if self.randomise == "targets and anchors":
+            assert isinstance(self.likelihood, Gaussian)
+            assert indices is not None
+            seeds = self._seeds()[rows]
+            seen.targets = noisy_targets(self.likelihood, targets, seeds, indices)
+            seen.own_targets = True
+        if self.bootstrap:
+            assert indices is not None
+            seen.counts = self._counts(rows, indices)
+        if self.adversarial is not None:
+            seen.attack = partial(self._attack, rows)
+        return seen
+
+    def _counts(self, rows: slice, indices: Tensor) -> Tensor:
+        """How much examples count for the members in some rows, by their bootstrap weights."""
+        counts = bootstrap_weights(self._seeds()[rows], indices, self._means()[rows])
+        return counts.to(torch.promote_types(self.weights.dtype, torch.float32))
+
+    def _attack(
+        self,
+        rows: slice,
+        data_energy: DataEnergy,
+        inputs: Tensor,
+        own_inputs: bool,
+        tensors: Mapping[str, Tensor],
+    ) -> Tensor:
+        """The mean of the data energies at the inputs and at inputs moved against each member."""
+        assert self.input_range is not None
+        assert self.adversarial is not None
+        if not own_inputs:
+            inputs = inputs.expand(rows.stop - rows.start, *inputs.shape)
+        inputs = inputs.detach().requires_grad_()
+        with torch.enable_grad():
+            real = data_energy(inputs, True, tensors)
+            total = real.sum()
+        # the graph is needed again, unless nobody asks for gradients
+        (gradient,) = torch.autograd.grad(total, inputs, retain_graph=torch.is_grad_enabled())
+        extent = self.input_range.extent
+        extent = extent[rows, None] if own_inputs else extent
+        moved = fast_gradient_sign(inputs, gradient, self.adversarial, extent)
+        # running statistics are those of the real inputs: the others go to copies
+        copies = {n: t.clone() if n in self._statistics else t for n, t in tensors.items()}
+        other = data_energy(moved, True, copies)
+        return (real if torch.is_grad_enabled() else real.detach()).add(other) / 2
+
+    @property
+    def _indexed(self) -> str | None:
+        """The option that needs the examples' indices, if one does."""
+        if self.bootstrap:
+            return "bootstrap=True"
+        noisy = self.randomise == "targets and anchors"
+        return "randomise='targets and anchors'" if noisy else None
+
+    def _keep(self, name: str, key: Any, make: Callable[[], Tensor]) -> Tensor:
+        """A tensor that is made anew only where what it depends on has changed."""
+        key = (self.seed, self.weights.device, key)
+        if name not in self._kept or self._kept[name][0] != key:
+            self._kept[name] = (key, make())
+        return self._kept[name][1]
+
+    def _member_seeds(self, purpose: str) -> list[int]:
+        return [member_seed(self.seed, number, purpose) for number in self.ids]
+
+    def _seeds(self) -> Tensor:
+        """The members' seeds of all that is computed by hashing, (K,)."""
+        device = self.weights.device
+        return self._keep(
+            "seeds", None, lambda: torch.tensor(self._member_seeds("variant"), device=device)
+        )
+
+    def _offsets(self) -> Tensor:
+        weights = self.weights.detach()
+        return self._keep(
+            "offsets", weights.dtype, lambda: draw_offsets(self.prior, self._seeds(), weights)
+        )
+
+    def _means(self) -> Tensor:
+        examples = self.target.num_data if self._examples is None else self._examples
+        key = examples if isinstance(examples, int) else examples.numpy().tobytes()
+        return self._keep("means", key, lambda: bootstrap_means(self._seeds(), examples))
+
+    def inputs_of(self, batch: Any, row: int) -> Any:
+        """The inputs that the member in a row sees of a training batch."""
+        if not isinstance(batch, MemberBatch):
+            return super().inputs_of(batch, row)
+        inputs = super().inputs_of(batch.batch, row)
+        return each_tensor(lambda t: t[row], inputs) if self.independent_batches else inputs
+
+    def blame(self, batch: Any) -> str:
+        """Which part of a batch is not finite; if none is, what to do."""
+        return super().blame(batch.batch if isinstance(batch, MemberBatch) else batch)
+
+    def batch_size(self, batch: Any) -> int | None:
+        """The number of examples that each member sees in a batch."""
+        if not isinstance(batch, MemberBatch):
+            return super().batch_size(batch)
+        if not self.independent_batches:
+            return super().batch_size(batch.batch)
+        return next((tensor.shape[1] for tensor in tensors_of(batch.batch)), None)
+
+    def _resumable(self, loader: Any, seed: int) -> Any:
+        made = super()._resumable(loader, seed)
+        wanted = self.trainer.training and (self.independent_batches or self._indexed is not None)
+        if wanted and isinstance(made, ResumableLoader) and has_indices(made.loader):
+            orders = (lambda: self._member_seeds("order")) if self.independent_batches else None
+            made.opener = MemberBatches(made.loader, orders)
+        return made
+
+    def on_train_epoch_start(self) -> None:
+        """Find N, and how many examples there are indices of: a trainer may load other data."""
+        super().on_train_epoch_start()
+        loader: Any = self.trainer.train_dataloader
+        known = isinstance(loader, ResumableLoader) and has_indices(loader.loader)
+        self._examples = len(loader.dataset) if known else None
+        if known and self.bootstrap and (part := subset_indices(loader.loader)) is not None:
+            self._examples = part
+
+    # ---------------------------------------------------------------- members that diverge
+
+    drops_diverged = True
+
+    def on_diverged(self, rows: list[int], where: str, batch: Any) -> None:
+        """Say which members were dropped; stop where none is left."""
+        names = ", ".join(str(self.ids[row]) for row in rows)
+        left = int(self.alive.sum())
+        if not left:
+            raise NonFiniteError(
+                f"The energy of member {names} is not finite {where}, and no other member is left. "
+                f"{self.blame(batch)} The weights are those of the last step; the checkpoints "
+                "before it are good."
+            )
+        rank_zero_warn(
+            f"The energy of member {names} is not finite {where}: dropped. The other {left} go on "
+            "untouched. A lower learning rate or gradient clipping may keep all."
+        )
 
     # ---------------------------------------------------------------- stepping
 
     def configure_optimizers(self) -> Any:
         """One optimizer for all members, or one for each, and their schedules."""
-        layouts = (self._layout, self._learned_layout)
-        stacked = list(zip(self._stacked_parameters(), layouts, strict=False))
+        layouts = (self.bank.layout, self.bank.learned_layout)
+        stacked = list(zip(self.bank.stacked_parameters(), layouts, strict=False))
         schedules = self._schedulers
         if self.snapshots is not None:
             schedules = partial(LambdaLR, lr_lambda=lambda step: self._cycle_factor(step))
@@ -213,7 +404,7 @@ class DeepEnsemble(EnsembleVariants):
         for one in each:
             self._refuse_weight_decay(one)
         self._optimizer_names = [type(one).__name__ for one in each]
-        self._compare_with_saved(("optimizer", self._optimizer_names))
+        self._compare_with_saved()
         if schedules is None:
             return optimizer
         interval = "step" if self.snapshots is not None else self._scheduler_interval
@@ -221,8 +412,9 @@ class DeepEnsemble(EnsembleVariants):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def on_after_backward(self) -> None:
-        """Let a scaler of the loss see the gradients of members with optimizers of their own."""
-        super().on_after_backward()
+        """Take away the gradients of dropped members, and show each optimizer its own."""
+        if not reads_are_free(self.alive) or not self.alive.all():
+            self.bank.drop_gradients()
         optimizer = self.optimizers(use_pl_optimizer=False)
         if isinstance(optimizer, MemberOptimizers) and self._loss_scaler() is not None:
             optimizer.hand_out_gradients()
@@ -253,7 +445,7 @@ class DeepEnsemble(EnsembleVariants):
 
     def _state(self) -> dict[str, Tensor]:
         """All that a member has of its own, with a leading axis of members."""
-        learned = {} if self.learned is None else {_LEARNED: self.learned.detach()}
+        learned = {} if self.bank.learned is None else {_LEARNED: self.bank.learned.detach()}
         return {**self.current_draws(), **learned}
 
     def posterior(self) -> Posterior:
@@ -262,7 +454,7 @@ class DeepEnsemble(EnsembleVariants):
         Where the likelihood learns, the members differ in it: then a mixture of them.
         """
         states, rows = self._states(), self._good_rows()
-        if self.learned is None:
+        if self.bank.learned is None:
             draws = [
                 {name: tensor[row] for name, tensor in state.items()}
                 for state in states
@@ -274,7 +466,7 @@ class DeepEnsemble(EnsembleVariants):
     def member_posteriors(self) -> dict[int, Posterior]:
         """By number, each member that has not diverged, with all its snapshots, if any."""
         states = self._states()
-        return {self.member_numbers[row]: self._member(row, states) for row in self._good_rows()}
+        return {self.ids[row]: self._member(row, states) for row in self._good_rows()}
 
     def _states(self) -> list[dict[str, Tensor]]:
         """All that members have of their own: now, or at their snapshots."""
@@ -284,12 +476,10 @@ class DeepEnsemble(EnsembleVariants):
     def _good_rows(self) -> list[int]:
         """The rows of the members that have not diverged."""
         # the last step may have been the one that made a member diverge
-        good = self.alive.clone()
-        for parameter in self._stacked_parameters():
-            good &= parameter.detach().isfinite().all(1)
+        good = self.alive & self.bank.finite()
         if not good.any():
             raise NonFiniteError(
-                f"No member is left: the weights of the members {self.member_numbers}, or what "
+                f"No member is left: the weights of the members {self.ids}, or what "
                 "their likelihoods learned, are not finite. Train again with a lower learning rate "
                 "or with gradient clipping."
             )
@@ -298,7 +488,7 @@ class DeepEnsemble(EnsembleVariants):
 
     def _member(self, row: int, states: Sequence[Mapping[str, Tensor]]) -> Posterior:
         draws = [{name: tensor[row] for name, tensor in state.items()} for state in states]
-        if self.learned is None:
+        if self.bank.learned is None:
             return DrawsPosterior(self.net, self.likelihood, draws)
         parts = [
             DrawsPosterior(self.net, self._likelihood_with(draw.pop(_LEARNED)), [draw])
@@ -306,16 +496,16 @@ class DeepEnsemble(EnsembleVariants):
         ]
         return parts[0] if len(parts) == 1 else MixturePosterior(parts)
 
-    def member_likelihood(self, index: int) -> Likelihood:
-        """The likelihood with what the member in row ``index`` has learned."""
-        if self.learned is None:
+    def likelihood_of(self, row: int) -> Likelihood:
+        """The likelihood with what the member in a row has learned."""
+        if self.bank.learned is None:
             return self.likelihood
-        return self._likelihood_with(self.learned.detach()[index])
+        return self._likelihood_with(self.bank.learned.detach()[row])
 
     def _likelihood_with(self, learned: Tensor) -> Likelihood:
         likelihood = deepcopy(self.likelihood)
         with torch.no_grad():
-            for name, value in self._learned_layout.views(learned).items():
+            for name, value in self.bank.learned_layout.views(learned).items():
                 likelihood.get_parameter(name).copy_(value)
         return likelihood
 
@@ -327,8 +517,9 @@ class DeepEnsemble(EnsembleVariants):
     # ---------------------------------------------------------------- fits and checkpoints
 
     def setup(self, stage: str) -> None:
-        """Forget the checkpoint of an earlier fit; one of this fit is loaded after this."""
-        self._saved = None
+        """Forget what is known of an earlier fit."""
+        super().setup(stage)
+        self._optimizer_names, self._cycle_ends = [], []
 
     def on_fit_start(self) -> None:
         """Let all ranks have one root seed."""
@@ -340,20 +531,25 @@ class DeepEnsemble(EnsembleVariants):
         super().on_train_start()
         if self.snapshots is None:
             return
-        saved = self._saved or {}
-        if self._saved is None:
+        if not self._saved:
             self.snapshots.clear()
-        self._cycle_start = saved.get("cycle_start", self.global_step)
+        self._cycle_start = self._saved.get("cycle_start", self.global_step)
         total = self.trainer.estimated_stepping_batches - self._cycle_start
         if getattr(self.trainer, "fast_dev_run", False):  # too short for all of them, but a trial
             total = max(total, self.snapshots.cycles)
         self._cycle_ends = cycle_ends(total, self.snapshots.cycles)
-        self._compare_with_saved(("cycle_ends", self._cycle_ends))
+        self._compare_with_saved()
 
-    def _facts(self) -> dict[str, Any]:
-        """What must be the same for a run to go on."""
+    def facts(self) -> dict[str, Any]:
+        """What must be the same for a run to resume, as far as it is known yet."""
+        known: dict[str, Any] = {}
+        if self._optimizer_names:
+            known["optimizer"] = self._optimizer_names
+        if self._cycle_ends:
+            known |= {"cycle_start": self._cycle_start, "cycle_ends": self._cycle_ends}
         return {
-            "members": self.member_numbers,
+            **super().facts(),
+            **known,
             "snapshots": None if self.snapshots is None else self.snapshots.cycles,
             "independent_batches": self.independent_batches,
             "adversarial": self.adversarial,
@@ -361,48 +557,12 @@ class DeepEnsemble(EnsembleVariants):
             "randomise": self.randomise,
         }
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add how the members run: the other way would differ in the last bits."""
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["lightning_bnn"] |= {
-            "members_mode": self._stack.mode,
-            "seed": self.seed,
-            "ensemble": {
-                **self._facts(),
-                "optimizer": self._optimizer_names,
-                "cycle_start": self._cycle_start,
-                "cycle_ends": self._cycle_ends,
-            },
-        }
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Run the members as the saved ones did."""
-        super().on_load_checkpoint(checkpoint)
-        own = checkpoint.get("lightning_bnn", {})
-        self._saved = own.get("ensemble", {})
-        self._compare_with_saved(*self._facts().items())
-        if self._stack.mode == "auto":
-            self._stack.mode = own.get("members_mode", "auto")
-        self.seed = own.get("seed", self.seed)
-        if self._trainer is None or self.trainer.state.fn != TrainerFn.FITTING:
-            self._saved = None
-
-    def _compare_with_saved(self, *facts: tuple[str, Any]) -> None:
-        for name, value in facts:
-            saved = (self._saved or {}).get(name, value)
-            if saved != value:
-                raise ConfigurationError(
-                    f"The checkpoint was made with {name}={saved!r}, this strategy has {value!r}. "
-                    "Make them the same to go on, or start from the checkpoint's weights in a new "
-                    "run."
-                )
-
 
 def _check_pretrained(prior: BoundPrior, weights: Tensor) -> None:
     """Raise if a prior is centred on pretrained weights that each member has others of."""
     for start, stop, chosen, loc, _ in prior.segments():
         own = weights[:, start:stop]
-        if chosen.loc == "pretrained" and not all_equal(own, torch.as_tensor(loc)):
+        if chosen.loc == "pretrained" and not torch.equal(own, torch.as_tensor(loc).expand_as(own)):
             raise ConfigurationError(
                 "A prior with loc='pretrained' is centred on the network's first weights, and "
                 "net= gives each member others. Pass the pretrained network itself with "

@@ -1,4 +1,4 @@
-r"""Mean-field variational inference (Bayes by Backprop) on any network.
+r"""Variational inference (Bayes by Backprop) on any network.
 
 Minimises, in units of the mean energy,
 
@@ -6,19 +6,20 @@ Minimises, in units of the mean energy,
     \mathbb{E}_q\Big[-\tfrac1n\sum_i\log p(y_i\mid x_i,w)\Big]
     + \frac{T\beta}{N}\,\mathrm{KL}(q\,\|\,p)
 
-over :math:`q = \prod N(\mu_j, \sigma_j^2)`, with the KL summed over all weights. At T = 1 and
-β = 1 its minimum is the best mean-field fit to the Bayes posterior, and −N times it is the
-ELBO. T scales the KL: q approximates the posterior of the likelihood to the power 1/T. β rises
-linearly to 1 over the first ``kl_warmup`` steps. Weights that are not Bayesian are point
-estimates under the same prior, as if their σ were 0. (Blundell et al., 2015, *Weight
-Uncertainty in Neural Networks*.) Pruned weights (:meth:`VariationalBNN.prune`) are zero from then
-on and take no part in the KL.
+over a family of distributions q (:mod:`lightning_bnn.families`; by default the mean field
+:math:`q = \prod N(\mu_j, \sigma_j^2)`), with the KL summed over all weights. At T = 1 and β = 1 its
+minimum is the family's best fit to the Bayes posterior, and −N times it is the ELBO. T scales the
+KL: q approximates the posterior of the likelihood to the power 1/T. β rises linearly to 1 over the
+first ``kl_warmup`` steps. Weights that are not Bayesian are point estimates under the same prior,
+as if their σ were 0. (Blundell et al., 2015, *Weight Uncertainty in Neural Networks*.) Pruned
+weights (:meth:`VariationalBNN.prune`) are zero from then on and take no part in the KL.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -27,25 +28,21 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
+from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.families import Family, MeanField
+from lightning_bnn.families.per_example import PerExampleNoise
+from lightning_bnn.families.pruned import KeptTensors
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import network_tensors
-from lightning_bnn.posteriors import GaussianPosterior
+from lightning_bnn.posteriors import Posterior
 from lightning_bnn.posteriors.prunable import checked_masks
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.random import NoiseGenerator, member_seed
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import call_network
-from lightning_bnn.strategies.base import (
-    OptimizerFactory,
-    SchedulerFactory,
-    Strategy,
-    batch_size,
-)
+from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory, Strategy
 from lightning_bnn.target import Target
-from lightning_bnn.variational.kept import KeptTensors
-from lightning_bnn.variational.mean_field import MeanField, ScaleForm
-from lightning_bnn.variational.per_example import PerExampleNoise
 
 __all__ = ["VariationalBNN"]
 
@@ -53,7 +50,7 @@ Estimator = Literal["weight", "flipout", "local"]
 
 
 class VariationalBNN(Strategy):
-    """Mean-field Gaussian variational inference as a Lightning module.
+    """Variational inference as a Lightning module.
 
     Args:
         net: Any module; the strategy works on a copy, and its weights become the means.
@@ -69,7 +66,8 @@ class VariationalBNN(Strategy):
         estimator: ``"weight"``: one draw for the batch, for any network. ``"flipout"`` and
             ``"local"``: noise for each example in linear and convolutional layers.
         initial_scale: The standard deviation that every weight starts with.
-        scale_form: ``"exp"`` or ``"softplus"``, the function that keeps σ positive.
+        family: The variational distribution, one of :mod:`lightning_bnn.families`; by default
+            ``MeanField()``.
         optimizer: Makes the optimizer from parameters; by default ``partial(Adam, lr=1e-3)``.
         scheduler: Makes a learning-rate scheduler from the optimizer.
         scheduler_interval: Whether the scheduler steps each ``"epoch"`` or each ``"step"``.
@@ -97,7 +95,7 @@ class VariationalBNN(Strategy):
         draws: int = 1,
         estimator: Estimator = "weight",
         initial_scale: float = 0.01,
-        scale_form: ScaleForm = "exp",
+        family: Family | None = None,
         optimizer: OptimizerFactory | None = None,
         scheduler: SchedulerFactory | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
@@ -108,33 +106,31 @@ class VariationalBNN(Strategy):
         super().__init__(
             net, likelihood, num_data, optimizer, scheduler, scheduler_interval, predict_draws
         )
-        if estimator not in ("weight", "flipout", "local"):
+        check_option("estimator", estimator, ("weight", "flipout", "local"))
+        family = MeanField() if family is None else deepcopy(family)
+        if estimator != "weight" and not family.factorised:
             raise ConfigurationError(
-                f"estimator= is 'weight', 'flipout' or 'local'; got {estimator!r}."
-            )
-        if draws < 1:
-            raise ConfigurationError(f"draws= is at least 1; got {draws}.")
-        if kl_warmup < 0:
-            raise ConfigurationError(
-                f"kl_warmup= is a number of steps, at least 0; got {kl_warmup}."
+                f"estimator={estimator!r} gives each example noise of its own, which needs "
+                f"independent weights; those of {type(family).__name__} are not. Leave it out."
             )
         self.estimator = estimator
-        self.train_draws = draws
-        self.kl_warmup = kl_warmup
+        self.train_draws = check_whole("draws", draws, 1)
+        self.kl_warmup = check_whole("kl_warmup", kl_warmup, 0)
         prior = Normal() if prior is None else prior
-        check_prior(prior, trainable_names(self.net))
+        trainable = trainable_names(self.net)
+        check_prior(prior, trainable)
         own = dict(self.net.named_parameters())
         tensors = {name: own[name] for name in names}
-        self.family = MeanField(tensors, initial_scale, scale_form)
+        points = {name: own[name] for name in trainable if name not in tensors}
+        self.family = family.bind(tensors, initial_scale)
         self.prior = BoundPrior(prior, self.net, tensors)
+        self.point_prior = BoundPrior(prior, self.net, points) if points else None
+        self.target = Target(self.likelihood, self.prior, num_data, temperature, self.point_prior)
         self.noise = NoiseGenerator(seed)
-        self.target = Target(self.likelihood, self.prior, num_data, temperature)
         self.others = KeptTensors(
             {name: t for name, t in network_tensors(self.net).items() if name not in tensors}
         )
-        points = {name: own[name] for name in trainable_names(self.net) if name not in tensors}
         self._points = FlatLayout(points)
-        self.point_prior = BoundPrior(prior, self.net, points) if points else None
         for parameter in tensors.values():
             parameter.requires_grad_(False)  # a draw stands in for it
         self._per_example = (
@@ -156,7 +152,7 @@ class VariationalBNN(Strategy):
         for index in range(self.train_draws):
             outputs, kl = self._run_draw(index, inputs)
             self.check("train", outputs, targets)
-            energies.append(self.target.data_energy(outputs, targets))
+            energies.append(self.target.data_energy(outputs[None], targets)[0])
             divergences.append(kl)
         energy, kl = _mean(energies), _mean(divergences)
         self._last = (energy.detach(), kl.detach())
@@ -173,41 +169,44 @@ class VariationalBNN(Strategy):
         weight = min(1.0, (step + 1) / self.kl_warmup) if self.kl_warmup else 1.0
         loss = self.loss(batch, weight)
         self._keep_noise = False
-        self._stop_if_not_finite(loss, batch, batch_idx)
+        self.watch(loss.detach()[None], batch, batch_idx)
         energy, kl = self._last
-        size = batch_size(batch)
+        size = self.batch_size(batch)
         self.log("train_loss", loss, prog_bar=True, batch_size=size)
         self.log_dict({"train_nll": energy, "kl": kl}, batch_size=size)
         return loss
 
     def _run_draw(self, index: int, inputs: Any) -> tuple[Tensor, Tensor]:
         """Outputs of the network at one draw of the weights, and the KL."""
-        space = self.family.workspace(index)
-        fresh = not (self._keep_noise and space.filled)
-        views = self.family.layout.views
-        if self._per_example is None:
-            if fresh:
-                self.family.draw_noise(space, self.noise, self.prior)
-            weights, kl = self.family.draw(space, self.prior)
-            return call_network(self.net, {**weights, **self._zeroed_points()}, inputs), kl
-        if fresh:
+        if self._per_example is not None:
+            return self._run_per_example(index, inputs, self._per_example)
+        fresh = not self._keep_noise
+        weights, kl = self.family.draw(index, self.noise.stream, self.prior, fresh)
+        return call_network(self.net, {**weights, **self._zeroed_points()}, inputs), kl
+
+    def _run_per_example(
+        self, index: int, inputs: Any, layers: PerExampleNoise
+    ) -> tuple[Tensor, Tensor]:
+        """The same, where each example has noise of its own in the layers that can take it."""
+        family, views = self.family, self.family.layout.views
+        assert isinstance(family, MeanField)
+        space = family.workspace(index)
+        if not (self._keep_noise and space.filled):
             self.noise.stream.fill_(space.noise)
             space.filled = True
-        sd = self.family.sd()
-        draw = torch.addcmul(self.family.mean, sd, space.noise)
-        kl = self.family.kl(sd, draw, self.prior)
-        mean, sd, draw = map(self.family.masked, (self.family.mean, sd, draw))
+        draw = family.rsample(space.noise)
+        kl = family.kl(draw, self.prior)
+        mean, sd, draw = map(family.masked, (family.mean, family.sd(), draw))
         # examples differ between ranks, and so must their noise
         generator = torch.Generator(mean.device)
         seed = (self.noise.stream.integer() + self.global_rank) % 2**63
         while True:
             generator.manual_seed(seed)
-            covered = self._per_example.covered
             means = views(mean)
-            tensors = {k: means[k] if k in covered else v for k, v in views(draw).items()}
-            with self._per_example.active(views(sd), views(space.noise), generator):
+            tensors = {k: means[k] if k in layers.covered else v for k, v in views(draw).items()}
+            with layers.active(views(sd), views(space.noise), generator):
                 outputs = call_network(self.net, {**tensors, **self._zeroed_points()}, inputs)
-            if not self._per_example.drop_unreached():
+            if not layers.drop_unreached():
                 return outputs, kl
 
     # ---------------------------------------------------------------- what it leaves behind
@@ -219,16 +218,12 @@ class VariationalBNN(Strategy):
         own = self._zeroed_points() if self.training else self._zeroed()
         return call_network(self.net, {**mean, **own}, inputs)
 
-    def posterior(self) -> GaussianPosterior:
-        """The fitted Gaussian as it stands now; later training does not change it."""
-        masked, views = self.family.masked, self.family.layout.views
-        mean, sd = (
-            views(masked(self.family.mean.detach())),
-            views(masked(self.family.sd().detach())),
-        )
+    def posterior(self) -> Posterior:
+        """The fitted distribution as it stands now; later training does not change it."""
         own = {**network_tensors(self.net), **self._zeroed()}
-        fixed = {name: tensor for name, tensor in own.items() if name not in mean}
-        return GaussianPosterior(self.net, self.likelihood, mean, sd, fixed)
+        bayesian = set(self.family.layout.names)
+        fixed = {name: tensor for name, tensor in own.items() if name not in bayesian}
+        return self.family.posterior(self.net, self.likelihood, fixed)
 
     def current_draws(self) -> dict[str, Tensor]:
         """One draw of the Gaussian as it stands, with its buffers; seed and step decide it."""
@@ -251,18 +246,13 @@ class VariationalBNN(Strategy):
         log_likelihood = torch.stack(
             [self.likelihood.log_prob(one, targets).sum() for one in outputs]
         ).mean()
-        mean, sd = self.family.mean, self.family.sd()
-        noise = NoiseGenerator(seed=0)
-        kl = _mean(
+        mean, noise = self.family.mean, NoiseGenerator(seed=0)
+        kl = torch.stack(
             [
-                self.family.kl(
-                    sd,
-                    torch.addcmul(mean, sd, noise.stream.fill_(torch.empty_like(sd))),
-                    self.prior,
-                )
-                for _ in range(draws)
+                self.family.kl(self.family.rsample(noise.stream.fill_(empty)), self.prior)
+                for empty in [mean.new_empty(self.family.noise_size) for _ in range(draws)]
             ]
-        )
+        ).mean()
         return log_likelihood - kl
 
     # ---------------------------------------------------------------- pruning

@@ -301,7 +301,7 @@ def test_what_is_fixed_and_what_the_likelihood_learned(tmp_path: Path) -> None:
 def test_a_plain_module_may_have_attributes_of_any_name() -> None:
     module = Plain()
     module.collector, module.sampling, module.warm_up = "mine", False, "slow"
-    module.split, module.ended_cycle, module.chain_numbers = 0.8, "no", "all"
+    module.split, module.ended_cycle, module.ids = 0.8, "no", "all"
     collector = SampleCollector(every=6, refresh_batch_norm=1)
     fit(module, collector)
     assert collector.steps == [6, 12]

@@ -26,6 +26,7 @@ from lightning_bnn.callbacks import SNRPruning
 from lightning_bnn.callbacks.snr_pruning import PruningStep
 from lightning_bnn.cli import main
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.families import MeanField
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.nets import MLP
 from lightning_bnn.priors import Normal
@@ -301,7 +302,7 @@ def test_a_fast_dev_run_prunes_nothing() -> None:
             {"gradient_clip_val": 0.5, "accumulate_grad_batches": 3},
         ),
         ({"optimizer": None, "draws": 2}, {"gradient_clip_val": 0.5}),
-        ({"scale_form": "softplus"}, {"precision": "64-true"}),
+        ({"family": MeanField("softplus")}, {"precision": "64-true"}),
     ],
     ids=["adam", "flipout", "local", "momentum", "clipped", "default", "float64"],
 )

@@ -585,7 +585,7 @@ def test_a_deep_ensemble_gives_multiswag(tmp_path: Path) -> None:
     assert [type(part) for part in posterior.components] == [LowRankPosterior] * 3
     noise = [learned(part.likelihood) for part in posterior.components]
     assert len(set(noise)) == 3
-    assert noise == [learned(module.member_likelihood(row)) for row in range(3)]
+    assert noise == [learned(module.likelihood_of(row)) for row in range(3)]
     posterior.save(tmp_path / "posterior")
     loaded = Posterior.load(tmp_path / "posterior", network())
     inputs = torch.randn(5, 3)
@@ -912,9 +912,9 @@ def test_the_rest_is_that_of_the_last_snapshot(tmp_path: Path) -> None:
         return [t for part in parts for t in (*part.likelihood.parameters(), *part.fixed.values())]
 
     before, state = rest(), swag.state_dict()
-    learned = module.learned.detach().clone()
+    learned = module.bank.learned.detach().clone()
     trainer.test(module, DataLoader(data(), BATCH), ckpt_path=tmp_path / "run.ckpt", verbose=False)
-    assert not torch.equal(module.learned, learned)
+    assert not torch.equal(module.bank.learned, learned)
     assert all(torch.equal(one, other) for one, other in zip(before, rest(), strict=True))
     swag.load_state_dict(state)
     assert all(torch.equal(one, other) for one, other in zip(before, rest(), strict=True))

@@ -18,7 +18,7 @@ def test_an_ensemble_trains_the_members_that_it_is_told_to(tmp_path: Path) -> No
     recipe, seed, members = read("digits_ensemble", "--trainer.max_epochs", "2")
     assert (recipe.numbers, seed, members) == ("members", 0, 10)
     parts = recipe.build([3, 4], 7, str(tmp_path))
-    assert parts.strategy.member_numbers == [3, 4]  # type: ignore[attr-defined]
+    assert parts.strategy.ids == [3, 4]  # type: ignore[attr-defined]
     assert parts.strategy.seed == 7  # type: ignore[attr-defined]
     assert parts.trainer["max_epochs"] == 2
     assert parts.trainer["logger"].save_dir == str(tmp_path)
@@ -28,7 +28,7 @@ def test_an_ensemble_trains_the_members_that_it_is_told_to(tmp_path: Path) -> No
 def test_chains_and_restarts(tmp_path: Path) -> None:
     recipe, _, chains = read("digits_sgmcmc")
     assert (recipe.numbers, chains) == ("chains", 4)
-    assert recipe.build([5], 0, str(tmp_path)).strategy.chain_numbers == [5]  # type: ignore[attr-defined]
+    assert recipe.build([5], 0, str(tmp_path)).strategy.ids == [5]  # type: ignore[attr-defined]
     recipe, _, members = read("digits_vi", "--model.init_args.seed", "3")
     assert (recipe.takes_members, members) == (False, None)
     first, second = (recipe.build([0], 0, str(tmp_path)).strategy for _ in range(2))

@@ -25,7 +25,7 @@ def test_factories_get_what_they_take() -> None:
 
     parts = Factories(make_bnn, make_data, options).build([2, 3], 7, "place")
     assert seen == {"bnn": ([2, 3], 7), "folder": "place"}
-    assert parts.strategy.member_numbers == [2, 3]  # type: ignore[attr-defined]
+    assert parts.strategy.ids == [2, 3]  # type: ignore[attr-defined]
     assert parts.trainer == {"max_epochs": 2}
 
 

@@ -15,6 +15,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from lightning_bnn import DeepEnsemble
+from lightning_bnn.bank import View
 from lightning_bnn.ensembles import MemberBatch
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import Normal
@@ -41,11 +42,11 @@ class Watched(DeepEnsemble):
         super().__init__(*args, **options)
         self.seen: list[tuple[Tensor, Tensor]] = []
 
-    def _shares_of(self, rows: slice, batch: MemberBatch) -> Tensor | None:
-        shares = super()._shares_of(rows, batch)
-        if shares is not None and batch.indices is not None:
-            self.seen.append((batch.indices, shares))
-        return shares
+    def view(self, rows: slice, batch: MemberBatch) -> View:
+        view = super().view(rows, batch)
+        if view.counts is not None and batch.indices is not None:
+            self.seen.append((batch.indices, view.counts))
+        return view
 
 
 def build() -> nn.Module:

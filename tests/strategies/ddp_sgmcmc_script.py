@@ -53,10 +53,10 @@ def main(directory: Path) -> None:
         size = 24 if name == "HMC" else 4
         trainer.fit(bnn, DataLoader(data, batch_size=size, shuffle=True))
         weights[name] = dict(bnn.state_dict())
-        for index, stream in enumerate(bnn._optimizer_sampler.streams):
+        for index, stream in enumerate(bnn.sampler.streams):
             weights[name][f"stream{index}"] = stream.state_dict()["lanes"]
         found[f"{name}_steps"] = trainer.global_step
-        found[f"{name}_num_data"] = bnn._optimizer_sampler.num_data
+        found[f"{name}_num_data"] = bnn.sampler.num_data
     rank = trainer.global_rank
 
     # resume with a collector: only rank 0 writes, both read, the draws are the same

@@ -338,7 +338,9 @@ def test_a_loss_that_is_not_finite_stops_the_fit_at_that_step(where: str) -> Non
             trainer.fit(bnn, DataLoader(TensorDataset(rows, values), batch_size=10))
         return
     reason = "inputs hold NaN" if where == "inputs" else "because weights are not finite"
-    with pytest.raises(NonFiniteError, match=rf"nan at step 2 \(epoch 0, batch 2\).*{reason}"):
+    with pytest.raises(
+        NonFiniteError, match=rf"not finite at step 2 \(epoch 0, batch 2\).*{reason}"
+    ):
         trainer.fit(bnn, DataLoader(TensorDataset(rows, values), batch_size=10))
     if where == "inputs":
         assert torch.equal(bnn.family.mean, snapshots[-1]), "the last good weights are kept"
@@ -382,14 +384,13 @@ def test_a_network_that_returns_a_tuple() -> None:
     [
         ({"net": "resnet18"}, "net= is a torch.nn.Module; got str"),
         ({"likelihood": "categorical"}, "likelihood= is an object"),
-        ({"num_data": 0}, "num_data= is the number of training examples, at least 1; got 0"),
-        ({"temperature": -1.0}, "temperature= is at least 0"),
+        ({"num_data": 0}, "num_data= is a whole number, at least 1; got 0"),
+        ({"temperature": -1.0}, "temperature= is a number of at least 0; got -1.0"),
         ({"estimator": "flip"}, "estimator= is 'weight', 'flipout' or 'local'; got 'flip'"),
-        ({"draws": 0}, "draws= is at least 1"),
+        ({"draws": 0}, "draws= is a whole number, at least 1"),
         ({"predict_draws": 0}, "predict_draws= is at least 1"),
-        ({"kl_warmup": -1}, "kl_warmup= is a number of steps"),
-        ({"initial_scale": 0.0}, "initial_scale= is the standard deviation"),
-        ({"scale_form": "log"}, "scale_form= is 'exp' or 'softplus'"),
+        ({"kl_warmup": -1}, "kl_warmup= is a whole number, at least 0"),
+        ({"initial_scale": 0.0}, "initial_scale= is a number greater than 0"),
         ({"scheduler_interval": "batch"}, "scheduler_interval= is 'epoch' or 'step'"),
         ({"bayesian": "fc.*"}, r"The pattern 'fc.\*' matches no trainable parameter"),
         ({"net": nn.ReLU()}, "none of its parameters"),

@@ -47,7 +47,7 @@ def test_members_equal_networks_trained_one_by_one(name: str, mode: Any) -> None
     ensemble = make(build, optimizer=optimizer, mode=mode)
     plain = networks(ensemble, build)
     fit(ensemble, 50, data=data, precision="64-true")
-    assert ensemble._stack.mode == ("loop" if name == "lstm" else mode)
+    assert ensemble.bank.stack.mode == ("loop" if name == "lstm" else mode)
     for index, net in enumerate(plain):
         train_plainly(net.double(), optimizer, data, 50)
         assert_member_equals(ensemble, index, net, rtol=1e-8, atol=1e-10)
@@ -194,7 +194,7 @@ class RandomFeatures(nn.Module):
 def test_frozen_parameters_are_each_members_own_where_they_differ(mode: Any) -> None:
     ensemble = make(RandomFeatures, mode=mode, optimizer=partial(SGD, lr=0.1))
     assert ensemble.weights.shape == (3, 16 * 3 + 3)
-    assert set(ensemble._own_names) == {"features.weight", "features.bias"}
+    assert set(ensemble.bank.buffer_names) == {"features.weight", "features.bias"}
     start = {name: tensor.clone() for name, tensor in ensemble.current_draws().items()}
     fit(ensemble, 3)
     draws = ensemble.current_draws()
@@ -243,13 +243,15 @@ def test_what_the_likelihood_learns_is_each_members_own(tmp_path: Path) -> None:
     }
     ensemble = make(partial(mlp, 2), **options)
     trainer = fit(ensemble, 30, data=data)
-    assert ensemble.learned.shape == (3, 1)
-    scales = ensemble.learned.detach().exp().flatten()
+    assert ensemble.bank.learned.shape == (3, 1)
+    scales = ensemble.bank.learned.detach().exp().flatten()
     assert len(set(scales.tolist())) == 3
     alone = make(partial(mlp, 2), members=[1], **options)
     fit(alone, 30, data=data)
-    torch.testing.assert_close(alone.learned[0], ensemble.learned[1], rtol=1e-4, atol=1e-5)
-    assert ensemble.member_likelihood(2).log_scale.exp() == scales[2]
+    torch.testing.assert_close(
+        alone.bank.learned[0], ensemble.bank.learned[1], rtol=1e-4, atol=1e-5
+    )
+    assert ensemble.likelihood_of(2).log_scale.exp() == scales[2]
 
     posterior = ensemble.posterior()
     assert isinstance(posterior, MixturePosterior)
@@ -328,7 +330,7 @@ def test_a_prior_around_pretrained_weights_needs_weights_that_members_share() ->
     net = mlp(3)
     ensemble = DeepEnsemble(net, Categorical(), prior, members=2, num_data=48)
     own = dict(net.named_parameters())
-    assert torch.equal(ensemble.prior.pretrained, ensemble._layout.flatten(own))
+    assert torch.equal(ensemble.prior.pretrained, ensemble.bank.layout.flatten(own))
     build = lambda: nn.Sequential(net[0], nn.ReLU(), nn.Linear(16, 3))  # noqa: E731
     DeepEnsemble(build, Categorical(), {"0.*": prior, "*": Laplace()}, members=2)
 

@@ -14,6 +14,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_bnn import DeepEnsemble, Posterior
+from lightning_bnn.bank import View
 from lightning_bnn.ensembles import MemberBatch, RandomPriorFunction
 from lightning_bnn.ensembles.bootstrap import bootstrap_means, bootstrap_weights
 from lightning_bnn.ensembles.randomise import draw_offsets, noisy_targets
@@ -243,8 +244,8 @@ def test_running_statistics_are_those_of_the_real_inputs() -> None:
     batch = batch_of(False).batch
     plain.energies(batch)
     adversarial.energies(batch)
-    assert plain._own_names
-    for name in plain._own_names:
+    assert plain.bank.buffer_names
+    for name in plain.bank.buffer_names:
         torch.testing.assert_close(
             adversarial.current_draws()[name], plain.current_draws()[name], msg=name
         )
@@ -261,11 +262,11 @@ class Watched(DeepEnsemble):
         self.seen: list[tuple[Tensor, Tensor | None]] = []
         self.batches: list[Any] = []
 
-    def _shares_of(self, rows: slice, batch: MemberBatch) -> Tensor | None:
-        shares = super()._shares_of(rows, batch)
+    def view(self, rows: slice, batch: MemberBatch) -> View:
+        view = super().view(rows, batch)
         assert batch.indices is not None
-        self.seen.append((batch.indices, shares))
-        return shares
+        self.seen.append((batch.indices, view.counts))
+        return view
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.batches.append(batch)
@@ -301,7 +302,7 @@ def test_inputs_belong_to_the_indices() -> None:
         assert torch.equal(x, inputs[indices])
         assert torch.equal(y, targets[indices])
         assert not torch.equal(indices[0], indices[1])
-    assert ensemble._size_of(ensemble.batches[0]) == 10
+    assert ensemble.batch_size(ensemble.batches[0]) == 10
 
 
 def test_a_loader_of_the_users_own_gives_each_member_other_data() -> None:

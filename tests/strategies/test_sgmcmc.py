@@ -112,9 +112,9 @@ def test_gradients_equal_autograds(prior: Any, bayesian: Any) -> None:
     )  # fmt: skip
     draws = {name: tensor.clone() for name, tensor in bnn.current_draws().items()}
     bnn.loss((inputs, targets)).backward()
-    found = bnn._layout.views(bnn.weights.grad)
-    if bnn.points is not None:
-        found |= bnn._points.views(bnn.points.grad)
+    found = bnn.bank.layout.views(bnn.weights.grad)
+    if bnn.bank.points is not None:
+        found |= bnn.bank.point_layout.views(bnn.bank.points.grad)
     for chain in range(3):
         weights = {
             name: tensor[chain].clone().requires_grad_(name in found)
@@ -327,7 +327,9 @@ def test_points_and_the_likelihood_are_trained_in_the_warm_up_and_then_held() ->
     class Watch(Callback):
         def on_train_batch_end(self, *_: Any) -> None:
             scale = bnn.likelihood.log_scale.detach().clone()
-            snapshots.append((bnn.points.detach().clone(), bnn.weights.detach().clone(), scale))
+            snapshots.append(
+                (bnn.bank.points.detach().clone(), bnn.weights.detach().clone(), scale)
+            )
 
     quiet_trainer(max_steps=12, max_epochs=-1, callbacks=[Watch()]).fit(bnn, loader(data))
     points, weights, scales = zip(*snapshots, strict=True)
@@ -590,7 +592,7 @@ def test_a_network_of_mixed_types_is_refused() -> None:
     ("options", "name"),
     [
         ({"sampler": partial(SGNHT, lr=1e-3)}, "sampler='SGHMC'"),
-        ({"chains": [4, 7]}, r"chains=\[0, 1\]"),
+        ({"chains": [4, 7]}, r"ids=\[0, 1\]"),
         ({"warm_up": 2}, "warm_up=0"),
     ],
 )

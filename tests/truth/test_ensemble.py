@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bnn import DeepEnsemble
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import Normal
-from lightning_bnn.strategies import variants
+from lightning_bnn.strategies import ensemble as variants
 from tests.trainers import quiet_trainer
 from tests.truth.linear_regression import LinearRegression
 

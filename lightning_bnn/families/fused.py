@@ -13,7 +13,7 @@ for a prior :math:`N(m, s^2)` and a KL of weight λ. σε is taken as w − μ, 
 network saw. The noise is made from a key of the stream (``NormalStream.key``), so it is the same
 whatever the number of threads, and a draw can be made again.
 
-Pruned weights are parked at m and s (:mod:`lightning_bnn.variational.mean_field`), so that they
+Pruned weights are parked at m and s (:mod:`lightning_bnn.families.mean_field`), so that they
 add nothing to the KL; w and both gradients are set to zero there afterwards.
 """
 
@@ -27,11 +27,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lightning_bnn.families.pruned import zero_pruned_
+from lightning_bnn.families.workspace import Workspace
 from lightning_bnn.native.library import Library, Slices, load
 from lightning_bnn.priors import BoundPrior, Normal
 from lightning_bnn.selection import FlatLayout
-from lightning_bnn.variational.kept import zero_pruned_
-from lightning_bnn.variational.workspace import Workspace
 
 __all__ = ["can_fuse", "fused_draw"]
 

@@ -9,9 +9,9 @@ from torch import nn
 from torch.func import functional_call, jacrev
 
 from lightning_bnn import VariationalBNN
+from lightning_bnn.families.per_example import PerExampleNoise
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.random import NormalStream
-from lightning_bnn.variational.per_example import PerExampleNoise
 
 # (layer, shape of one example, keyword arguments of the call)
 LAYERS = {

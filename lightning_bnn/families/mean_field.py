@@ -13,7 +13,7 @@ through the network as ordinary views of the flat :math:`w`; no layer is convert
 where :math:`E = \mathbb{E}_q[-\log p(w)]` and :math:`\lambda` weighs
 :math:`\mathrm{KL}(q\|p) = E - \sum\log\sigma - \tfrac P2\log 2\pi e`, the sum over all weights
 (Blundell et al., 2015, with the analytic KL where the prior has one). The usual case is compiled:
-:mod:`lightning_bnn.variational.fused`.
+:mod:`lightning_bnn.families.fused`.
 
 Pruned weights take no part: every draw has an exact zero there, both gradients are exactly zero,
 and the KL is the sum over the weights that remain. Their μ and σ are parked at the location and
@@ -32,13 +32,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.checks import check_option
+from lightning_bnn.families.base import Family
+from lightning_bnn.families.fused import can_fuse, fused_draw
+from lightning_bnn.families.pruned import zero_pruned_
+from lightning_bnn.families.workspace import Workspace
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.posteriors import GaussianPosterior
 from lightning_bnn.priors import BoundPrior
-from lightning_bnn.random import NoiseGenerator
+from lightning_bnn.random import NormalStream
 from lightning_bnn.selection import FlatLayout
-from lightning_bnn.variational.fused import can_fuse, fused_draw
-from lightning_bnn.variational.kept import Kept, zero_pruned_
-from lightning_bnn.variational.workspace import Workspace
 
 __all__ = ["MeanField", "ScaleForm"]
 
@@ -57,52 +60,82 @@ def inverse_scale(sd: float, form: ScaleForm) -> float:
     return math.log(sd) if form == "exp" else sd + math.log(-math.expm1(-sd))
 
 
-class MeanField(Kept):
-    """Means and scales of a factorised Gaussian over named tensors.
+class MeanField(Family):
+    """Independent Gaussians: a mean and a standard deviation for each weight.
 
     Args:
-        tensors: The weights, whose values become the means.
-        initial_scale: The standard deviation that every weight starts with.
         scale_form: ``"exp"`` (σ = exp ρ) or ``"softplus"``; the first costs less, and for
             σ well below 1 the two are nearly the same function.
 
     Example:
-        >>> family = MeanField({"w": torch.zeros(3)}, initial_scale=0.5)
+        >>> family = MeanField().bind({"w": torch.zeros(3)}, initial_scale=0.5)
         >>> family.sd()
         tensor([0.5000, 0.5000, 0.5000], grad_fn=<ExpBackward0>)
     """
 
-    def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        initial_scale: float = 0.01,
-        scale_form: ScaleForm = "exp",
-    ) -> None:
+    factorised = True
+
+    def __init__(self, scale_form: ScaleForm = "exp") -> None:
         super().__init__()
-        if not (math.isfinite(initial_scale) and initial_scale > 0):
-            raise ConfigurationError(
-                f"initial_scale= is the standard deviation to start from, a positive number; "
-                f"got {initial_scale!r}."
-            )
-        if scale_form not in ("exp", "softplus"):
-            raise ConfigurationError(f"scale_form= is 'exp' or 'softplus'; got {scale_form!r}.")
-        dtypes = {tensor.dtype for tensor in tensors.values()}
-        if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
-            raise ConfigurationError(
-                "The Bayesian weights lie in one flat vector and need one floating-point dtype; "
-                f"got {sorted(map(str, dtypes))}. Convert the network with net.float(), or freeze "
-                "the odd ones with requires_grad_(False)."
-            )
-        self.layout = FlatLayout(tensors)
+        check_option("scale_form", scale_form, ("exp", "softplus"))
         self.scale_form: ScaleForm = scale_form
-        flat = self.layout.flatten(tensors)
+
+    def setup(self, flat: Tensor, initial_scale: float) -> None:
+        """Make μ and ρ."""
         self.mean = nn.Parameter(flat.clone())
-        self.rho = nn.Parameter(torch.full_like(flat, inverse_scale(initial_scale, scale_form)))
+        rho = inverse_scale(initial_scale, self.scale_form)
+        self.rho = nn.Parameter(torch.full_like(flat, rho))
         self._workspaces: list[Workspace] = []
 
     def sd(self) -> Tensor:
         """The flat vector of standard deviations, differentiable in ρ; parked where pruned."""
         return torch.exp(self.rho) if self.scale_form == "exp" else F.softplus(self.rho)
+
+    def rsample(self, noise: Tensor) -> Tensor:
+        """μ + σε, by ordinary autograd."""
+        return torch.addcmul(self.mean, self.sd(), noise)
+
+    def kl(self, draw: Tensor, prior: BoundPrior) -> Tensor:
+        """KL(q‖p) in nats by ordinary autograd; ``draw`` serves priors without a closed form."""
+        sd = self.sd()
+        kept = sd if self.keep is None else sd[self.keep]
+        entropy = torch.log(kept).sum() + kept.numel() * _HALF_LOG_TWO_PI_E
+        return prior.expected_energy(self.mean, sd, draw, self.keep) - entropy
+
+    def posterior(
+        self, net: nn.Module, likelihood: Likelihood, fixed: Mapping[str, Tensor]
+    ) -> GaussianPosterior:
+        """The Gaussian as it stands; pruned weights are zero."""
+        mean, sd = (
+            self.layout.views(self.masked(flat.detach())) for flat in (self.mean, self.sd())
+        )
+        return GaussianPosterior(net, likelihood, mean, sd, fixed)
+
+    # ---------------------------------------------------------------- a training step
+
+    def draw(
+        self, index: int, stream: NormalStream, prior: BoundPrior, fresh: bool = True
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """One draw by name, and the KL in nats, with gradients by hand."""
+        space = self.workspace(index)
+        if fresh or not space.filled:
+            self.draw_noise(space, stream, prior)
+        return self.draw_in(space, prior)
+
+    def draw_in(self, space: Workspace, prior: BoundPrior) -> tuple[dict[str, Tensor], Tensor]:
+        """The draw for the noise in a workspace, and the KL.
+
+        Both are differentiable once in the mean and in ρ, as long as nothing else has used the
+        workspace.
+        """
+        bits = self.bits(self.mean)
+        if space.key is not None:
+            *weights, kl = fused_draw(self.mean, self.rho, space, prior, self.layout, bits)
+        else:
+            *weights, kl = _Draw.apply(
+                self.mean, self.rho, self.scale_form, space, prior, self.layout, self.keep, bits
+            )
+        return dict(zip(self.layout.names, weights, strict=True)), kl
 
     def workspace(self, index: int = 0) -> Workspace:
         """Buffers for one draw, made once and kept: fresh memory each step would cost more."""
@@ -114,37 +147,14 @@ class MeanField(Kept):
             self._workspaces[index] = Workspace(mean)
         return self._workspaces[index]
 
-    def draw_noise(self, workspace: Workspace, noise: NoiseGenerator, prior: BoundPrior) -> None:
+    def draw_noise(self, space: Workspace, stream: NormalStream, prior: BoundPrior) -> None:
         """New noise for a draw: a key to it where the compiled draw serves, else the numbers."""
-        workspace.key = None
+        space.key = None
         if self.scale_form == "exp" and can_fuse(self.mean, self.rho, prior):
-            workspace.key = noise.stream.key()
-        if workspace.key is None:
-            noise.stream.fill_(workspace.noise)
-        workspace.filled = True
-
-    def draw(self, workspace: Workspace, prior: BoundPrior) -> tuple[dict[str, Tensor], Tensor]:
-        """The draw for the noise in ``workspace``, by name, and KL(q‖p) in nats.
-
-        Both are differentiable once in the mean and in ρ, as long as nothing else has used the
-        workspace.
-        """
-        if workspace.key is not None:
-            *weights, kl = fused_draw(
-                self.mean, self.rho, workspace, prior, self.layout, self.bits(self.mean)
-            )
-        else:
-            *weights, kl = _Draw.apply(
-                self.mean, self.rho, self.scale_form, workspace, prior, self.layout,
-                self.keep, self.bits(self.mean),
-            )  # fmt: skip
-        return dict(zip(self.layout.names, weights, strict=True)), kl
-
-    def kl(self, sd: Tensor, draw: Tensor, prior: BoundPrior) -> Tensor:
-        """KL(q‖p) in nats by ordinary autograd; ``draw`` serves priors without a closed form."""
-        kept = sd if self.keep is None else sd[self.keep]
-        entropy = torch.log(kept).sum() + kept.numel() * _HALF_LOG_TWO_PI_E
-        return prior.expected_energy(self.mean, sd, draw, self.keep) - entropy
+            space.key = stream.key()
+        if space.key is None:
+            stream.fill_(space.noise)
+        space.filled = True
 
     @torch.no_grad()
     def prune(self, keep: Tensor, prior: BoundPrior) -> None:

@@ -44,7 +44,7 @@ def test_gradients_equal_autograds(prior: Any, learn: bool, chunk: int | None) -
     )
     energies = ensemble.energies((inputs, targets))
     (energies * torch.tensor([1.0, 2.0, 3.0])).sum().backward()  # each row by its own factor
-    found = ensemble._layout.views(ensemble.weights.grad)
+    found = ensemble.bank.layout.views(ensemble.weights.grad)
     for member in range(3):
         weights = {
             k: v[member].clone().requires_grad_() for k, v in ensemble.current_draws().items()
@@ -60,7 +60,7 @@ def test_gradients_equal_autograds(prior: Any, learn: bool, chunk: int | None) -
         for name, gradient in zip(weights, expected, strict=False):
             torch.testing.assert_close(found[name][member], gradient, rtol=1e-9, atol=1e-11)
         if learn:
-            torch.testing.assert_close(ensemble.learned.grad[member, 0], expected[-1])
+            torch.testing.assert_close(ensemble.bank.learned.grad[member, 0], expected[-1])
 
 
 # -------------------------------------------------------------------- chunks
@@ -86,15 +86,16 @@ def test_convolutions_in_a_loop_run_one_by_one_and_give_the_same_numbers() -> No
     for mode in ("stacked", "loop"):
         ensemble = make(cnn, mode=mode, optimizer=partial(SGD, lr=0.1))
         rows: list[int] = []
-        original = ensemble._energies_of
+        original = ensemble.bank._energies_of
 
         def watch(
-            batch: Any, part: slice, *stacked: Tensor, run: Any = original, seen: Any = rows
-        ) -> Tensor:
+            target: Any, view: Any, check: Any, part: slice, *stacked: Tensor,
+            run: Any = original, seen: Any = rows,
+        ) -> Tensor:  # fmt: skip
             seen.append(part.stop - part.start)
-            return run(batch, part, *stacked)
+            return run(target, view, check, part, *stacked)
 
-        ensemble._energies_of = watch  # type: ignore[method-assign]
+        ensemble.bank._energies_of = watch  # type: ignore[method-assign]
         fit(ensemble, 6, precision="64-true")
         assert set(rows) == {3 if mode == "stacked" else 1}
         states.append(ensemble.current_draws())
@@ -113,15 +114,15 @@ def test_no_more_than_a_chunk_is_held_at_once() -> None:
             self.tensor = tensor
             held.add(self)
 
-    original = ensemble._energies_of
+    original = ensemble.bank._energies_of
 
-    def watch(batch: Any, rows: slice, *stacked: Tensor) -> Tensor:
+    def watch(target: Any, view: Any, check: Any, rows: slice, *stacked: Tensor) -> Tensor:
         assert not held
-        energies = original(batch, rows, *stacked)
+        energies = original(target, view, check, rows, *stacked)
         seen.append((rows.stop - rows.start, len(held)))
         return energies
 
-    ensemble._energies_of = watch  # type: ignore[method-assign]
+    ensemble.bank._energies_of = watch  # type: ignore[method-assign]
     with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
         energies = ensemble.energies(make_data("mlp", "classification")[:16])
     assert [count for count, _ in seen] == [2, 2, 1]
@@ -237,7 +238,7 @@ def test_a_member_that_diverges_in_the_last_step_is_left_out_too() -> None:
 def test_a_member_whose_likelihood_diverges_in_the_last_step_is_left_out_too() -> None:
     ensemble = make(partial(mlp, 2), likelihood=Gaussian(0.5, learn=True))
     with torch.no_grad():
-        ensemble.learned[1] = NAN
+        ensemble.bank.learned[1] = NAN
     posterior = ensemble.posterior()
     assert len(posterior.components) == 2
     assert posterior.predict(torch.randn(2, 4)).variance.isfinite().all()
@@ -296,4 +297,4 @@ def test_nor_does_one_that_learns(mode: Any, by_numpy: bool) -> None:
     for ensemble in (first, second):
         fit(ensemble, 3, data=data)
     torch.testing.assert_close(first.weights, second.weights)
-    torch.testing.assert_close(first.learned, second.learned)
+    torch.testing.assert_close(first.bank.learned, second.bank.learned)

@@ -15,8 +15,8 @@ from torch.distributions.categorical import Categorical
 from torch.func import functional_call
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.families.mean_field import MeanField, inverse_scale
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, ScaleMixture, StudentT
-from lightning_bnn.variational.mean_field import MeanField, inverse_scale
 
 EXACT = {"rtol": 0, "atol": 1e-10}
 
@@ -28,7 +28,7 @@ def network(dtype=torch.float64):
 def make(prior=None, form="exp", dtype=torch.float64, scale=0.2):
     net = network(dtype)
     tensors = dict(net.named_parameters())
-    family = MeanField(tensors, scale, form)
+    family = MeanField(form).bind(tensors, scale)
     with torch.no_grad():  # not all alike
         family.rho.add_(0.3 * torch.randn_like(family.rho))
     return net, family, BoundPrior(prior or Normal(), net, tensors)
@@ -91,7 +91,7 @@ def test_gradients_equal_autograds(kind, loc, form):
     if loc == "pretrained":
         bound.pretrained.add_(0.1)  # else the centre is the mean, and its slope is zero
     space = noisy_workspace(family)
-    draw, kl = family.draw(space, bound)
+    draw, kl = family.draw_in(space, bound)
     outputs = functional_call(net, draw, inputs)
     loss = F.mse_loss(outputs, targets) + weight * kl
     loss.backward()
@@ -107,7 +107,7 @@ def test_several_priors_over_one_network():
     priors = {"0.*": Normal(0.1, 0.5, fan_in=True), "*.bias": Laplace(), "*": StudentT()}
     _, family, bound = make(priors)
     space = noisy_workspace(family)
-    draw, kl = family.draw(space, bound)
+    draw, kl = family.draw_in(space, bound)
     (flat(draw).square().sum() + kl).backward()
     mean = family.mean.detach().clone().requires_grad_()
     rho = family.rho.detach().clone().requires_grad_()
@@ -130,10 +130,10 @@ def test_the_differentiable_kl_is_the_same(prior, form):
     """Flipout and local use ``kl``: ordinary autograd, the same number and slope as ``draw``."""
     _, family, bound = make(prior, form)
     space = noisy_workspace(family)
-    _, kl = family.draw(space, bound)
+    _, kl = family.draw_in(space, bound)
     by_hand = torch.autograd.grad(kl, (family.mean, family.rho))
     sd = family.sd()
-    ordinary = family.kl(sd, family.mean + sd * space.noise, bound)
+    ordinary = family.kl(family.mean + sd * space.noise, bound)
     torch.testing.assert_close(kl, ordinary, **EXACT)
     for one, other in zip(
         by_hand, torch.autograd.grad(ordinary, (family.mean, family.rho)), strict=True
@@ -148,8 +148,8 @@ def test_the_kl_is_a_sum_over_all_weights():
         net = nn.Linear(width, 1, bias=False)
         nn.init.constant_(net.weight, 0.5)
         tensors = dict(net.named_parameters())
-        family = MeanField(tensors, 0.1)
-        _, kl = family.draw(noisy_workspace(family), BoundPrior(Normal(), net, tensors))
+        family = MeanField().bind(tensors, 0.1)
+        _, kl = family.draw_in(noisy_workspace(family), BoundPrior(Normal(), net, tensors))
         kls.append(kl.item())
     one = (0.5**2 + 0.1**2) / 2 - math.log(0.1) - 0.5
     assert kls == pytest.approx([10 * one, 100 * one], rel=1e-5)
@@ -165,7 +165,7 @@ def test_draws_in_workspaces_of_their_own_do_not_disturb_each_other():
         for index in range(3):
             space = family.workspace(index)
             space.noise.copy_(torch.randn(32, generator=torch.Generator().manual_seed(index)))
-            draw, kl = family.draw(space, bound)
+            draw, kl = family.draw_in(space, bound)
             loss = functional_call(net, draw, inputs).square().mean() + kl
             losses.append(loss)
             if not together:
@@ -183,15 +183,15 @@ def test_a_workspace_used_again_before_backward_raises(reuse, layers):
     """Also where the network itself saves no weights: a single layer needs none of them."""
     net = network() if layers == 2 else nn.Linear(3, 2).double()
     tensors = dict(net.named_parameters())
-    family, bound = MeanField(tensors, 0.1), BoundPrior(Normal(), net, tensors)
+    family, bound = MeanField().bind(tensors, 0.1), BoundPrior(Normal(), net, tensors)
     space = noisy_workspace(family)
-    draw, kl = family.draw(space, bound)
+    draw, kl = family.draw_in(space, bound)
     inputs = torch.randn(4, 3).double()
     loss = functional_call(net, draw, inputs).square().mean() + kl
     if reuse != "draw":
         space.noise.normal_()
     if reuse != "noise":
-        family.draw(space, bound)
+        family.draw_in(space, bound)
     with pytest.raises(RuntimeError, match=r"written over before backward|inplace operation"):
         loss.backward()
     assert family.mean.grad is None
@@ -200,7 +200,7 @@ def test_a_workspace_used_again_before_backward_raises(reuse, layers):
 def test_backward_twice_and_gradients_that_are_not_joined_views():
     _, family, bound = make()
     space = noisy_workspace(family)
-    draw, kl = family.draw(space, bound)
+    draw, kl = family.draw_in(space, bound)
     scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     # an expanded scalar arrives as the gradient of each slice
     loss = scale * sum(part.sum() for part in draw.values()) + kl
@@ -218,7 +218,7 @@ def test_backward_twice_and_gradients_that_are_not_joined_views():
 def test_either_output_alone():
     _, family, bound = make()
     space = noisy_workspace(family)
-    draw, kl = family.draw(space, bound)
+    draw, kl = family.draw_in(space, bound)
     kl.backward(retain_graph=True)
     torch.testing.assert_close(family.mean.grad, family.mean.detach(), **EXACT)
     family.zero_grad()
@@ -235,7 +235,7 @@ def test_gradients_stay_in_kept_memory_and_accumulate_beside_it():
         family.zero_grad()
         for _ in range(3):
             space = noisy_workspace(family)
-            draw, _ = family.draw(space, bound)
+            draw, _ = family.draw_in(space, bound)
             weights = torch.randn(32).double()
             (flat(draw) * weights).sum().backward()
             sums = sums + weights
@@ -250,7 +250,7 @@ def test_gradients_that_somebody_keeps_stay_as_they_are():
     _, family, bound = make()
     kept, copies = [], []
     for _ in range(4):
-        draw, kl = family.draw(noisy_workspace(family), bound)
+        draw, kl = family.draw_in(noisy_workspace(family), bound)
         pair = torch.autograd.grad((flat(draw) * torch.randn(32).double()).sum() + kl,
                                    (family.mean, family.rho))  # fmt: skip
         kept.append(pair)
@@ -266,7 +266,7 @@ def test_accumulating_with_a_frozen_mean():
     expected = torch.zeros(32).double()
     for _ in range(3):
         space = noisy_workspace(family)
-        draw, _ = family.draw(space, bound)
+        draw, _ = family.draw_in(space, bound)
         flat(draw).sum().backward()
         expected += family.sd().detach() * space.noise
     torch.testing.assert_close(family.rho.grad, expected, **EXACT)
@@ -274,7 +274,7 @@ def test_accumulating_with_a_frozen_mean():
 
 def test_weights_that_take_no_part_are_named():
     _, family, bound = make()
-    draw, kl = family.draw(noisy_workspace(family), bound)
+    draw, kl = family.draw_in(noisy_workspace(family), bound)
     with pytest.warns(UserWarning, match=r"\['2.weight', '2.bias'\] \(2 in all\) took no part"):
         (draw["0.weight"].sum() + draw["0.bias"].sum() + kl).backward()
 
@@ -291,7 +291,7 @@ def test_views_are_the_networks_tensors_and_the_mean_starts_at_them():
 @pytest.mark.parametrize("form", ["exp", "softplus"])
 @pytest.mark.parametrize("scale", [1e-6, 0.01, 1.0, 30.0])
 def test_initial_scale(form, scale):
-    family = MeanField({"w": torch.zeros(3, dtype=torch.float64)}, scale, form)
+    family = MeanField(form).bind({"w": torch.zeros(3, dtype=torch.float64)}, scale)
     torch.testing.assert_close(family.sd(), torch.full((3,), scale).double(), rtol=1e-6, atol=0)
     assert inverse_scale(scale, form) == pytest.approx(family.rho[0].item())
 
@@ -301,7 +301,7 @@ def test_initial_scale(form, scale):
 def test_dtypes(dtype, form):
     net, family, bound = make(form=form, dtype=dtype)
     space = noisy_workspace(family)
-    draw, kl = family.draw(space, bound)
+    draw, kl = family.draw_in(space, bound)
     outputs = functional_call(net, draw, torch.randn(4, 3, dtype=dtype))
     (outputs.square().mean() + kl).backward()
     for tensor in (*draw.values(), kl, outputs, family.mean.grad, family.rho.grad, space.sd):
@@ -317,15 +317,15 @@ def test_the_workspace_follows_the_family_and_is_kept():
     family.float()
     bound.float()
     assert family.workspace().noise.dtype == torch.float32
-    family.draw(noisy_workspace(family), bound)
+    family.draw_in(noisy_workspace(family), bound)
 
 
 def test_a_workspace_made_in_inference_mode_serves_training():
     _, family, bound = make()
     with torch.inference_mode():
-        _, kl = family.draw(noisy_workspace(family), bound)
+        _, kl = family.draw_in(noisy_workspace(family), bound)
         assert not kl.requires_grad
-    draw, kl = family.draw(noisy_workspace(family), bound)
+    draw, kl = family.draw_in(noisy_workspace(family), bound)
     (flat(draw).sum() + kl).backward()
 
 
@@ -357,5 +357,6 @@ def test_copies_and_state():
     ],
 )
 def test_what_cannot_be(tensors, options, message):
+    form, scale = options.get("scale_form", "exp"), options.get("initial_scale", 0.1)
     with pytest.raises(ConfigurationError, match=message):
-        MeanField(tensors, **options)
+        MeanField(form).bind(tensors, scale)

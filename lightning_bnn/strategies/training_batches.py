@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
@@ -21,7 +21,11 @@ __all__ = ["single_loader", "training_batches"]
 
 @contextmanager
 def training_batches(
-    trainer: pl.Trainer, count: int, seed: int, loader: Any = None
+    trainer: pl.Trainer,
+    count: int | None,
+    seed: int,
+    loader: Any = None,
+    own_share: bool = False,
 ) -> Iterator[Iterator[Any]]:
     """The first batches of a pass over the training data, on the training's device.
 
@@ -35,10 +39,11 @@ def training_batches(
 
     Args:
         trainer: A trainer that fits, or has fitted.
-        count: The number of batches; fewer come where the data have fewer.
+        count: The number of batches; fewer come where the data have fewer. None for all.
         seed: Decides the order, and what augmentation draws.
         loader: The training data; by default those that the trainer has. It drops them when it
             validates or tests.
+        own_share: Whether each process sees its own share of the data instead.
     """
     loader = single_loader(trainer.train_dataloader if loader is None else loader)
     generators = _generators(loader)
@@ -49,7 +54,7 @@ def training_batches(
             for generator in generators:
                 generator.manual_seed(seed)
             trainer.training = True
-            yield (_to_device(trainer, batch) for batch in islice(_anew(loader), count))
+            yield (_to_device(trainer, batch) for batch in islice(_anew(loader, own_share), count))
         finally:
             trainer.state.stage = stage
             for generator, state in zip(generators, states, strict=True):
@@ -77,29 +82,30 @@ def single_loader(loader: Any) -> Any:
     return loader
 
 
-def _anew(loader: Any) -> Any:
+def _anew(loader: Any, own_share: bool) -> Any:
     """A loader of the same batches, whose iterator is not that of the training."""
     if not isinstance(loader, DataLoader):
         return loader
+    share = (lambda sampler: sampler) if own_share else _share_of_first_rank
     if type(loader).__iter__ is not DataLoader.__iter__:  # what it makes of batches must stay
         own = copy(loader)
-        shares = {"sampler": _share_of_first_rank(loader.sampler), "_iterator": None}
-        vars(own).update(shares, batch_sampler=_batches_of_first_rank(loader.batch_sampler))
+        shares = {"sampler": share(loader.sampler), "_iterator": None}
+        vars(own).update(shares, batch_sampler=_batches(loader.batch_sampler, share))
         return own
     options: dict[str, Any] = {"collate_fn": loader.collate_fn}
     if isinstance(loader.dataset, IterableDataset):
         options.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
     elif loader.batch_sampler is None:
-        options.update(batch_size=None, sampler=_share_of_first_rank(loader.sampler))
+        options.update(batch_size=None, sampler=share(loader.sampler))
     else:
-        options.update(batch_sampler=_batches_of_first_rank(loader.batch_sampler))
+        options.update(batch_sampler=_batches(loader.batch_sampler, share))
     return DataLoader(loader.dataset, **options)
 
 
-def _batches_of_first_rank(batches: Any) -> Any:
+def _batches(batches: Any, share: Callable[[Any], Any]) -> Any:
     if isinstance(getattr(batches, "sampler", None), DistributedSampler):
         batches = copy(batches)
-        batches.sampler = _share_of_first_rank(batches.sampler)
+        batches.sampler = share(batches.sampler)
     return batches
 
 

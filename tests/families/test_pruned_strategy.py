@@ -15,6 +15,7 @@ from torch.nn.utils import prune
 
 from lightning_bnn import Posterior, VariationalBNN
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.families import MeanField
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal, ScaleMixture
 from lightning_bnn.selection import without_normalisation
@@ -58,7 +59,7 @@ def assert_zero(bnn: VariationalBNN, masks: dict[str, Tensor]) -> None:
         {"draws": 2},
         {"estimator": "flipout"},
         {"estimator": "local"},
-        {"scale_form": "softplus"},
+        {"family": MeanField("softplus")},
         {"prior": ScaleMixture()},
         {"optimizer": partial(torch.optim.SGD, lr=0.01, momentum=0.9)},
     ],

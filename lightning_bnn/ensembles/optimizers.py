@@ -1,6 +1,6 @@
-"""Small parts of strategies with stacked members: their numbers, clipping, and optimizers.
+"""Optimizers and schedulers of a bank's members.
 
-The weights of M members are one (M, P) parameter, so one optimizer that looks at each element by
+The weights of K members are one (K, P) parameter, so one optimizer that looks at each element by
 itself steps all of them at once. Where members have optimizers of their own, or an optimizer looks
 at whole tensors (Adafactor, Muon, LAMB), each member gets one over views of its row in the shapes
 of the network's layers: what it does is then what it would do to the network trained alone.
@@ -8,161 +8,60 @@ of the network's layers: what it does is then what it would do to the network tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightning_bnn.ensembles.options import is_whole
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.random import isolated_random_state
 from lightning_bnn.selection import FlatLayout
 
 __all__ = [
     "MemberOptimizers",
     "MemberSchedulers",
-    "Trial",
-    "clip_by_row",
-    "flatten_rows",
+    "check_factories",
     "make_optimizer",
     "make_schedulers",
-    "member_numbers",
-    "try_optimizer",
 ]
 
+# What they do to an element depends on that element alone. An optimizer of your own may say so by
+# an attribute ``elementwise = True``.
+_ELEMENTWISE = {
+    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad,
+    optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
+}  # fmt: skip
 
-def member_numbers(members: int | Sequence[int], noun: str = "members") -> list[int]:
-    """The numbers of members (or chains): 0 to M − 1, or those that are given.
-
-    Example:
-        >>> member_numbers(3), member_numbers([5])
-        ([0, 1, 2], [5])
-    """
-    given: Any = members
-    several = range(int(given)) if is_whole(given) else given
-    if not isinstance(several, Sequence) or isinstance(several, str):
-        several = []
-    numbers = [int(number) for number in several if is_whole(number)]
-    if not numbers or len(set(numbers)) < len(several) or min(numbers) < 0:
-        raise ConfigurationError(
-            f"{noun}= is how many {noun} run, at least 1, or a list of their numbers, each once; "
-            f"got {members!r}."
-        )
-    return numbers
+_EXAMPLES = {"optimizer": "partial(Adam, lr=1e-3)", "scheduler": "partial(StepLR, step_size=10)"}
 
 
-def flatten_rows(stacked: Mapping[str, Tensor], layout: FlatLayout) -> Tensor:
-    """Stacked tensors as one (M, P) tensor; all must have one floating dtype.
-
-    Example:
-        >>> stacked = {"a": torch.zeros(2, 3), "b": torch.ones(2, 1, 2)}
-        >>> flatten_rows(stacked, FlatLayout({"a": torch.zeros(3), "b": torch.zeros(1, 2)}))
-        tensor([[0., 0., 0., 1., 1.],
-                [0., 0., 0., 1., 1.]])
-    """
-    kinds = {name: stacked[name].dtype for name in layout.names}
-    odd = next((n for n, kind in kinds.items() if kind != kinds[layout.names[0]]), None)
-    if odd is None and not kinds[layout.names[0]].is_floating_point:
-        raise ConfigurationError(
-            f"The weights must be real numbers; {layout.names[0]!r} is {kinds[layout.names[0]]}. "
-            "Keep the real and the imaginary part as two parameters."
-        )
-    if odd is not None:
-        raise ConfigurationError(
-            "The stacked weights lie in one tensor and need one floating-point dtype; "
-            f"{layout.names[0]!r} is {kinds[layout.names[0]]}, {odd!r} is {kinds[odd]}. Convert "
-            "the network with net.float(), or freeze the odd ones with requires_grad_(False)."
-        )
-    return torch.cat([stacked[name].flatten(1) for name in layout.names], dim=1)
-
-
-def clip_by_row(gradients: Sequence[Tensor], limit: float, algorithm: str | None) -> None:
-    """Clip in place, by value or by the norm of each row over all tensors.
-
-    Example:
-        >>> gradient = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
-        >>> clip_by_row([gradient], 1.0, "norm")
-        >>> gradient
-        tensor([[0.6000, 0.8000],
-                [0.3000, 0.4000]])
-    """
-    if algorithm == "value":
-        for gradient in gradients:
-            gradient.clamp_(-limit, limit)
-        return
-    norms = torch.stack([gradient.norm(dim=1) for gradient in gradients]).norm(dim=0)
-    scale = (limit / (norms + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(scale[:, None])
-
-
-# -------------------------------------------------------------------- optimizers
-
-
-class Trial:
-    """What a trial of an optimizer on two tiny members showed.
-
-    Attributes:
-        mixes: Whether what one member does depends on the other.
-        closures: How often it computed the gradient in one step.
-    """
-
-    def __init__(self, mixes: bool, closures: int) -> None:
-        self.mixes, self.closures = mixes, closures
-
-
-def try_optimizer(make: Any, like: Sequence[Tensor]) -> Trial:
-    """Step two tiny members, again with the second in another place, and compare the first.
-
-    An optimizer that cannot be tried counts as one that mixes.
+def check_factories(name: str, value: Any, members: int) -> None:
+    """Raise unless an option is None, a function for all members, or a list of one for each.
 
     Args:
-        make: Makes the optimizer from parameters.
-        like: The stacked parameters that it is meant for: as many tiny ones are tried.
+        name: ``"optimizer"`` or ``"scheduler"``.
+        value: What was given.
+        members: M.
 
     Example:
-        >>> from functools import partial
-        >>> weights = torch.zeros(10, 50)
-        >>> try_optimizer(partial(torch.optim.Adam, lr=0.1), [weights]).mixes
-        False
-        >>> try_optimizer(partial(torch.optim.Adafactor, lr=0.1), [weights]).mixes
-        True
+        >>> check_factories("scheduler", None, members=3)
     """
-    try:
-        first, closures = _steps_of_the_first(make, like, other=1.0)
-        again, _ = _steps_of_the_first(make, like, other=-30.0)
-    except Exception:
-        # it needs another shape, for one: given a single member's own layers it may well work
-        return Trial(mixes=True, closures=1)
-    same = all(torch.equal(one, two) for one, two in zip(first, again, strict=True))
-    return Trial(not same, closures)
-
-
-def _steps_of_the_first(
-    make: Any, like: Sequence[Tensor], other: float
-) -> tuple[list[Tensor], int]:
-    """Where member 0 of two is after three steps downhill, and the most gradients of a step."""
-    start = torch.tensor([[1.0, -2.0, 0.5], [other, 3.0 * other, other]])
-    parameters = [nn.Parameter(start.to(one.device, one.dtype)) for one in like]
-    most = calls = 0
-
-    def closure() -> float:
-        nonlocal calls
-        calls += 1
-        for parameter in parameters:
-            parameter.grad = parameter.detach() + 0.1
-        return float(sum((p.detach() + 0.1).square().sum() / 2 for p in parameters))
-
-    with isolated_random_state(0):
-        optimizer = make(parameters)
-        for _ in range(3):
-            calls = 0
-            optimizer.step(closure)
-            most = max(most, calls)
-    return [parameter.detach()[0] for parameter in parameters], most
+    if value is None:
+        return
+    several = list(value) if isinstance(value, Sequence) else [value]
+    if isinstance(value, Sequence) and len(several) != members:
+        raise ConfigurationError(
+            f"{name}= has {len(several)} entries for {members} members; give one for each, or one "
+            "for all."
+        )
+    odd = next((place for place, one in enumerate(several) if not callable(one)), None)
+    if odd is not None:
+        where = f" in place {odd} of the list" if isinstance(value, Sequence) else ""
+        raise ConfigurationError(
+            f"{name}= makes the {name}, as {_EXAMPLES[name]} does; got {several[odd]!r:.80}{where}."
+        )
 
 
 class MemberOptimizers(Optimizer):
@@ -215,7 +114,7 @@ class MemberOptimizers(Optimizer):
                 loss = closure()
         self.hand_out_gradients()
         for optimizer in self.members:
-            optimizer.step(lambda: loss)
+            optimizer.step(_once(loss, optimizer))
         return loss
 
     def hand_out_gradients(self) -> None:
@@ -253,6 +152,24 @@ class MemberOptimizers(Optimizer):
         self._share()
 
 
+def _once(loss: Any, optimizer: Optimizer) -> Any:
+    """A closure for one gradient: that of all members was computed already, and cannot be again."""
+    calls = 0
+
+    def closure() -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} computes gradients several times in a step, and "
+                "looks at whole tensors, so members cannot be kept apart. Choose an optimizer "
+                "that needs one gradient, such as Adam."
+            )
+        return loss
+
+    return closure
+
+
 def _make(factory: Any, parameters: list[nn.Parameter], index: int) -> Optimizer:
     try:
         made = factory(parameters)
@@ -283,37 +200,34 @@ def make_optimizer(
 
     Args:
         factories: Makes an optimizer from parameters; or a list of one for each member; or None.
-        default: Makes the optimizer where none is given; it looks at each element by itself.
-        stacked: The stacked parameters, (M, ...), each with the layout of a row.
+        default: Makes the optimizer where none is given.
+        stacked: The stacked parameters, (K, ...), each with the layout of a row.
         one_each: Whether each member needs one of its own anyway.
 
     Example:
         >>> from functools import partial
         >>> stacked = [(nn.Parameter(torch.ones(4, 6)), FlatLayout({"weight": torch.ones(2, 3)}))]
-        >>> type(make_optimizer(partial(torch.optim.SGD, lr=0.1), None, stacked)).__name__
+        >>> type(make_optimizer(partial(optim.SGD, lr=0.1), None, stacked)).__name__
         'SGD'
-        >>> type(make_optimizer(partial(torch.optim.Adafactor, lr=0.1), None, stacked)).__name__
+        >>> type(make_optimizer(partial(optim.Adafactor, lr=0.1), None, stacked)).__name__
         'MemberOptimizers'
     """
-    parameters = [parameter for parameter, _ in stacked]
-    members = len(parameters[0])
+    members = len(stacked[0][0])
     each = isinstance(factories, Sequence)
-    several = list(factories) if each else [factories or default]
-    if factories is not None:
-        trials = [try_optimizer(factory, parameters) for factory in several]
-        one_each = one_each or each or trials[0].mixes
-        again = next((f for f, t in zip(several, trials, strict=True) if t.closures > 1), None)
-        if members == 1 and again is not None:
-            one_each = False  # nothing to keep apart
-        if one_each and again is not None:
-            raise ConfigurationError(
-                f"The optimizer of {again!r:.80} looks at all members together and computes "
-                "gradients several times in a step, so members cannot be kept apart. Choose one "
-                "that needs one gradient, such as Adam."
-            )
-    if not one_each:
-        return _checked(several[0](parameters))
-    return MemberOptimizers(several if each else several * members, stacked)
+    if not each and not one_each:
+        try:
+            optimizer = _checked((factories or default)([parameter for parameter, _ in stacked]))
+        except ConfigurationError:
+            raise
+        except Exception:  # it needs tensors of a layer's shape: given those it may well work
+            optimizer = None
+        if optimizer is not None and (members == 1 or _is_elementwise(optimizer)):
+            return optimizer
+    return MemberOptimizers(factories if each else [factories or default] * members, stacked)
+
+
+def _is_elementwise(optimizer: Optimizer) -> bool:
+    return type(optimizer) in _ELEMENTWISE or getattr(optimizer, "elementwise", False)
 
 
 class MemberSchedulers(LRScheduler):

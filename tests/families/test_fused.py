@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.distributions import Normal as TorchNormal
 from torch.distributions import kl_divergence
 
+from lightning_bnn.families.mean_field import MeanField
+from lightning_bnn.families.workspace import Workspace
 from lightning_bnn.native import library
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, Prior
-from lightning_bnn.random import NoiseGenerator
-from lightning_bnn.variational.mean_field import MeanField
-from lightning_bnn.variational.workspace import Workspace
+from lightning_bnn.random import NormalStream
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
 
@@ -38,7 +38,8 @@ def make(
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(89, 99), nn.Linear(99, 11), nn.Linear(11, 30))
     tensors = dict(net.named_parameters())
-    family = MeanField(tensors, **{"initial_scale": 0.05, **options})
+    options = {"initial_scale": 0.05, **options}
+    family = MeanField(options.get("scale_form", "exp")).bind(tensors, options["initial_scale"])
     with torch.no_grad():  # not all alike
         family.rho.add_(0.5 * torch.randn_like(family.rho))
     return family, BoundPrior(prior or Normal(), net, tensors)
@@ -48,7 +49,7 @@ def with_key(
     family: MeanField, prior: BoundPrior, key: tuple[int, int] = KEY, index: int = 0
 ) -> Workspace:
     space = family.workspace(index)
-    family.draw_noise(space, NoiseGenerator(1), prior)
+    family.draw_noise(space, NormalStream(1), prior)
     assert space.key is not None
     space.key = key
     return space
@@ -187,7 +188,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("weight", [0.0, 1e-4, 1.0])
 def test_draw_kl_and_gradients(prior: Prior | dict[str, Prior], weight: float):
     family, bound = make(prior)
-    weights, kl = family.draw(with_key(family, bound), bound)
+    weights, kl = family.draw_in(with_key(family, bound), bound)
     flat = torch.cat([part.reshape(-1) for part in weights.values()])
     gradient = torch.randn(len(flat))
     draw, expected_kl, by_mean, by_rho = reference(family, bound, gradient, weight)
@@ -202,7 +203,7 @@ def test_draw_kl_and_gradients(prior: Prior | dict[str, Prior], weight: float):
 @pytest.mark.parametrize("used", ["weights", "kl", "one tensor"])
 def test_outputs_that_take_no_part(used: str):
     family, bound = make()
-    weights, kl = family.draw(with_key(family, bound), bound)
+    weights, kl = family.draw_in(with_key(family, bound), bound)
     gradient, weight = torch.zeros(family.layout.size), 0.0
     parts = family.layout.views(gradient)
     if used == "kl":
@@ -235,7 +236,7 @@ def spread(tensor: Tensor) -> Tensor:
 )
 def test_gradients_that_are_not_in_order_in_memory(arrange):
     family, bound = make()
-    weights, _ = family.draw(with_key(family, bound), bound)
+    weights, _ = family.draw_in(with_key(family, bound), bound)
     arranged = [arrange(torch.randn_like(part)) for part in weights.values()]
     assert not arranged[0].is_contiguous()
     torch.autograd.backward(list(weights.values()), arranged)
@@ -283,7 +284,7 @@ def test_defaults_of_the_user_do_not_matter():
         torch.set_default_dtype(dtype)
         try:
             with torch.device(device):
-                weights, kl = family.draw(with_key(family, bound), bound)
+                weights, kl = family.draw_in(with_key(family, bound), bound)
                 loss = weights["0.weight"].sum() + weights["0.bias"].mean()  # expanded gradients
                 with pytest.warns(UserWarning, match="took no part"):
                     (loss + kl).backward()
@@ -294,7 +295,7 @@ def test_defaults_of_the_user_do_not_matter():
 
 
 def test_threads_change_no_bit():
-    family = MeanField({"a": torch.randn(300_001), "b": torch.randn(123, 777)}, 0.1)
+    family = MeanField().bind({"a": torch.randn(300_001), "b": torch.randn(123, 777)}, 0.1)
     net = nn.Module()
     net.a, net.b = nn.Parameter(torch.zeros(300_001)), nn.Parameter(torch.zeros(123, 777))
     bound = BoundPrior(Normal(0.1, 0.5), net, dict(net.named_parameters()))
@@ -305,7 +306,7 @@ def test_threads_change_no_bit():
             torch.set_num_threads(threads)
             assert library._threads(family.layout.size) == threads
             family.zero_grad()
-            weights, kl = family.draw(with_key(family, bound), bound)
+            weights, kl = family.draw_in(with_key(family, bound), bound)
             outputs = list(weights.values())
             inputs = list(family.layout.views(gradient).values())
             torch.autograd.backward([*outputs, kl], [*inputs, torch.tensor(0.3)])
@@ -342,17 +343,17 @@ def test_all_else_takes_the_ordinary_way(prior, options, dtype):
     family.to(dtype)
     bound.to(dtype)
     space = family.workspace()
-    family.draw_noise(space, NoiseGenerator(3), bound)
+    family.draw_noise(space, NormalStream(3), bound)
     assert space.key is None
     assert space.filled
-    expected = NoiseGenerator(3).stream.fill_(torch.empty(family.layout.size, dtype=dtype))
+    expected = NormalStream(3).fill_(torch.empty(family.layout.size, dtype=dtype))
     assert torch.equal(space.noise, expected)
 
 
 def test_without_a_compiler_too(monkeypatch: pytest.MonkeyPatch):
     family, bound = make()
     monkeypatch.setattr(library, "load", lambda: None)
-    family.draw_noise(family.workspace(), NoiseGenerator(3), bound)
+    family.draw_noise(family.workspace(), NormalStream(3), bound)
     assert family.workspace().key is None
 
 
@@ -365,7 +366,7 @@ def test_both_ways_have_the_same_kl_and_gradients():
         if not fused:
             space.key = None
             space.noise.copy_(noise_of(KEY, family.layout.size))
-        weights, kl = family.draw(space, bound)
+        weights, kl = family.draw_in(space, bound)
         (sum(part.square().sum() for part in weights.values()) + 0.1 * kl).backward()
         found.append((kl.detach(), family.mean.grad, family.rho.grad))
     for one, other in zip(*found, strict=True):
@@ -375,7 +376,7 @@ def test_both_ways_have_the_same_kl_and_gradients():
 def test_memory_of_noise_and_scales_is_not_taken():
     family, bound = make()
     space = with_key(family, bound)
-    _, kl = family.draw(space, bound)
+    _, kl = family.draw_in(space, bound)
     kl.backward()
     assert not {"noise", "sd"} & set(vars(space))
 
@@ -387,12 +388,12 @@ def test_memory_of_noise_and_scales_is_not_taken():
 def test_a_workspace_used_again_before_backward_raises(reuse: str):
     family, bound = make()
     space = with_key(family, bound)
-    weights, kl = family.draw(space, bound)
+    weights, kl = family.draw_in(space, bound)
     loss = sum(part.sum() for part in weights.values()) + kl
     if reuse != "draw":
-        family.draw_noise(space, NoiseGenerator(2), bound)
+        family.draw_noise(space, NormalStream(2), bound)
     if reuse != "noise":
-        family.draw(space, bound)
+        family.draw_in(space, bound)
     with pytest.raises(RuntimeError, match="written over before backward"):
         loss.backward()
     assert family.mean.grad is None
@@ -400,12 +401,12 @@ def test_a_workspace_used_again_before_backward_raises(reuse: str):
 
 def test_weights_that_a_network_saved_are_guarded_by_autograd():
     family, bound = make()
-    family.draw(with_key(family, bound), bound)
+    family.draw_in(with_key(family, bound), bound)
     for subject in (family, copy.deepcopy(family)):  # a copy must not keep views of its own
         space = with_key(subject, bound)
-        weights, _ = subject.draw(space, bound)
+        weights, _ = subject.draw_in(space, bound)
         loss = weights["0.weight"].square().sum()
-        subject.draw(space, bound)
+        subject.draw_in(space, bound)
         with pytest.raises(RuntimeError, match=r"inplace operation|written over"):
             loss.backward()
         assert weights["0.weight"]._version == space.weights._version
@@ -413,7 +414,7 @@ def test_weights_that_a_network_saved_are_guarded_by_autograd():
 
 def test_a_parameter_that_moved_before_backward_raises():
     family, bound = make()
-    weights, _ = family.draw(with_key(family, bound), bound)
+    weights, _ = family.draw_in(with_key(family, bound), bound)
     with torch.no_grad():
         family.mean.add_(1.0)
     with pytest.raises(RuntimeError, match="inplace operation"):
@@ -422,7 +423,9 @@ def test_a_parameter_that_moved_before_backward_raises():
 
 def test_backward_twice_and_draws_that_live_together():
     family, bound = make()
-    draws = [family.draw(with_key(family, bound, (7, index), index), bound) for index in range(3)]
+    draws = [
+        family.draw_in(with_key(family, bound, (7, index), index), bound) for index in range(3)
+    ]
     losses = [sum(part.square().sum() for part in weights.values()) + kl for weights, kl in draws]
     sum(losses).backward(retain_graph=True)
     once = family.mean.grad.clone(), family.rho.grad.clone()
@@ -437,7 +440,7 @@ def test_gradients_stay_in_kept_memory():
     places = set()
     for _ in range(4):
         family.zero_grad()
-        _, kl = family.draw(with_key(family, bound), bound)
+        _, kl = family.draw_in(with_key(family, bound), bound)
         kl.backward()
         places.add(family.rho.grad.data_ptr())
         assert family.rho.grad._version > 0
@@ -447,8 +450,8 @@ def test_gradients_stay_in_kept_memory():
 def test_a_draw_in_inference_mode_and_training_after_it():
     family, bound = make()
     with torch.inference_mode():
-        weights, kl = family.draw(with_key(family, bound), bound)
+        weights, kl = family.draw_in(with_key(family, bound), bound)
         assert not kl.requires_grad
-    again, kl = family.draw(with_key(family, bound), bound)
+    again, kl = family.draw_in(with_key(family, bound), bound)
     (sum(part.sum() for part in again.values()) + kl).backward()
     assert torch.equal(again["0.weight"], weights["0.weight"])

@@ -16,15 +16,9 @@ from torch import nn
 from torch.optim import LBFGS, SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
+from lightning_bnn.ensembles.optimizers import MemberOptimizers, MemberSchedulers, make_optimizer
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.samplers import SGLD
 from lightning_bnn.selection import FlatLayout
-from lightning_bnn.strategies.members import (
-    MemberOptimizers,
-    MemberSchedulers,
-    make_optimizer,
-    try_optimizer,
-)
 from tests.nets import loader, make_data, mlp
 from tests.strategies.ensembles import (
     SCALE,
@@ -62,19 +56,25 @@ STACKED = [
     "optimizer", [SGD, Adam, partial(Adam, fused=True), AdamW, RMSprop, Adagrad, Adadelta]
 )
 def test_optimizers_of_single_elements_step_all_members_at_once(optimizer: Any) -> None:
-    made = partial(optimizer, lr=0.1)
-    trial = try_optimizer(made, [STACKED[0][0]])
-    assert (trial.mixes, trial.closures) == (False, 1)
-    assert not isinstance(make_optimizer(made, None, STACKED), MemberOptimizers)
-
-
-def test_noise_of_a_step_is_not_taken_for_mixing() -> None:
-    assert not try_optimizer(partial(SGLD, lr=0.1, num_data=10), [torch.ones(2, 2)]).mixes
+    made = make_optimizer(partial(optimizer, lr=0.1), None, STACKED)
+    assert not isinstance(made, MemberOptimizers)
 
 
 @pytest.mark.parametrize("optimizer", [Adafactor, WholeNorm, LBFGS])
-def test_optimizers_of_whole_tensors_are_found(optimizer: Any) -> None:
-    assert try_optimizer(partial(optimizer, lr=0.1), [torch.ones(2, 2)]).mixes
+def test_optimizers_of_whole_tensors_are_one_for_each_member(optimizer: Any) -> None:
+    made = make_optimizer(partial(optimizer, lr=0.1), None, STACKED)
+    assert isinstance(made, MemberOptimizers)
+
+
+def test_an_optimizer_of_ones_own_says_that_it_looks_at_single_elements() -> None:
+    """And one of a single member has nobody to keep apart from."""
+
+    class Own(SGD):
+        elementwise = True
+
+    alone = [(nn.Parameter(torch.ones(1, 8)), STACKED[0][1])]
+    assert type(make_optimizer(partial(Own, lr=0.1), None, STACKED)) is Own
+    assert type(make_optimizer(partial(Adafactor, lr=0.1), None, alone)) is Adafactor
 
 
 @pytest.mark.parametrize("optimizer", [Adafactor, WholeNorm])

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
+from lightning_bnn.families.mean_field import MeanField
+from lightning_bnn.families.pruned import KeptTensors
 from lightning_bnn.native import library
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, Prior, ScaleMixture, StudentT
-from lightning_bnn.random import NoiseGenerator
-from lightning_bnn.variational.kept import KeptTensors
-from lightning_bnn.variational.mean_field import MeanField
+from lightning_bnn.random import NormalStream
 
 SHAPES = {"a": (6, 5), "b": (7,), "c": (4, 3)}
 PRIORS = {"normal": Normal, "laplace": Laplace, "student": StudentT, "mixture": ScaleMixture}
@@ -32,7 +32,7 @@ class Holder(nn.Module):
 
 def made(tensors: dict[str, Tensor], prior: Any, form: Any = "exp") -> tuple[MeanField, BoundPrior]:
     own = dict(Holder(tensors).named_parameters())
-    return MeanField(own, 0.2, form), BoundPrior(prior, Holder(tensors), own)
+    return MeanField(form).bind(own, 0.2), BoundPrior(prior, Holder(tensors), own)
 
 
 def pair(
@@ -66,9 +66,9 @@ def test_equals_a_family_of_the_remaining_weights(kind: str, loc: Any, form: str
     space.noise.normal_()
     fresh_space.noise.copy_(space.noise[keep])
     pull = torch.randn_like(family.mean)
-    draw, kl = family.draw(space, bound)
+    draw, kl = family.draw_in(space, bound)
     (0.3 * kl + (flat(draw) * pull).sum()).backward()
-    other, fresh_kl = fresh.draw(fresh_space, fresh_bound)
+    other, fresh_kl = fresh.draw_in(fresh_space, fresh_bound)
     (0.3 * fresh_kl + (flat(other) * pull[keep]).sum()).backward()
     assert kl.item() == pytest.approx(fresh_kl.item(), rel=1e-10)
     assert torch.equal(flat(draw)[keep], flat(other))
@@ -85,7 +85,7 @@ def test_equals_a_family_of_the_remaining_weights(kind: str, loc: Any, form: str
     plain = family.kl(sd, torch.addcmul(family.mean, sd, space.noise), bound)
     by_autograd = torch.autograd.grad(plain, (family.mean, family.rho))
     family.zero_grad()
-    family.draw(space, bound)[1].backward()
+    family.draw_in(space, bound)[1].backward()
     assert plain.item() == pytest.approx(kl.item(), rel=1e-10)
     torch.testing.assert_close(family.mean.grad, by_autograd[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(family.rho.grad, by_autograd[1], rtol=1e-10, atol=1e-12)
@@ -98,7 +98,7 @@ def test_several_priors_in_one_vector() -> None:
     space, fresh_space = family.workspace(), fresh.workspace()
     space.noise.normal_()
     fresh_space.noise.copy_(space.noise[keep])
-    kl, fresh_kl = family.draw(space, bound)[1], fresh.draw(fresh_space, fresh_bound)[1]
+    kl, fresh_kl = family.draw_in(space, bound)[1], fresh.draw_in(fresh_space, fresh_bound)[1]
     assert kl.item() == pytest.approx(fresh_kl.item(), rel=1e-10)
     only_b = {name: torch.full(shape, name == "b") for name, shape in SHAPES.items()}
     family.prune(family.layout.flatten(only_b), bound)
@@ -107,7 +107,7 @@ def test_several_priors_in_one_vector() -> None:
     centre = family.layout.views(bound.pretrained)["b"][b]
     normal = torch.distributions.Normal
     expected = kl_divergence(normal(mean[b], sd[b]), normal(centre, torch.ones_like(centre)))
-    assert family.draw(space, bound)[1].item() == pytest.approx(expected.sum().item(), rel=1e-10)
+    assert family.draw_in(space, bound)[1].item() == pytest.approx(expected.sum().item(), rel=1e-10)
 
 
 @pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
@@ -124,10 +124,10 @@ def test_the_compiled_draw(loc: float) -> None:
     keep = torch.rand(20_000) > 0.95
     m, s = (t.detach()[keep].double().numpy() for t in (family.mean, family.sd()))
     family.prune(keep, bound)
-    space, noise = family.workspace(), NoiseGenerator(3)
+    space, noise = family.workspace(), NormalStream(3)
     family.draw_noise(space, noise, bound)
     assert space.key is not None
-    draw, kl = family.draw(space, bound)
+    draw, kl = family.draw_in(space, bound)
     pull = torch.randn(20_000)
     pull[~keep] = torch.nan  # what the network says of them must not matter
     (flat(draw) * pull).nansum().backward(retain_graph=True)
@@ -197,7 +197,7 @@ def test_copies_and_other_dtypes() -> None:
     assert twin.keep.dtype == torch.bool
     space = twin.workspace()
     space.noise.normal_()
-    assert twin.draw(space, bound)[0]["w"].count_nonzero() == 1
+    assert twin.draw_in(space, bound)[0]["w"].count_nonzero() == 1
     assert twin.to("meta").keep.device.type == "meta"  # type: ignore[union-attr]
 
 

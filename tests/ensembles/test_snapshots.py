@@ -15,9 +15,9 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, IterableDataset
 
+from lightning_bnn.ensembles.snapshots import SnapshotStore, cycle_ends, cycle_factor
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.strategies.snapshots import SnapshotStore, cycle_ends, cycle_factor
 from tests.nets import loader, make_data, mlp
 from tests.strategies.ensembles import fit, make
 from tests.trainers import quiet_trainer
@@ -86,7 +86,7 @@ def test_snapshots_hold_what_the_likelihood_learned() -> None:
     fit(ensemble, 6, data=make_data("mlp", "regression"))
     scales = [float(one.likelihood.log_scale.detach()) for one in ensemble.posterior().components]
     assert len(scales) == 6
-    assert scales[3:] == ensemble.learned.detach().flatten().tolist()
+    assert scales[3:] == ensemble.bank.learned.detach().flatten().tolist()
     assert scales[0] != scales[3]
 
 
@@ -165,9 +165,9 @@ class Stream(IterableDataset):
 
 @pytest.mark.parametrize("cycles", [0, -1, 2.5, True])
 def test_a_number_of_cycles_is_needed(cycles: Any) -> None:
-    with pytest.raises(ConfigurationError, match="snapshots= is the number of cycles"):
+    with pytest.raises(ConfigurationError, match="snapshots= is a whole number, at least 1"):
         SnapshotStore(cycles, {})
-    with pytest.raises(ConfigurationError, match="snapshots= is the number of cycles"):
+    with pytest.raises(ConfigurationError, match="snapshots= is a whole number, at least 1"):
         make(snapshots=cycles)
 
 

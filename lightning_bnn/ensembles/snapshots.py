@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["SnapshotStore", "cycle_ends", "cycle_factor"]
@@ -76,11 +77,7 @@ class SnapshotStore(nn.Module):
 
     def __init__(self, cycles: int, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        if isinstance(cycles, bool) or not isinstance(cycles, int) or cycles < 1:
-            raise ConfigurationError(
-                f"snapshots= is the number of cycles, at least 1; got {cycles!r}."
-            )
-        self.cycles = cycles
+        self.cycles = check_whole("snapshots", cycles, 1)
         self._names = list(tensors)
         for index, tensor in enumerate(tensors.values()):
             room = tensor.new_zeros(cycles, *tensor.shape)

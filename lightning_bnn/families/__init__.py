@@ -1,0 +1,6 @@
+"""Variational families: distributions over the weights that VariationalBNN fits."""
+
+from lightning_bnn.families.base import Family
+from lightning_bnn.families.mean_field import MeanField
+
+__all__ = ["Family", "MeanField"]
