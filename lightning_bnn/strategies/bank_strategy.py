@@ -29,6 +29,7 @@ class BankStrategy(Strategy):
 
     bank: Bank
     seed: int
+    noun = "members"  # what the sets are called
 
     def _build_bank(
         self,
@@ -148,7 +149,7 @@ class BankStrategy(Strategy):
 
     def facts(self) -> dict[str, Any]:
         """What must be the same for a run to resume, as far as it is known yet."""
-        return {"ids": self.ids}
+        return {self.noun: self.ids}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the facts, and how the sets run: the other way would differ in the last bits."""
@@ -163,7 +164,7 @@ class BankStrategy(Strategy):
         saved = checkpoint.get("lightning_bnn", {}).get("bank", {})
         self._saved = saved.get("facts", {})
         if not self._is_fitting():  # only what the weights depend on, and nothing for a later fit
-            self._saved = {"ids": self._saved["ids"]} if "ids" in self._saved else {}
+            self._saved = {k: v for k, v in self._saved.items() if k == self.noun}
         self._compare_with_saved()
         if not self._is_fitting():
             self._saved = {}
@@ -197,9 +198,7 @@ def _translate(checkpoint: dict[str, Any]) -> None:
             state[f"bank.{new}"] = state.pop(name)
     state.setdefault("bank.alive", torch.ones(len(state["bank.weights"]), dtype=torch.bool))
     own = checkpoint.get("lightning_bnn", {})
-    old = own.pop("ensemble", None) or own.pop("chains", None) or {}
-    names = {"members": "ids", "chains": "ids"}
-    facts = {names.get(name, name): value for name, value in old.items()}
+    facts = own.pop("ensemble", None) or own.pop("chains", None) or {}
     modes = [own.pop(name) for name in ("members_mode", "chains_mode") if name in own]
     own["bank"] = {"facts": facts, "mode": (modes or ["auto"])[0]}
     if "seed" in own:

@@ -96,6 +96,8 @@ class SGMCMC(BankStrategy):
         4
     """
 
+    noun = "chains"
+
     def __init__(
         self,
         net: nn.Module,
@@ -119,7 +121,7 @@ class SGMCMC(BankStrategy):
         super().__init__(
             net, likelihood, num_data, warm_up_optimizer, scheduler, "step", predict_draws
         )
-        ids = check_ids(chains, "chains")
+        ids = check_ids(chains, self.noun)
         check_sampler(sampler)
         self.sampler_factory = sampler or partial(SGHMC, lr=1e-3)
         self.warm_up = check_whole("warm_up", warm_up, 0)

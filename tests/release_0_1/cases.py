@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import SGMCMC, DeepEnsemble, DrawsPosterior, Posterior, VariationalBNN
 from lightning_bnn.callbacks import ChainMonitor, SampleCollector, SNRPruning, SWAGMoments
+from lightning_bnn.families import MeanField
 from lightning_bnn.likelihoods import (
     Bernoulli,
     Categorical,
@@ -229,7 +230,7 @@ def _flipout() -> dict[str, Any]:
         "likelihood": Categorical(),
         "prior": Normal(loc="pretrained"),
         "estimator": "flipout",
-        "scale_form": "softplus",
+        "family": MeanField("softplus"),
         "draws": 2,
         "optimizer": partial(Adam, lr=0.03),
         "seed": 5,

@@ -45,14 +45,14 @@ class PoisonOneRank(Callback):
 
     def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
         if trainer.global_step == 5 and trainer.global_rank == 1:
-            original = module._log_prob
+            original = module.target.data_energy
 
             def poisoned(*arguments: Any) -> Any:
-                module._log_prob = original
-                log_prob = original(*arguments)
-                return log_prob * torch.tensor([1.0, float("nan"), 1.0])[:, None]
+                module.target.data_energy = original
+                energies = original(*arguments)
+                return energies * torch.tensor([1.0, float("nan"), 1.0])
 
-            module._log_prob = poisoned
+            module.target.data_energy = poisoned
 
 
 def make(bn: bool = True, **options: Any) -> DeepEnsemble:

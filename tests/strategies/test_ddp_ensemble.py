@@ -55,7 +55,7 @@ def test_ranks_hold_identical_weights_after_20_steps(ranks: Any, name: str) -> N
 def test_a_member_that_is_not_finite_on_one_rank_is_dropped_on_all(ranks: Any) -> None:
     for weights, found in ranks:
         assert found["dropped"]["alive"] == [True, False, True]
-        assert weights["dropped"]["weights"].isfinite().all()  # it was never stepped on a NaN
+        assert weights["dropped"]["bank.weights"].isfinite().all()  # it was never stepped on a NaN
         assert found["plain"]["alive"] == [True] * 3
 
 
@@ -64,7 +64,7 @@ def test_two_ranks_step_as_one_process(ranks: Any) -> None:
     data = make_data("mlp", "classification")
     quiet_trainer(max_steps=3, max_epochs=-1).fit(alone, DataLoader(data, batch_size=48))
     for weights, _ in ranks:
-        found = weights["halves"]["weights"]
+        found = weights["halves"]["bank.weights"]
         torch.testing.assert_close(found, alone.weights.detach(), rtol=1e-4, atol=1e-6)
 
 

@@ -592,7 +592,7 @@ def test_a_network_of_mixed_types_is_refused() -> None:
     ("options", "name"),
     [
         ({"sampler": partial(SGNHT, lr=1e-3)}, "sampler='SGHMC'"),
-        ({"chains": [4, 7]}, r"ids=\[0, 1\]"),
+        ({"chains": [4, 7]}, r"chains=\[0, 1\]"),
         ({"warm_up": 2}, "warm_up=0"),
     ],
 )
