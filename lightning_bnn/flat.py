@@ -194,7 +194,7 @@ class _InChunks(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         # the usual factor is 1: looking saves a pass over all weights (and elsewhere than on a
         # CPU would make the host wait)
-        if by_energies.device.type == "cpu" and bool((by_energies == 1).all()):
+        if by_energies.device.type == "cpu" and (by_energies.numpy() == 1).all():
             return None, None, None, None, *gradients
         for gradient in gradients:
             gradient.mul_(by_energies.view(-1, *[1] * (gradient.dim() - 1)))

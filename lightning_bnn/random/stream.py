@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.native import library
-from lightning_bnn.random.seeds import random_seed
+from lightning_bnn.random.seeds import member_seed, random_seed
 
 __all__ = ["NoiseGenerator", "NormalStream"]
 
@@ -64,6 +64,7 @@ class NormalStream:
     def _restart(self, kind: str | torch.device) -> None:
         self._generator = torch.Generator(kind).manual_seed(self.seed)
         self._lanes = lane_words(self.seed)
+        self._integers = 0
         # Decided by the first use and kept: a stream does not change its kind midway.
         self._compiled: bool | None = None
 
@@ -81,9 +82,11 @@ class NormalStream:
 
     def integer(self) -> int:
         """One large integer, to seed noise that each rank or example has for itself."""
-        generator = self._generator
-        value = torch.empty((), dtype=torch.int64, device=generator.device)
-        return int(value.random_(generator=generator).item())
+        if self._generator.device.type != "cpu":  # reading a number of it would make it wait
+            self._integers += 1
+            return member_seed(self.seed, self._integers, "integer")
+        value = torch.empty((), dtype=torch.int64, device="cpu")
+        return int(value.random_(generator=self._generator).numpy())
 
     def key(self) -> tuple[int, int] | None:
         """Two large integers, from which a compiled function makes noise by itself.
@@ -136,6 +139,7 @@ class NormalStream:
             "device": self._generator.device.type,
             "state": self._generator.get_state(),
             "lanes": self._lanes.clone(),
+            "integers": self._integers,
             "compiled": self._compiled,
         }
 
@@ -152,6 +156,7 @@ class NormalStream:
         self._generator.set_state(torch.as_tensor(state["state"]).cpu())
         self._lanes = torch.as_tensor(state["lanes"]).cpu().clone()
         self._compiled = state["compiled"]
+        self._integers = state.get("integers", 0)  # version 0.1 has none
 
     def __getstate__(self) -> dict[str, Any]:
         # A torch.Generator cannot be sent to a process that is spawned: its state is sent as a

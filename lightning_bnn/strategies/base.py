@@ -204,11 +204,16 @@ class Strategy(pl.LightningModule, ABC):
         Shapes and values are looked at in every batch on a CPU; elsewhere only in the first of
         a stage, because reading values makes the device wait.
         """
-        if reads_are_free(outputs) or stage not in self._checked:
+        if self.reads_are_free(outputs) or stage not in self._checked:
             self.likelihood.check(outputs.detach(), targets)
             self._checked.add(stage)
 
     # ---------------------------------------------------------------- energies that are not finite
+
+    @staticmethod
+    def reads_are_free(tensor: Tensor) -> bool:
+        """Whether the host can read the values of a tensor without waiting for a device."""
+        return tensor.device.type == "cpu"
 
     def watch(self, energies: Tensor, batch: Any, batch_idx: int) -> None:
         """Act on energies, (K,), that are not finite.
@@ -222,7 +227,7 @@ class Strategy(pl.LightningModule, ABC):
             if self.trainer.world_size > 1:  # not finite on one rank: dropped on all
                 bad = self.trainer.strategy.reduce(bad.float(), reduce_op="sum") > 0
             bad &= self.alive
-        free = reads_are_free(energies)
+        free = self.reads_are_free(energies)
         if free and not bad.any():
             return
         if self._diverged_at is None or self._diverged_at.device != bad.device:
@@ -536,11 +541,6 @@ class Strategy(pl.LightningModule, ABC):
         self._random_state = own.get("random_state")
         self._restored_order = own.get("order")
         self._mode = own.get("mode", "auto")
-
-
-def reads_are_free(tensor: Tensor) -> bool:
-    """Whether the host can read the values of a tensor without waiting for a device."""
-    return tensor.device.type == "cpu"
 
 
 def batch_size(batch: Any) -> int | None:

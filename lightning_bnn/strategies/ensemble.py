@@ -67,7 +67,7 @@ from lightning_bnn.random import member_seed, random_seed
 from lightning_bnn.selection import select
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.bank_strategy import BankStrategy
-from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory, reads_are_free
+from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory
 from lightning_bnn.strategies.resume import ResumableLoader
 from lightning_bnn.target import each_tensor
 
@@ -413,7 +413,7 @@ class DeepEnsemble(BankStrategy):
 
     def on_after_backward(self) -> None:
         """Take away the gradients of dropped members, and show each optimizer its own."""
-        if not reads_are_free(self.alive) or not self.alive.all():
+        if not self.reads_are_free(self.alive) or not self.alive.all():
             self.bank.drop_gradients()
         optimizer = self.optimizers(use_pl_optimizer=False)
         if isinstance(optimizer, MemberOptimizers) and self._loss_scaler() is not None:
