@@ -202,19 +202,29 @@ class Bank(nn.Module):
         """The mean energies of the sets in ``rows``, whose parameters are given."""
         seen = view(rows)
         prior = target.prior if seen.prior is None else seen.prior
-        tensors, prior_energy = split_weights(weights, self.layout, prior, self._row_memory)
         rest = list(others)
-        if self.points is not None:
-            assert target.point_prior is not None
-            points, point_energy = split_weights(
-                rest.pop(0), self.point_layout, target.point_prior, self._point_memory
-            )
-            tensors, prior_energy = {**tensors, **points}, prior_energy + point_energy
+        points = rest.pop(0) if self.points is not None else None
         learned = self.learned_layout.views(rest.pop(0)) if self.learned is not None else None
-        tensors |= {name: tensor[rows] for name, tensor in self.own_tensors().items()}
+        # one set without an axis of sets: stacking would copy its weights and their gradient
+        single = len(weights) == 1 and not seen.own_inputs and seen.prior is None
+        single = single and seen.attack is None
+        if single:
+            weights, points = weights.view(-1), None if points is None else points.view(-1)
+        tensors, prior_energy = split_weights(weights, self.layout, prior, self._row_memory)
+        if points is not None:
+            assert target.point_prior is not None
+            more, point_energy = split_weights(
+                points, self.point_layout, target.point_prior, self._point_memory
+            )
+            tensors, prior_energy = {**tensors, **more}, prior_energy + point_energy
+        place = rows.start if single else rows
+        tensors |= {name: tensor[place] for name, tensor in self.own_tensors().items()}
 
         def data_energy(inputs: Any, own_inputs: bool, tensors: Mapping[str, Tensor]) -> Tensor:
-            outputs = self.stack(tensors, inputs, own_inputs=own_inputs)
+            if single:
+                outputs = self.stack.single(tensors, inputs)[None]
+            else:
+                outputs = self.stack(tensors, inputs, own_inputs=own_inputs)
             first = each_tensor(lambda t: t[0], seen.targets) if seen.own_targets else seen.targets
             check(outputs[0], first)
             return target.data_energy(outputs, seen.targets, seen.own_targets, seen.counts, learned)

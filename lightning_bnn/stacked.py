@@ -117,10 +117,22 @@ class StackedModule:
         before = _versions(inputs)
         outputs = way(stacked, inputs, shared, own_inputs)
         self._refuse_changes(before)
+        self._look_at_graph(outputs)
+        return outputs
+
+    def single(self, weights: Mapping[str, Tensor], inputs: Any) -> Tensor:
+        """The outputs of one member, (batch, ...), from weights without an axis of members.
+
+        It saves the copies that stacking and unstacking make.
+        """
+        outputs = call_network(self.net, weights, inputs)
+        self._look_at_graph(outputs)
+        return outputs
+
+    def _look_at_graph(self, outputs: Tensor) -> None:
         if outputs.grad_fn is not None and not self._looked_at_graph:
             self._looked_at_graph = True
             _refuse_checkpointing(self.net, outputs)
-        return outputs
 
     def _stacked(
         self,
