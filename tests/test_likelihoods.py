@@ -17,6 +17,7 @@ from lightning_bnn.likelihoods import (
     Likelihood,
     Poisson,
 )
+from tests.toy_likelihoods import Geometric, Logistic, Ordinal
 
 BATCH = 6
 
@@ -58,6 +59,9 @@ CASES: dict[str, tuple[Likelihood, torch.Tensor, torch.Tensor]] = {
     "poisson": (Poisson(), randn(BATCH), randint(9, BATCH)),
     "poisson-outputs": (Poisson(), randn(BATCH, 2), randint(9, BATCH, 2).float()),
     "poisson-row": (Poisson(), randn(BATCH), randint(9, BATCH, 1)),
+    "logistic": (Logistic(), randn(BATCH), randn(BATCH, seed=2)),
+    "geometric-outputs": (Geometric(), randn(BATCH, 2), randint(9, BATCH, 2)),
+    "ordinal": (Ordinal(), randn(BATCH), randint(3, BATCH)),
 }
 
 
@@ -77,6 +81,13 @@ def expected_log_prob(name: str, outputs: np.ndarray, targets: np.ndarray) -> np
         mean, raw = np.split(outputs, 2, 1)
         scale = np.log1p(np.exp(raw)) + (0.1 if outputs.shape[1] == 6 else 1e-4)
         values = stats.norm(mean, scale).logpdf(targets.reshape(mean.shape))
+    elif kind == "logistic":
+        values = stats.logistic(outputs).logpdf(targets)
+    elif kind == "geometric":
+        values = stats.geom(1 / (1 + np.exp(-outputs)), loc=-1).logpmf(targets)
+    elif kind == "ordinal":
+        p = np.diff(stats.logistic(outputs[:, None]).cdf([-np.inf, -1, 1, np.inf]))
+        values = np.log(p[np.arange(BATCH), targets])
     else:
         values = stats.poisson(np.exp(outputs)).logpmf(targets.reshape(outputs.shape))
     return values.reshape(BATCH, -1).sum(1)

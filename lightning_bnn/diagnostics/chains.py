@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from lightning_bnn.diagnostics.examples import Examples, argument_errors_explained
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.mixtures import full_precision
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
-from lightning_bnn.predictive.base import full_precision
 from lightning_bnn.selection import Choice, select
 
 __all__ = [
