@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 import torch
@@ -213,9 +213,13 @@ class Predictive(ABC):
 
     _map = map
 
-    def to(self, device: torch.device | str) -> Self:
-        """Copy to a device."""
-        return self.map(lambda tensor: tensor.to(device))
+    def __getitem__(self, index: Any) -> Self:
+        """The predictive of some of the examples, chosen by a slice, a mask or indices."""
+        return self.map(lambda tensor: tensor[:, index])
+
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
+        """Copy to a device, and to another precision if one is given."""
+        return self.map(lambda tensor: tensor.to(device, dtype))
 
     @classmethod
     def concatenate(cls, predictives: Sequence[Self]) -> Self:
@@ -291,15 +295,23 @@ class ClassPredictive(Predictive):
         """Logarithms of each draw's class probabilities, ``(S, B, K, *positions)``."""
 
     @cached_property
-    def log_probabilities(self) -> Tensor:
+    def _log_mean(self) -> Tensor:
         """Logarithms of the mixture's class probabilities, ``(B, K, *positions)``."""
         # In log space: with S = 1 these are the component's own to the last bit.
         return mixture_log_prob(self.component_log_probabilities)
 
+    @property
+    def log_probabilities(self) -> Tensor:
+        """Logarithms of the mixture's class probabilities, ``(rows, K)``.
+
+        The rows are example after example, and in each position after position.
+        """
+        return self._log_mean.movedim(1, -1).reshape(-1, self._log_mean.shape[1])
+
     @cached_property
     def mean(self) -> Tensor:
         """Class probabilities ``(B, K, *positions)``; they sum to 1 over axis 1."""
-        return self.log_probabilities.exp()
+        return self._log_mean.exp()
 
     @cached_property
     def variance(self) -> Tensor:
@@ -309,7 +321,7 @@ class ClassPredictive(Predictive):
     @cached_property
     def entropy(self) -> Tensor:
         """Entropy of the mean probabilities, ``(B, *positions)``, in nats."""
-        return torch.special.entr(self.log_probabilities.exp()).sum(1)
+        return torch.special.entr(self._log_mean.exp()).sum(1)
 
     @cached_property
     def aleatoric(self) -> Tensor:
@@ -329,7 +341,7 @@ class ClassPredictive(Predictive):
     @cached_property
     def mode(self) -> Tensor:
         """The most probable class, ``(B, *positions)``."""
-        return self.log_probabilities.argmax(1)
+        return self._log_mean.argmax(1)
 
     def align(self, targets: Tensor) -> Tensor:
         """Class indices ``(B, *positions)``."""

@@ -54,6 +54,7 @@ class PredictionWriter(BasePredictionWriter):
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> from torch import nn
         >>> from lightning_bnn import VariationalBNN
         >>> from lightning_bnn.likelihoods import Gaussian

@@ -50,12 +50,12 @@ class BernoulliPredictive(ClassPredictive):
     @cached_property
     def mean(self) -> Tensor:
         """Probability of a 1, in the shape of the network's outputs."""
-        return self.log_probabilities[:, 1].exp()
+        return self._log_mean[:, 1].exp()
 
     @cached_property
     def variance(self) -> Tensor:
         """Variance p (1 - p) of each label."""
-        return self.log_probabilities.sum(1).exp()
+        return self._log_mean.sum(1).exp()
 
     def align(self, targets: Tensor) -> Tensor:
         """Labels in the shape of the outputs; ``(B,)`` and ``(B, 1)`` go together."""

@@ -84,6 +84,7 @@ def task_of(predictive: object) -> str:
     """Tell "classes" from "numbers".
 
     Example:
+        >>> from lightning_bnn.predictive import BernoulliPredictive
         >>> task_of(BernoulliPredictive(torch.zeros(1, 3)))
         'classes'
     """
@@ -109,6 +110,7 @@ def make_rows(predictive: Predictive, targets: Tensor, example: Array) -> Rows:
         DataError: The targets do not fit the predictive.
 
     Example:
+        >>> from lightning_bnn.predictive import CategoricalPredictive
         >>> predictive = CategoricalPredictive(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]))
         >>> rows = make_rows(predictive, torch.tensor([0, 0]), np.array([7, 8]))
         >>> rows.example, rows.columns["correct"]
@@ -126,8 +128,7 @@ def make_rows(predictive: Predictive, targets: Tensor, example: Array) -> Rows:
 
 def class_log_probabilities(predictive: ClassPredictive) -> Tensor:
     """Logarithms of the mean probabilities, (rows, K): example after example."""
-    log_mean = predictive.log_probabilities
-    return log_mean.movedim(1, -1).reshape(-1, log_mean.shape[1])
+    return predictive.log_probabilities
 
 
 def _class_targets(predictive: ClassPredictive, targets: Tensor, classes: int) -> Array:
