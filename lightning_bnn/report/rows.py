@@ -14,7 +14,7 @@ a yes-or-no label is a statement about two classes. A regression has a row for e
   et al., 2009, *Predictive Model Assessment for Count Data*).
 
 What is ranked (confidence, entropy, epistemic) is without the digits that rounding made
-(:mod:`lightning_bnn.calibration.digits`); scores and sums are not rounded. Examples whose
+(:mod:`lightning_bnn.calibration.rounding`); scores and sums are not rounded. Examples whose
 prediction is not finite have no rows; their indices are kept.
 """
 
@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_bnn.calibration.digits import rounded, rounded_probability
+from lightning_bnn.calibration.rounding import rounded, rounded_probability
 from lightning_bnn.calibration.verdict import score_moments
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.mixtures import reshape_targets
