@@ -2,6 +2,7 @@
 
 import random
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from pytorch_lightning.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from lightning_bnn.data import Digits, InMemoryDataModule, TensorRows, ToyRegression
-from lightning_bnn.data.in_memory import Splits, training_size
+from lightning_bnn.data.in_memory import Splits, data_folder, missing_files, training_size
 from lightning_bnn.errors import ConfigurationError
 
 pytestmark = [
@@ -248,16 +249,37 @@ def test_before_setup_the_error_says_what_to_do():
             read()
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"num_workers": -1}])
-def test_impossible_loader_options(options):
-    name, value = next(iter(options.items()))
-    with pytest.raises(ConfigurationError, match=f"{name}={value}"):
-        Digits(**options)
-
-
 @pytest.mark.parametrize("validation", [-1, 10, 11])
 def test_training_size_leaves_something(validation):
     assert training_size(10, 9) == 1
     assert training_size(10, 0) == 10
     with pytest.raises(ConfigurationError, match=rf"10 training .*validation={validation}"):
         training_size(10, validation)
+
+
+def test_data_dir_wins_over_the_environment(monkeypatch):
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", "/root-of-data")
+    assert data_folder("/given", "uci", "x") == Path("/given")
+    assert data_folder(None, "uci", "x") == Path("/root-of-data/uci")
+
+
+def test_home_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", "~/data")
+    assert data_folder("~/sets", "uci", "x") == Path("/home/someone/sets")
+    assert data_folder(None, "uci", "x") == Path("/home/someone/data/uci")
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_neither_is_an_error_that_names_file_and_variable(monkeypatch, value):
+    monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
+    if value is not None:
+        monkeypatch.setenv("LIGHTNING_BNN_DATA", value)
+    with pytest.raises(ConfigurationError, match=r"LIGHTNING_BNN_DATA.*uci/yacht/data\.txt"):
+        data_folder(None, "uci", "yacht/data.txt")
+
+
+def test_missing_files_are_all_named():
+    message = str(missing_files("Set", [Path("/a/b"), Path("/a/c")], "Try this."))
+    assert message.startswith("Set: expected /a/b, /a/c, which are not there. Pass data_dir=")
+    assert message.endswith("Try this.")
