@@ -25,7 +25,6 @@ from lightning_bnn.diagnostics.chains import Watched, function_values, take_elem
 from lightning_bnn.diagnostics.diagnosis import Diagnosis, diagnose_watched
 from lightning_bnn.diagnostics.examples import (
     Examples,
-    argument_errors_explained,
     choose_examples,
     choose_from_batch,
     inputs_and_targets,
@@ -219,11 +218,7 @@ class ChainMonitor(pl.Callback):
         watched = self._watched.to(pl_module.device)
         # as the trainer does with a batch; given inputs did not come through it
         inputs, targets = trainer.precision_plugin.convert_input((watched.inputs, watched.targets))
-        with (
-            isolated_random_state(),
-            _evaluating(pl_module.net),
-            argument_errors_explained(pl_module.net, inputs),
-        ):
+        with isolated_random_state(), _evaluating(pl_module.net):
             outputs = self._stacked(pl_module.current_draws(), inputs)
         self._mode = self._stacked.mode
         if targets is not None and not self._values:
