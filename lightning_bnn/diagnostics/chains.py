@@ -73,14 +73,14 @@ def function_values(outputs: Tensor, likelihood: Likelihood, targets: Tensor | N
         {'log_likelihood': (5, 3), 'mean_log_likelihood': (5,), 'prediction': (5, 3)}
     """
     draws, examples = outputs.shape[:2]
-    # Draws as if they were examples of one draw: nothing may be averaged over them.
-    flat = full_precision(outputs).flatten(0, 1)
+    wide = full_precision(outputs)
     values: dict[str, Tensor] = {}
     if targets is not None:
-        repeated = targets.repeat(draws, *[1] * (targets.ndim - 1))
-        log_prob = likelihood.log_prob(flat, repeated).reshape(draws, examples)
+        log_prob = likelihood.predictive(wide).component_log_prob(targets)
         values["log_likelihood"] = log_prob
         values["mean_log_likelihood"] = log_prob.mean(1)
+    # Draws as if they were examples of one draw: nothing may be averaged over them.
+    flat = wide.flatten(0, 1)
     predictive = likelihood.predictive(flat[None])
     moments = {"prediction": predictive.mean}
     if flat.numel() > predictive.mean.numel():

@@ -1,4 +1,4 @@
-"""Verdicts on numbers; for the false-alarm rates see ``test_verdict.py``."""
+"""Verdicts on regressions; for the false-alarm rates see ``test_verdict.py``."""
 
 import math
 
@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 from scipy.special import ndtri
 
+from lightning_bnn.calibration.clusters import ClusterSums
 from lightning_bnn.calibration.verdict import (
     FALSE_ALARM,
     REGRESSION_BAND_LEVEL,
@@ -142,3 +143,11 @@ def test_labels_of_spread_bins():
 
 def test_equal_sd_have_no_bins():
     assert spread_by_sd(np.ones(100), np.full(100, 9.0)) == SpreadBins()
+
+
+@pytest.mark.parametrize(("bias", "label"), [(2.97, "biased"), (2.5, "calibrated")])
+def test_dependent_rows_spend_half_of_the_false_alarms_on_the_bias(bias, label):
+    """P-values of 0.003 and 0.012."""
+    clusters = ClusterSums(200, 400.0, 0.0), ClusterSums(200, 800.0, 0.0)
+    verdict = regression_verdict(20 * bias, 400 + bias**2, 400, clusters=clusters)
+    assert (verdict.label, verdict.clustered) == (label, True)
