@@ -118,11 +118,6 @@ def test_missing_files_are_named(cifar10_dir, tmp_path, monkeypatch):
         loaded(None)
 
 
-def test_the_environment_variable_gives_the_root(cifar10_dir, monkeypatch):
-    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(cifar10_dir.parent))
-    assert loaded(None).num_data == 24
-
-
 def test_download_only_when_asked_and_needed(cifar10_dir, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
@@ -133,11 +128,6 @@ def test_download_only_when_asked_and_needed(cifar10_dir, tmp_path, monkeypatch)
     assert asked == []
     CIFAR10(tmp_path / "empty", download=True).prepare_data()
     assert asked == [(tmp_path / "empty", True)]
-
-
-def test_validation_must_leave_images_to_train_on(cifar10_dir):
-    with pytest.raises(ConfigurationError, match=r"30 training examples.*validation=30"):
-        loaded(cifar10_dir, validation=30)
 
 
 def test_damaged_batches(cifar10_batches_dir):

@@ -218,15 +218,6 @@ def test_loaders_are_plain_and_shuffle_only_for_training():
     assert [isinstance(loader.sampler, RandomSampler) for loader in loaders] == [True, False, False]
 
 
-def test_workers_give_the_same_batches():
-    plain, workers = Digits(batch_size=100), Digits(batch_size=100, num_workers=1)
-    plain.setup()
-    workers.setup()
-    for one, other in zip(plain.test_dataloader(), workers.test_dataloader(), strict=True):
-        assert torch.equal(one[0], other[0])
-        assert torch.equal(one[1], other[1])
-
-
 def test_lightning_can_share_the_rows_between_processes(make_data):
     # What a Trainer does to the loaders of a distributed run, here without the processes.
     data = make_data()
@@ -261,6 +252,19 @@ def test_data_dir_wins_over_the_environment(monkeypatch):
     monkeypatch.setenv("LIGHTNING_BNN_DATA", "/root-of-data")
     assert data_folder("/given", "uci", "x") == Path("/given")
     assert data_folder(None, "uci", "x") == Path("/root-of-data/uci")
+
+
+def test_the_environment_variable_gives_the_root_of_each_set(make_data, monkeypatch):
+    made = make_data()
+    if not hasattr(made, "data_dir"):
+        pytest.skip("needs no files")
+    made.setup()
+    rows, root = made.num_data, made.data_dir.parent
+    made = make_data()
+    made.data_dir = None
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(root))
+    made.setup()
+    assert made.num_data == rows
 
 
 def test_home_is_expanded(monkeypatch):

@@ -69,11 +69,6 @@ def test_missing_files_are_named(mnist_dir, monkeypatch):
         loaded(None)
 
 
-def test_the_environment_variable_gives_the_root(mnist_dir, monkeypatch):
-    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(mnist_dir.parent))
-    assert loaded(None).num_data == 40
-
-
 def test_download_only_when_asked_and_needed(mnist_dir, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
@@ -84,12 +79,6 @@ def test_download_only_when_asked_and_needed(mnist_dir, tmp_path, monkeypatch):
     assert asked == []
     MNIST(tmp_path / "empty", download=True).prepare_data()
     assert asked == [(tmp_path / "empty", True)]
-
-
-def test_validation_must_leave_images_to_train_on(mnist_dir):
-    assert loaded(mnist_dir, validation=0).num_data == 50
-    with pytest.raises(ConfigurationError, match=r"50 training examples.*validation=10000"):
-        loaded(mnist_dir, validation=10_000)
 
 
 @pytest.mark.parametrize(

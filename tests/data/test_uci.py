@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-import torch
 
 from lightning_bnn.data import UCIRegression
 from lightning_bnn.data.uci import column_scales, standard_split
@@ -61,22 +60,6 @@ def test_validation_rows_come_out_of_training(uci_dir, uci_values):
     assert back == pytest.approx(uci_values[train[24:], 4], abs=1e-4)
     test_targets = data.splits.test.tensors[1][:, 0].numpy() * data.target_scale + data.target_mean
     assert test_targets == pytest.approx(uci_values[test, 4], abs=1e-4)
-
-
-def test_no_validation_by_default(uci_dir):
-    data = loaded(uci_dir)
-    assert len(data.splits.validation) == 0
-    assert data.num_data == 27
-
-
-def test_splits_differ(uci_dir):
-    first, second = loaded(uci_dir, split=0), loaded(uci_dir, split=1)
-    assert not torch.equal(first.splits.test.tensors[1], second.splits.test.tensors[1])
-
-
-def test_the_environment_variable_gives_the_root(uci_dir, monkeypatch):
-    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(uci_dir.parent))
-    assert loaded(None).num_data == 27
 
 
 def test_missing_files_are_named(uci_dir, monkeypatch):
