@@ -7,7 +7,7 @@ sit in permuted copies of one mode disagree on weights and are none the worse fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -192,23 +192,27 @@ def diagnose_watched(
     watched: Watched, examples: Examples | None, elements: int, by_chain: bool = True
 ) -> Diagnosis:
     """The diagnosis of what :func:`~lightning_bnn.diagnostics.chains.watch` recorded."""
+
+    def compute(group: Mapping[str, Floats], shapes: Any, first: Any = None) -> dict[str, Any]:
+        return {
+            name: compute_statistics(
+                array, label_elements(name, shapes[name], elements, first), by_chain
+            )
+            for name, array in group.items()
+        }
+
+    # not the log likelihood of each example: the predictions tell as much
+    function = {n: array for n, array in watched.function.items() if n != "log_likelihood"}
     indices = None if examples is None else examples.indices
-    function = {
-        name: compute_statistics(
-            array, label_elements(name, watched.function_shapes[name], elements, indices), by_chain
-        )
-        for name, array in watched.function.items()
-        if name != "log_likelihood"  # of each example: the predictions tell as much
-    }
-    weights = {
-        name: compute_statistics(
-            array, label_elements(name, watched.weight_shapes[name], elements), by_chain
-        )
-        for name, array in watched.weights.items()
-    }
     arrays = (*watched.function.values(), *watched.weights.values())
     chains, draws = arrays[0].shape[:2]
-    return Diagnosis(chains, draws, function, weights, watched.notes)
+    return Diagnosis(
+        chains,
+        draws,
+        compute(function, watched.function_shapes, indices),
+        compute(watched.weights, watched.weight_shapes),
+        watched.notes,
+    )
 
 
 def _advise(diagnosis: Diagnosis) -> str:
@@ -246,9 +250,9 @@ def _advise(diagnosis: Diagnosis) -> str:
                 "run, a larger learning rate if it stays stable, or a sampler with momentum."
             )
         return (
-            f"{high}: each chain moves freely but about its own place. Start the chains closer "
-            "together and burn in longer, lower the learning rate or raise the friction, or let a "
-            "cyclical schedule carry them between modes."
+            f"{high}: each chain moves freely but about its own place. Burn in longer, "
+            "lower the learning rate or raise the friction, or let a cyclical schedule carry them "
+            "between modes."
         )
     if diagnosis.min_ess < _LOW_ESS:
         return (
@@ -275,7 +279,9 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
     lines = [f"{chains} chain{'s' * (chains > 1)} of {draws} draws"]
     names = [*diagnosis.function, *diagnosis.weights]
     first = max([len("function space"), *(len(name) + 2 for name in names)])
-    lines += ["", *_header(first)]
+    heads = "".join(f"{head:>16}" for head in ("R-hat", "bulk ESS", "tail ESS", "ESS of a chain"))
+    lines += ["", " " * (first + 8) + heads]
+    lines.append(f"{'':<{first}}{'scalars':>8}" + f"{'median':>9}{'worst':>7}" * 4)
     for title, group in (("function space", diagnosis.function), ("weights", diagnosis.weights)):
         if group:
             lines.append(title)
@@ -295,28 +301,19 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
     return "\n".join(lines)
 
 
-def _header(first: int) -> list[str]:
-    top = f"{'':<{first}}{'':>8}" + "".join(
-        f"{head:>16}" for head in ("R-hat", "bulk ESS", "tail ESS", "ESS of a chain")
-    )
-    below = f"{'':<{first}}{'scalars':>8}" + f"{'median':>9}{'worst':>7}" * 4
-    return [top.rstrip(), below]
-
-
 def _row(name: str, statistics: Statistics, first: int) -> str:
-    cells = [f"{name:<{first}}{len(statistics.labels):>8}"]
-    cells += _pair(statistics.rhat, np.max, ".3f")
-    cells += _pair(statistics.ess_bulk, np.min, ".0f")
-    cells += _pair(statistics.ess_tail, np.min, ".0f")
-    cells += _pair(statistics.chain_ess, np.min, ".0f")
-    return "".join(cells)
-
-
-def _pair(values: Floats, worst: Callable[[Floats], float], form: str) -> list[str]:
-    known = values[~np.isnan(values)]
-    if not known.size:
-        return [f"{'-':>9}", f"{'-':>7}"]
-    return [f"{np.median(known):>9{form}}", f"{worst(known):>7{form}}"]
+    cells = f"{name:<{first}}{len(statistics.labels):>8}"
+    for field, worst, form in (
+        ("rhat", np.max, ".3f"),
+        ("ess_bulk", np.min, ".0f"),
+        ("ess_tail", np.min, ".0f"),
+        ("chain_ess", np.min, ".0f"),
+    ):
+        values = getattr(statistics, field)
+        known = values[~np.isnan(values)]
+        pair = [format(np.median(known), form), format(worst(known), form)] if known.size else "--"
+        cells += f"{pair[0]:>9}{pair[1]:>7}"
+    return cells
 
 
 def _worst(diagnosis: Diagnosis) -> list[str]:
