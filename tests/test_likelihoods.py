@@ -1,13 +1,18 @@
 """The likelihoods against SciPy, and what they say about data that does not fit."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import nn
 from torch.func import functional_call, vmap
+from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_bnn import Posterior, VariationalBNN
+from lightning_bnn.callbacks import CalibrationReport, PredictionWriter
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import (
     Bernoulli,
@@ -17,6 +22,8 @@ from lightning_bnn.likelihoods import (
     Likelihood,
     Poisson,
 )
+from tests.toy_likelihoods import Geometric, Logistic, Ordinal
+from tests.trainers import quiet_trainer
 
 BATCH = 6
 
@@ -58,6 +65,9 @@ CASES: dict[str, tuple[Likelihood, torch.Tensor, torch.Tensor]] = {
     "poisson": (Poisson(), randn(BATCH), randint(9, BATCH)),
     "poisson-outputs": (Poisson(), randn(BATCH, 2), randint(9, BATCH, 2).float()),
     "poisson-row": (Poisson(), randn(BATCH), randint(9, BATCH, 1)),
+    "logistic": (Logistic(), randn(BATCH), randn(BATCH, seed=2)),
+    "geometric-outputs": (Geometric(), randn(BATCH, 2), randint(9, BATCH, 2)),
+    "ordinal": (Ordinal(), randn(BATCH), randint(3, BATCH)),
 }
 
 
@@ -77,6 +87,13 @@ def expected_log_prob(name: str, outputs: np.ndarray, targets: np.ndarray) -> np
         mean, raw = np.split(outputs, 2, 1)
         scale = np.log1p(np.exp(raw)) + (0.1 if outputs.shape[1] == 6 else 1e-4)
         values = stats.norm(mean, scale).logpdf(targets.reshape(mean.shape))
+    elif kind == "logistic":
+        values = stats.logistic(outputs).logpdf(targets)
+    elif kind == "geometric":
+        values = stats.geom(1 / (1 + np.exp(-outputs)), loc=-1).logpmf(targets)
+    elif kind == "ordinal":
+        p = np.diff(stats.logistic(outputs[:, None]).cdf([-np.inf, -1, 1, np.inf]))
+        values = np.log(p[np.arange(BATCH), targets])
     else:
         values = stats.poisson(np.exp(outputs)).logpmf(targets.reshape(outputs.shape))
     return values.reshape(BATCH, -1).sum(1)
@@ -297,3 +314,33 @@ def test_log_prob_never_broadcasts(likelihood, outputs, targets, dtype):
         likelihood.log_prob(randn(*outputs), torch.zeros(targets, dtype=dtype))
     with pytest.raises(DataError, match="expected"):
         likelihood.predictive(randn(2, *outputs)).log_prob(torch.zeros(targets, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "make_targets"),
+    [
+        (Logistic(), lambda x: x[:, 0] + 1),
+        (Geometric(), lambda x: x[:, 0].abs().floor()),
+        (Ordinal(), lambda x: (x[:, 0] > 0).long()),
+    ],
+    ids=["logistic", "geometric", "ordinal"],
+)
+def test_a_new_likelihood_works_everywhere(likelihood, make_targets, tmp_path):
+    """Training, metrics, prediction to a file, saving and loading, diagnosis and the report."""
+    torch.manual_seed(0)
+    inputs = torch.randn(60, 2)
+    loader = DataLoader(TensorDataset(inputs, make_targets(inputs)), batch_size=20)
+    bnn = VariationalBNN(nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), likelihood)
+    writer = PredictionWriter(tmp_path / "predictions.csv")
+    report = CalibrationReport(tmp_path / "report")
+    trainer = quiet_trainer(callbacks=[writer, report], max_epochs=2)
+    trainer.fit(bnn, loader, loader)
+    names = {"nll", "accuracy" if likelihood.task == "classification" else "crps"}
+    assert names <= {name.removeprefix("val_") for name in trainer.callback_metrics}
+    trainer.predict(bnn, loader, return_predictions=False)
+    assert len(Path(writer.files[0]).read_text().splitlines()) == 61
+    bnn.posterior().save(tmp_path / "posterior")
+    again = Posterior.load(tmp_path / "posterior", net=bnn.net, likelihood=type(likelihood)())
+    expected = bnn.posterior().predict(inputs, draws=5)
+    torch.testing.assert_close(again.predict(inputs, draws=5).mean, expected.mean)
+    assert list((tmp_path / "report").rglob("*.html"))

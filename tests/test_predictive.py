@@ -11,15 +11,17 @@ from scipy import integrate, stats
 from scipy.special import logsumexp, softmax
 
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.likelihoods import gaussian as mixture
+from lightning_bnn.likelihoods import poisson as poisson_module
 from lightning_bnn.predictive import (
     BernoulliPredictive,
     CategoricalPredictive,
     GaussianPredictive,
+    OrderedPredictive,
     PoissonPredictive,
     Predictive,
 )
-from lightning_bnn.predictive import gaussian_mixture as mixture
-from lightning_bnn.predictive import poisson as poisson_module
+from tests.toy_likelihoods import GeometricPredictive, LogisticPredictive, OrdinalPredictive
 
 DRAWS, BATCH = 5, 7
 
@@ -47,12 +49,15 @@ EXAMPLES: list[Predictive] = [
     GaussianPredictive(randn(DRAWS, BATCH, 2), torch.tensor([0.5, 2.0])),
     PoissonPredictive(randn(DRAWS, BATCH)),
     PoissonPredictive(randn(DRAWS, BATCH, 2)),
+    LogisticPredictive(randn(DRAWS, BATCH)),
+    GeometricPredictive(randn(DRAWS, BATCH, 2)),
+    OrdinalPredictive(randn(DRAWS, BATCH)),
 ]
 
 
 def same_as_parts(predictive: Predictive) -> None:
     """Everything a predictive gives has the batch axis first and joins batch by batch."""
-    part = type(predictive)(**{k: v[:, 2:5] for k, v in predictive._tensors().items()})
+    part = predictive[2:5]
     names = ["mean", "variance", "aleatoric", "epistemic", "entropy", "mutual_information"]
     for name in names:
         torch.testing.assert_close(getattr(part, name), getattr(predictive, name)[2:5])
@@ -67,10 +72,7 @@ class TestContract:
         same_as_parts(predictive)
 
     def test_concatenate_undoes_split(self, predictive):
-        parts = [
-            type(predictive)(**{k: v[:, piece] for k, v in predictive._tensors().items()})
-            for piece in (slice(0, 3), slice(3, 4), slice(4, 7))
-        ]
+        parts = [predictive[piece] for piece in (slice(0, 3), slice(3, 4), slice(4, 7))]
         joined = Predictive.concatenate(parts)
         assert type(joined) is type(predictive)
         assert torch.equal(joined.outputs, predictive.outputs)
@@ -78,7 +80,7 @@ class TestContract:
 
     def test_mix_joins_draws_of_any_number(self, predictive):
         parts = [
-            type(predictive)(**{k: v[piece] for k, v in predictive._tensors().items()})
+            predictive.map(lambda tensor, piece=piece: tensor[piece])
             for piece in (slice(0, 1), slice(1, 5))
         ]
         mixed = Predictive.mix(parts)
@@ -95,16 +97,14 @@ class TestContract:
 
     def test_mutual_information_is_not_negative(self, predictive):
         assert (predictive.mutual_information >= 0).all()
-        same = type(predictive)(**{k: v[:1] for k, v in predictive._tensors().items()})
-        twice = type(predictive)(
-            **{k: v[:1].expand(4, *v.shape[1:]) for k, v in predictive._tensors().items()}
-        )
+        same = predictive.map(lambda tensor: tensor[:1])
+        twice = predictive.map(lambda tensor: tensor[:1].expand(4, *tensor.shape[1:]))
         close(same.mutual_information, 0.0)
         close(twice.mutual_information, 0.0, 1e-9)
 
     def test_bfloat16_is_computed_in_float32(self, predictive):
-        low = predictive._map(lambda tensor: tensor.bfloat16())
-        high = predictive._map(lambda tensor: tensor.bfloat16().float())
+        low = predictive.map(lambda tensor: tensor.bfloat16())
+        high = predictive.map(lambda tensor: tensor.bfloat16().float())
         assert low.outputs.dtype == torch.bfloat16
         for name in ("mean", "variance", "entropy"):
             assert getattr(low, name).dtype == torch.float32
@@ -252,8 +252,8 @@ class TestGaussian:
         assert (matched - upper).abs().item() > 1
 
     def test_float32_quantile_is_the_rounded_float64_one(self):
-        predictive = gaussian(3)._map(lambda tensor: tensor.float())
-        exact = predictive._map(lambda tensor: tensor.double())
+        predictive = gaussian(3).map(lambda tensor: tensor.float())
+        exact = predictive.map(lambda tensor: tensor.double())
         assert torch.equal(predictive.quantile(0.2), exact.quantile(0.2).float())
 
     def test_covers_agrees_with_interval(self):
@@ -532,3 +532,82 @@ class TestPoissonCrps:
         assert PoissonPredictive(outputs[:, :0]).crps(targets[:0]).shape == (0, 2)
         with pytest.raises(DataError, match="expected targets of shape"):
             PoissonPredictive(outputs).crps(targets[:, 0])
+
+
+class TestInherited:
+    """What a predictive gets that only describes its components, against SciPy."""
+
+    outputs = randn(3, 4)
+    logistic = LogisticPredictive(outputs)
+    geometric = GeometricPredictive(outputs)
+
+    def scipy(self, predictive):
+        if predictive is self.logistic:
+            return stats.logistic(self.outputs.numpy())
+        return stats.geom(torch.sigmoid(self.outputs).numpy(), loc=-1)
+
+    @pytest.mark.parametrize("q", [1e-4, 0.05, 0.5, 0.95, 0.9999])
+    def test_quantiles(self, q):
+        for predictive in (self.logistic, self.geometric):
+            quantile, components = predictive.quantile(q).numpy(), self.scipy(predictive)
+            assert (components.cdf(quantile).mean(0) >= q - 1e-12).all()
+            below = quantile - (1 if predictive.discrete else 1e-9)
+            assert (components.cdf(below).mean(0) < q).all()
+
+    @pytest.mark.parametrize("level", [0.3, 0.9])
+    def test_covers_agrees_with_interval(self, level):
+        for predictive in (self.logistic, self.geometric):
+            lower, upper = predictive.interval(level)
+            for value in range(-8, 30):
+                targets = torch.full((4,), value)
+                expected = (targets >= lower) & (targets <= upper)
+                assert torch.equal(predictive.covers(targets, level), expected)
+
+    def test_moments_and_density(self):
+        targets = torch.tensor([0, 1, 2, 5])
+        for predictive in (self.logistic, self.geometric):
+            components = self.scipy(predictive)
+            close(predictive.mean, components.mean().mean(0))
+            close(predictive.variance, components.var().mean(0) + components.mean().var(0))
+            close(predictive.cdf(targets), components.cdf(targets.numpy()).mean(0))
+        log_pdf = self.scipy(self.logistic).logpdf(targets.numpy())
+        close(self.logistic.log_prob(targets), logsumexp(log_pdf, axis=0) - np.log(3))
+
+    @pytest.mark.parametrize("target", [-3.0, 0.0, 2.0, 40.0])
+    def test_crps(self, target):
+        for predictive in (self.logistic, self.geometric):
+            grid = np.arange(-60, 200, 1 if predictive.discrete else 2e-3)
+            cdf = self.scipy(predictive).cdf(grid[:, None, None]).mean(1)
+            squared = (cdf - (grid >= target)[:, None]) ** 2
+            expected = squared.sum(0) * (grid[1] - grid[0])
+            tolerance = 1e-6 if predictive.discrete else 2e-3
+            close(predictive.crps(torch.full((4,), target)), expected, tolerance)
+
+    def test_entropy_and_mutual_information(self):
+        for predictive in (self.logistic, self.geometric):
+            components = self.scipy(predictive)
+            close(predictive.map(lambda t: t[:1]).entropy, components.entropy()[0], 1e-6)
+            within = predictive.entropy - predictive.mutual_information
+            close(within, components.entropy().mean(0), 1e-6)
+        grid = np.arange(-60, 60, 1e-3)
+        density = self.scipy(self.logistic).pdf(grid[:, None, None]).mean(1)
+        close(self.logistic.entropy, -(density * np.log(density)).sum(0) * 1e-3, 1e-6)
+
+    def test_closed_forms_agree_with_the_inherited_integrals(self):
+        """The kinds that override them, asked through the base class."""
+        means = randn(DRAWS, BATCH, 2)
+        normal = GaussianPredictive(means, torch.tensor(1.0))
+        for predictive in (normal, PoissonPredictive(means)):
+            targets = torch.arange(2 * BATCH).reshape(BATCH, 2)
+            close(OrderedPredictive.crps(predictive, targets), predictive.crps(targets), 1e-5)
+            total, within = OrderedPredictive._entropies.func(predictive)
+            close(total, predictive.entropy, 1e-5)
+            close(total - within, predictive.mutual_information, 1e-5)
+
+    def test_classes(self):
+        predictive = OrdinalPredictive(self.outputs)
+        p = np.diff(stats.logistic(self.outputs.numpy()[..., None]).cdf([-np.inf, -1, 1, np.inf]))
+        close(predictive.mean, p.mean(0), 1e-7)
+        targets = torch.tensor([0, 1, 2, 2])
+        close(predictive.log_prob(targets), np.log(p.mean(0)[np.arange(4), targets]), 1e-7)
+        assert torch.equal(predictive.hits(targets), predictive.mean.argmax(1) == targets)

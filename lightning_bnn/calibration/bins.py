@@ -18,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc
 
-from lightning_bnn.errors import ConfigurationError, DataError
-
 __all__ = [
     "Array",
     "BinSums",
@@ -33,6 +31,7 @@ __all__ = [
 ]
 
 Array = NDArray[np.float64]
+Integers = NDArray[np.integer[Any]]
 
 # By which part of the narrowest bin a value may be below an edge and count as on it. With 15 bins
 # that is less than a millionth, and ten times what float32 rounds away.
@@ -52,7 +51,6 @@ def width_edges(bins: int) -> Array:
         >>> width_edges(4).tolist()
         [0.0, 0.25, 0.5, 0.75, 1.0]
     """
-    _check_bins(bins)
     return np.arange(bins + 1) / bins
 
 
@@ -63,7 +61,7 @@ def mass_edges(values: Array, bins: int) -> Array:
     values. Values that are all equal share one bin.
 
     Args:
-        values: What is to be put into bins.
+        values: What is to be put into bins; at least one, and finite.
         bins: The number of bins to aim at.
 
     Returns:
@@ -75,13 +73,6 @@ def mass_edges(values: Array, bins: int) -> Array:
         >>> mass_edges(np.array([0.5, 1.0, 1.0, 1.0]), bins=3).tolist()
         [0.5, 1.0]
     """
-    _check_bins(bins)
-    values = np.asarray(values, dtype=np.float64)
-    if not values.size or not np.isfinite(values).all():
-        raise DataError(
-            f"Bins of equal mass need at least one value and finite ones; {values.size} came, "
-            f"{int((~np.isfinite(values)).sum())} of them not finite. Leave those out first."
-        )
     shares = np.arange(min(bins, values.size) + 1) / min(bins, values.size)
     edges = np.unique(np.quantile(values, shares))
     if len(edges) == 1:
@@ -118,9 +109,9 @@ def bin_index(values: Array, edges: Array) -> NDArray[np.intp]:
 class BinSums:
     """The streaming sums of statements and outcomes in fixed bins.
 
-    Attributes of shape (groups, bins): ``count`` (int64), ``stated`` Σp, ``came`` Σy,
-    ``stated_squared`` Σp² and ``stated_came`` Σpy. A group is a kind of statement that is looked
-    at by itself, such as "class k will come".
+    Attributes of shape (groups, bins): ``count`` (int64), ``stated`` Σp, ``observed`` Σy,
+    ``stated_squared`` Σp² and ``stated_observed`` Σpy. A group is a kind of statement that is
+    looked at by itself, such as "it is class k".
 
     Args:
         edges: The edges of the bins, strictly increasing.
@@ -129,65 +120,41 @@ class BinSums:
     Example:
         >>> sums = BinSums(width_edges(2))
         >>> sums.add(np.array([0.2, 0.9, 0.7]), np.array([0, 1, 0]))
-        >>> sums.count.tolist(), sums.came.tolist()
+        >>> sums.count.tolist(), sums.observed.tolist()
         ([[1, 2]], [[0.0, 1.0]])
     """
 
     def __init__(self, edges: Array, groups: int = 1) -> None:
         self.edges = np.asarray(edges, dtype=np.float64)
-        if self.edges.ndim != 1 or len(self.edges) < 2 or not (np.diff(self.edges) > 0).all():
-            raise ConfigurationError(
-                "The edges of bins must be at least two strictly increasing numbers; "
-                f"{self.edges.tolist()} came. width_edges and mass_edges make them."
-            )
         self.bins, self.groups = len(self.edges) - 1, groups
         shape = (groups, self.bins)
         self.count = np.zeros(shape, dtype=np.int64)
-        self.stated, self.came = np.zeros(shape), np.zeros(shape)
-        self.stated_squared, self.stated_came = np.zeros(shape), np.zeros(shape)
+        self.stated, self.observed = np.zeros(shape), np.zeros(shape)
+        self.stated_squared, self.stated_observed = np.zeros(shape), np.zeros(shape)
 
-    def add(self, stated: Array, came: Array, group: NDArray[np.integer[Any]] | int = 0) -> None:
+    def add(self, stated: Array, observed: Array, group: Integers | int = 0) -> None:
         """Add statements.
 
         Args:
-            stated: Probabilities of shape (n,).
-            came: Whether the stated event came, 0 or 1, of shape (n,).
+            stated: Probabilities of shape (n,), finite.
+            observed: Whether the stated event was observed, 0 or 1, of shape (n,).
             group: The group of each, or of all.
         """
         stated = np.asarray(stated, dtype=np.float64)
-        came = np.asarray(came, dtype=np.float64)
-        if stated.ndim != 1 or stated.shape != came.shape:
-            raise DataError(
-                "Statements and outcomes must be two vectors of equal length; "
-                f"shapes {stated.shape} and {came.shape} came. Flatten both in the same way."
-            )
-        place = bin_index(stated, self.edges)
-        if isinstance(group, int) and not 0 <= group < self.groups:
-            raise DataError(f"Groups must be from 0 to {self.groups - 1}; {group} came.")
-        if not isinstance(group, int):
-            _check_range(group, self.groups, "Groups")
-        place = place + np.asarray(group, dtype=np.intp) * self.bins
-        self._add(place, stated, place, came, stated)
+        place = bin_index(stated, self.edges) + np.asarray(group, dtype=np.intp) * self.bins
+        self._add(place, stated, place, np.asarray(observed, dtype=np.float64), stated)
 
-    def add_classes(self, probabilities: Array, targets: NDArray[np.integer[Any]]) -> None:
-        """Add for each class k, as group k, the statement "k will come".
+    def add_classes(self, probabilities: Array, targets: Integers) -> None:
+        """Add for each class k, as group k, the statement "it is class k".
 
         Args:
             probabilities: Of shape (n, groups).
-            targets: The classes that came, of shape (n,).
+            targets: The observed classes, of shape (n,).
         """
-        probabilities = np.asarray(probabilities, dtype=np.float64)
-        targets = np.asarray(targets)
-        if probabilities.ndim != 2 or probabilities.shape != (len(targets), self.groups):
-            raise DataError(
-                f"Expected probabilities of shape (n, {self.groups}) and n targets; shapes "
-                f"{probabilities.shape} and {targets.shape} came."
-            )
-        _check_range(targets, self.groups, "Targets")
         place = bin_index(probabilities, self.edges)
         place += np.arange(self.groups) * self.bins
         rows = np.arange(len(targets))
-        # Only one class of a row comes, so the sums over outcomes need one entry a row, not K.
+        # Only one class of a row is observed, so these sums need one entry a row, not K.
         self._add(
             place.ravel(),
             probabilities.ravel(),
@@ -198,47 +165,33 @@ class BinSums:
 
     def merge(self, other: BinSums) -> None:
         """Add the sums of another part of the data, in the same bins and groups."""
-        if self.groups != other.groups or not np.array_equal(self.edges, other.edges):
-            raise DataError(
-                "Only sums in the same bins and groups can be merged; these have "
-                f"{self.groups} and {other.groups} groups, {self.bins} and {other.bins} bins "
-                f"from {self.edges[0]:g} to {self.edges[-1]:g} and from {other.edges[0]:g} to "
-                f"{other.edges[-1]:g}. Make both with the same edges."
-            )
         self.count += other.count
         self.stated += other.stated
-        self.came += other.came
+        self.observed += other.observed
         self.stated_squared += other.stated_squared
-        self.stated_came += other.stated_came
+        self.stated_observed += other.stated_observed
 
     def _add(
         self,
         place: NDArray[np.intp],
         stated: Array,
-        came_place: NDArray[np.intp],
-        came: Array,
-        came_stated: Array,
+        observed_place: NDArray[np.intp],
+        observed: Array,
+        observed_stated: Array,
     ) -> None:
         """Add one entry a statement, and one entry an outcome that may be 1."""
-        new = self._sum(place, stated)
-        if not np.isfinite(new).all():
-            bad = int((~np.isfinite(stated)).sum())
-            raise DataError(
-                f"Stated probabilities must be finite; {bad} of {stated.size} are not. "
-                "Leave those rows out, and count them."
-            )
-        self.count += np.bincount(place, minlength=self.count.size).reshape(self.count.shape)
-        self.stated += new
+        self.count += self._sum(place).astype(np.int64)
+        self.stated += self._sum(place, stated)
         self.stated_squared += self._sum(place, stated * stated)
-        self.came += self._sum(came_place, came)
-        self.stated_came += self._sum(came_place, came * came_stated)
+        self.observed += self._sum(observed_place, observed)
+        self.stated_observed += self._sum(observed_place, observed * observed_stated)
 
-    def _sum(self, place: NDArray[np.intp], weights: Array) -> Array:
+    def _sum(self, place: NDArray[np.intp], weights: Array | None = None) -> Array:
         added = np.bincount(place, weights, minlength=self.count.size)
         return added.reshape(self.count.shape).astype(np.float64, copy=False)
 
 
-def bin_sums(stated: Array, came: Array, edges: Array) -> BinSums:
+def bin_sums(stated: Array, observed: Array, edges: Array) -> BinSums:
     """Sum statements and outcomes in bins, in one call and one group.
 
     Example:
@@ -246,19 +199,19 @@ def bin_sums(stated: Array, came: Array, edges: Array) -> BinSums:
         [[0.2, 0.9]]
     """
     sums = BinSums(edges)
-    sums.add(stated, came)
+    sums.add(stated, observed)
     return sums
 
 
 @dataclass(frozen=True)
 class ReliabilityCurve:
-    """What was stated against what came, bin by bin, with the band of perfect calibration.
+    """What was stated against what was observed, bin by bin, with the band of perfect calibration.
 
     Attributes:
         edges: Of shape (bins + 1,); all others of shape (bins,).
         count: The number of statements.
         stated: The mean stated probability; NaN in an empty bin, as all that follow.
-        came: The share of them that came true.
+        observed: The share of them that were true.
         lower: Where the share would lie, jointly in all bins with at least the asked
             probability, if the stated probabilities were true.
         upper: The other end of it, included.
@@ -266,21 +219,21 @@ class ReliabilityCurve:
     Example:
         >>> sums = bin_sums(np.full(100, 0.9), np.arange(100) < 60, width_edges(1))
         >>> curve = reliability_curve(sums)
-        >>> curve.came.item(), curve.lower.item(), curve.outside
+        >>> curve.observed.item(), curve.lower.item(), curve.outside
         (0.6, 0.82, [0])
     """
 
     edges: Array
     count: NDArray[np.int64]
     stated: Array
-    came: Array
+    observed: Array
     lower: Array
     upper: Array
 
     @property
     def outside(self) -> list[int]:
         """The bins whose share lies outside of the band."""
-        return np.flatnonzero((self.came < self.lower) | (self.came > self.upper)).tolist()
+        return np.flatnonzero((self.observed < self.lower) | (self.observed > self.upper)).tolist()
 
 
 def reliability_curve(sums: BinSums, group: int = 0, level: float = 0.99) -> ReliabilityCurve:
@@ -304,22 +257,20 @@ def reliability_curve(sums: BinSums, group: int = 0, level: float = 0.99) -> Rel
         >>> reliability_curve(sums).stated.round(3).tolist()
         [0.3, 0.9]
     """
-    if not 0.5 <= level < 1:
-        raise ConfigurationError(f"The level of a band must be in [0.5, 1); {level} came.")
     count = sums.count[group]
-    stated, came = np.full(sums.bins, np.nan), np.full(sums.bins, np.nan)
+    stated, observed = np.full(sums.bins, np.nan), np.full(sums.bins, np.nan)
     lower, upper = stated.copy(), stated.copy()
     full = count > 0
     if full.any():
         n = count[full]
         # Rounding of a sum can leave [0, 1] by one digit.
         stated[full] = np.clip(sums.stated[group, full] / n, 0, 1)
-        came[full] = sums.came[group, full] / n
+        observed[full] = sums.observed[group, full] / n
         tail = (1 - level) / full.sum() / 2
         lower[full] = binomial_quantile(tail, n, stated[full]) / n
         # By the symmetry of failures and successes, so that 1 − tail is not rounded.
         upper[full] = (n - binomial_quantile(tail, n, 1 - stated[full])) / n
-    return ReliabilityCurve(sums.edges, count.copy(), stated, came, lower, upper)
+    return ReliabilityCurve(sums.edges, count.copy(), stated, observed, lower, upper)
 
 
 def binomial_quantile(
@@ -347,16 +298,3 @@ def binomial_quantile(
         reached &= middle >= 0
         above, below = np.where(reached, middle, above), np.where(reached, below, middle)
     return above
-
-
-def _check_bins(bins: int) -> None:
-    if bins < 1:
-        raise ConfigurationError(f"The number of bins must be at least 1; {bins} came.")
-
-
-def _check_range(values: NDArray[np.integer[Any]], groups: int, name: str) -> None:
-    if len(values) and (values.min() < 0 or values.max() >= groups):
-        raise DataError(
-            f"{name} must be from 0 to {groups - 1}; they go from {values.min()} to "
-            f"{values.max()}. Check the number of classes."
-        )

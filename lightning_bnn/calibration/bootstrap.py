@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_bnn.calibration.bins import Array
-from lightning_bnn.errors import ConfigurationError, DataError
 
 __all__ = [
     "basic_interval",
@@ -76,9 +75,6 @@ def resample_weights(example: NDArray[np.int64], count: int, seed: int = 0) -> W
     Returns:
         Counts of shape ``(R, n)``. Over the examples they sum to the number of examples.
 
-    Raises:
-        DataError: There are no rows.
-
     Example:
         >>> import numpy as np
         >>> from lightning_bnn.calibration.bootstrap import resample_weights
@@ -87,8 +83,6 @@ def resample_weights(example: NDArray[np.int64], count: int, seed: int = 0) -> W
                [3., 3., 0., 0.],
                [3., 3., 0., 0.]], dtype=float32)
     """
-    if len(example) == 0:
-        raise DataError("expected at least one row to resample, got none.")
     names, inverse = np.unique(example, return_inverse=True)
     drawn = _draw_counts(len(names), count, seed)
     if len(names) == len(example) and np.array_equal(inverse, np.arange(len(inverse))):
@@ -150,7 +144,6 @@ def percentile_interval(values: Array, level: float = 0.95) -> tuple[float, floa
         >>> percentile_interval(np.arange(101.0), level=0.5)
         (25.0, 75.0)
     """
-    _check_level(level)
     known = values[~np.isnan(values)]
     if len(known) == 0:
         return float("nan"), float("nan")
@@ -236,10 +229,3 @@ def paired_distance_is_clear(
     lower, upper = percentile_interval(best**2 - other**2, level)
     reflected = 2 * (best_estimate**2 - other_estimate**2)
     return reflected - upper > 0 or reflected - lower < 0
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise ConfigurationError(
-            f"expected level strictly between 0 and 1, got {level}. For 95 percent pass 0.95."
-        )

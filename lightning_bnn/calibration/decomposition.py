@@ -16,7 +16,7 @@ Negative log-likelihood, by the chain rule. Let c be the largest probability and
     −log p_y = −log P(is the top class right?) + [if wrong] −log(p_y / (1 − c))
 
 The mean of the last term is ``which_class``. The first is the log score L of the yes-or-no
-statement "the top class will come, with probability c". In bins of c (Bröcker 2009, "Reliability,
+statement "the top class is right, with probability c". In bins of c (Bröcker 2009, "Reliability,
 sufficiency, and the decomposition of proper scores"), with the binary entropy H and divergence KL:
 
     reliability = Σ_b (n_b/n) KL(ȳ_b ‖ c̄_b)
@@ -62,15 +62,15 @@ def brier_decomposition(sums: BinSums) -> dict[str, float]:
         return dict.fromkeys(("reliability", "resolution", "uncertainty"), float("nan"))
     filled = np.maximum(sums.count, 1)  # the sums of an empty bin are 0
     total = np.maximum(count, 1)
-    stated, came = sums.stated / filled, sums.came / filled
+    stated, observed = sums.stated / filled, sums.observed / filled
     share = sums.count / total[:, None]
-    base = sums.came.sum(axis=1) / total
+    base = sums.observed.sum(axis=1) / total
     variance = sums.stated_squared - sums.count * stated**2
-    covariance = sums.stated_came - sums.count * stated * came
-    between = (share * (came - base[:, None]) ** 2).sum(axis=1)
+    covariance = sums.stated_observed - sums.count * stated * observed
+    between = (share * (observed - base[:, None]) ** 2).sum(axis=1)
     within = (2 * covariance - variance).sum(axis=1) / total
     return {
-        "reliability": float((share * (stated - came) ** 2).sum()),
+        "reliability": float((share * (stated - observed) ** 2).sum()),
         "resolution": float((between + within).sum()),
         "uncertainty": float((base * (1 - base)).sum()),
     }
@@ -83,7 +83,7 @@ def nll_decomposition(sums: BinSums, nll: float, which_class: float) -> dict[str
     stays that of the bins.
 
     Args:
-        sums: The sums of (largest probability, whether that class came), one group.
+        sums: The sums of (largest probability, whether it was right), one group.
         nll: The mean of −log p_y.
         which_class: The mean of −log(p_y / (1 − largest probability)) where the top class was
             wrong and 0 where it was right.
@@ -106,14 +106,14 @@ def nll_decomposition(sums: BinSums, nll: float, which_class: float) -> dict[str
         return dict.fromkeys(names, float("nan"))
     n = count[full]
     share = n / n.sum()
-    stated, came = sums.stated[0, full] / n, sums.came[0, full] / n
-    base = sums.came[0].sum() / n.sum()
+    stated, observed = sums.stated[0, full] / n, sums.observed[0, full] / n
+    base = sums.observed[0].sum() / n.sum()
     uncertainty = float(entr(base) + entr(1 - base))
-    reliability = float(share @ _divergence(came, np.minimum(stated, _BELOW_ONE)))
+    reliability = float(share @ _divergence(observed, np.minimum(stated, _BELOW_ONE)))
     if np.isfinite(nll):
         resolution = uncertainty + reliability - (nll - which_class)
     else:
-        resolution = float(share @ _divergence(came, np.full_like(came, base)))
+        resolution = float(share @ _divergence(observed, np.full_like(observed, base)))
         reliability = reliability if np.isinf(which_class) else float("inf")
     return {
         "uncertainty": uncertainty,
@@ -123,6 +123,6 @@ def nll_decomposition(sums: BinSums, nll: float, which_class: float) -> dict[str
     }
 
 
-def _divergence(came: Array, stated: Array) -> Array:
-    """Give KL(came ‖ stated) of yes-or-no events; 0 log 0 = 0."""
-    return rel_entr(came, stated) + rel_entr(1 - came, 1 - stated)
+def _divergence(observed: Array, stated: Array) -> Array:
+    """Give KL(observed ‖ stated) of yes-or-no events; 0 log 0 = 0."""
+    return rel_entr(observed, stated) + rel_entr(1 - observed, 1 - stated)

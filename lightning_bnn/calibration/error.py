@@ -1,10 +1,10 @@
-"""Calibration errors: the distance between what is stated and what comes, over bins.
+"""Calibration errors: the distance between what is stated and what is observed, over bins.
 
 With bins b of n_b statements each, mean stated probability p_b and share of hits y_b:
 
     expected (ECE) = Σ_b (n_b / n) |p_b − y_b|        Naeini et al. (2015), Guo et al. (2017)
     maximum        = max_b |p_b − y_b|                over bins that are not empty
-    classwise      = mean over classes k of the ECE of "class k will come", Kull et al. (2019)
+    classwise      = mean over classes k of the ECE of "it is class k", Kull et al. (2019)
 
 On bins of equal mass the first is the adaptive calibration error. All of them are larger than 0
 for a perfectly calibrated predictor as well, by the chance of a finite sample: they rank
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def expected_calibration_error(sums: BinSums, group: int = 0) -> float:
-    """Give the mean distance between stated and came, weighted by the number of statements.
+    """Give the mean distance between stated and observed, weighted by the number of statements.
 
     Args:
         sums: The sums in bins, of equal width (ECE) or of equal mass (adaptive ECE).
@@ -47,7 +47,7 @@ def expected_calibration_error(sums: BinSums, group: int = 0) -> float:
 
 
 def maximum_calibration_error(sums: BinSums, group: int = 0) -> float:
-    """Give the largest distance between stated and came over the bins that are not empty.
+    """Give the largest distance between stated and observed over the bins that are not empty.
 
     Example:
         >>> import numpy as np
@@ -59,7 +59,7 @@ def maximum_calibration_error(sums: BinSums, group: int = 0) -> float:
     full = sums.count[group] > 0
     if not full.any():
         return float("nan")
-    gaps = np.abs(sums.stated[group, full] - sums.came[group, full]) / sums.count[group, full]
+    gaps = np.abs(sums.stated[group, full] - sums.observed[group, full]) / sums.count[group, full]
     return float(gaps.max())
 
 
@@ -81,13 +81,13 @@ def classwise_calibration_error(sums: BinSums) -> float:
 
 
 def expected_calibration_errors(
-    stated: Array, came: Array, edges: Array, weights: NDArray[np.floating]
+    stated: Array, observed: Array, edges: Array, weights: NDArray[np.floating]
 ) -> Array:
     """Give the expected calibration error of many weightings of the same statements at once.
 
     Args:
         stated: Probabilities of shape (n,).
-        came: Whether the stated event came, of shape (n,).
+        observed: Whether it was observed, of shape (n,).
         edges: The edges of the bins, the same for all.
         weights: How often each statement counts, of shape (R, n).
 
@@ -96,9 +96,9 @@ def expected_calibration_errors(
 
     Example:
         >>> import numpy as np
-        >>> stated, came, edges = np.array([0.8, 0.6]), np.array([1, 0]), np.array([0.0, 1.0])
+        >>> stated, observed, edges = np.array([0.8, 0.6]), np.array([1, 0]), np.array([0.0, 1.0])
         >>> weights = np.array([[1.0, 1.0], [2.0, 0.0]])
-        >>> expected_calibration_errors(stated, came, edges, weights).round(6).tolist()
+        >>> expected_calibration_errors(stated, observed, edges, weights).round(6).tolist()
         [0.2, 0.2]
     """
     place = bin_index(stated, edges)
@@ -106,7 +106,7 @@ def expected_calibration_errors(
     # the type of the weights, which are by far the largest array.
     used, column = np.unique(place, return_inverse=True)
     gaps = np.zeros((len(stated), len(used)), dtype=weights.dtype)
-    gaps[np.arange(len(stated)), column] = stated - came
+    gaps[np.arange(len(stated)), column] = stated - observed
     total = np.abs(weights @ gaps).sum(axis=1, dtype=np.float64)
     with np.errstate(invalid="ignore"):  # no weight at all: NaN
         return total / weights.sum(axis=1, dtype=np.float64)
@@ -114,4 +114,4 @@ def expected_calibration_errors(
 
 def _expected(sums: BinSums) -> Array:
     with np.errstate(invalid="ignore"):  # nothing stated: NaN
-        return np.abs(sums.stated - sums.came).sum(axis=1) / sums.count.sum(axis=1)
+        return np.abs(sums.stated - sums.observed).sum(axis=1) / sums.count.sum(axis=1)

@@ -1,4 +1,4 @@
-r"""Whether predicted distributions of numbers hold what they promise: PIT, coverage, error by sd.
+r"""Whether the distributions of a regression hold what they promise: PIT, coverage, error by sd.
 
 The probability integral transform of a target is its place in its own predictive distribution,
 :math:`u_i = F_i(y_i)`. If the predictions are true the :math:`u_i` are uniform on [0, 1] (Dawid,
@@ -39,7 +39,7 @@ class PitHistogram:
 
     Attributes:
         edges: Of the bins, ``(m + 1,)``.
-        count: What came, ``(m,)``.
+        count: Observed, ``(m,)``.
         lower: The smallest count inside of the band.
         upper: The largest count inside of the band.
     """

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_bnn.calibration.bins import Array
-from lightning_bnn.errors import DataError
 
 __all__ = ["RiskCoverage", "aurc_replicates", "coverage_at_risk", "risk_coverage"]
 
@@ -50,14 +49,14 @@ def risk_coverage(confidence: Array, wrong: Array) -> RiskCoverage:
     """Give the risk at each coverage.
 
     Args:
-        confidence: Of shape (n,), larger is surer.
+        confidence: Of shape (n,), larger is surer; not NaN, which has no rank.
         wrong: Whether the row was wrong, 0 or 1, of shape (n,); or any loss.
 
     Example:
         >>> risk_coverage(np.array([0.5, 0.5]), np.array([1, 0])).risk.tolist()  # a tie
         [0.5, 0.5]
     """
-    order, starts = _order(confidence, wrong)
+    order, starts = _order(confidence)
     count = len(order)
     if not count:
         return RiskCoverage(np.zeros(0), np.zeros(0), float("nan"))
@@ -104,7 +103,7 @@ def aurc_replicates(confidence: Array, wrong: Array, weights: NDArray[np.floatin
         >>> aurc_replicates(confidence, wrong, np.array([[1.0, 1.0], [0.0, 2.0]])).tolist()
         [0.25, 0.0]
     """
-    order, starts = _order(confidence, wrong)
+    order, starts = _order(confidence)
     wrong = np.asarray(wrong, dtype=np.float64)[order]
     ties = len(starts) < len(order)
     totals = weights.sum(axis=1, dtype=np.float64)
@@ -130,19 +129,8 @@ def aurc_replicates(confidence: Array, wrong: Array, weights: NDArray[np.floatin
         return areas / totals
 
 
-def _order(confidence: Array, wrong: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _order(confidence: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Give the order of falling confidence, and where in it each tie starts."""
-    confidence, wrong = np.asarray(confidence), np.asarray(wrong)
-    if confidence.ndim != 1 or confidence.shape != wrong.shape:
-        raise DataError(
-            "Confidences and errors must be two vectors of equal length; shapes "
-            f"{confidence.shape} and {wrong.shape} came."
-        )
-    if np.isnan(confidence).any():
-        raise DataError(
-            f"{int(np.isnan(confidence).sum())} of {len(confidence)} confidences are NaN, which "
-            "have no rank. Leave those rows out, and count them."
-        )
     order = np.argsort(-confidence, kind="stable")
     ranked = confidence[order]
     new = np.concatenate([np.ones(min(1, len(ranked)), dtype=bool), ranked[1:] != ranked[:-1]])

@@ -1,8 +1,8 @@
-r"""How well a score tells foreign inputs from those the model was made for.
+r"""How well a score tells out-of-distribution inputs from in-distribution ones.
 
-A score is larger for what looks more foreign: entropy, mutual information, one minus the largest
-probability, a standard deviation. With inputs from ``inside`` and from ``outside`` of what the
-model knows, and ``outside`` as the positive class:
+A score is larger for what looks less familiar: entropy, mutual information, one minus the largest
+probability, a standard deviation. With inputs from ``inside`` and from ``outside`` of the
+distribution that the model was trained on, and ``outside`` as the positive class:
 
 * AUROC is the chance that an outside input scores higher than an inside one, ties counting half
   (Mann and Whitney, 1947): 1/2 is guessing;
@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from lightning_bnn.calibration.bins import Array
-from lightning_bnn.errors import DataError
 
 __all__ = ["auroc_replicates", "separation"]
 
@@ -33,14 +32,11 @@ def separation(inside: Array, outside: Array) -> dict[str, float]:
     """AUROC, AUPR and FPR95 of a score.
 
     Args:
-        inside: Scores of inputs like those of training, of shape ``(n,)``.
-        outside: Scores of foreign inputs, of shape ``(m,)``.
+        inside: Scores of inputs like those of training, of shape ``(n,)``; not NaN.
+        outside: Scores of out-of-distribution inputs, of shape ``(m,)``.
 
     Returns:
         ``"auroc"``, ``"aupr"`` and ``"fpr95"``; NaN where one side is empty.
-
-    Raises:
-        DataError: A score is NaN.
 
     Example:
         >>> import numpy as np
@@ -48,19 +44,17 @@ def separation(inside: Array, outside: Array) -> dict[str, float]:
         >>> separation(np.array([0.1, 0.2, 0.3]), np.array([0.25, 0.6]))["fpr95"]
         0.5
     """
-    _check(inside, "inside")
-    _check(outside, "outside")
     if len(inside) == 0 or len(outside) == 0:
         return dict.fromkeys(("auroc", "aupr", "fpr95"), float("nan"))
     # Only the order counts. torchmetrics takes scores beyond [0, 1] for logits and squashes them,
     # which would tie large ones, so that it gets their ranks in place of the scores themselves.
     names, ranks = np.unique(np.concatenate([inside, outside]), return_inverse=True)
     scores = torch.from_numpy(ranks / len(names))
-    foreign = (torch.arange(len(scores)) >= len(inside)).long()
+    is_outside = (torch.arange(len(scores)) >= len(inside)).long()
     threshold = np.partition(inside, kept := (95 * len(inside) + 99) // 100 - 1)[kept]
     return {
-        "auroc": float(binary_auroc(scores, foreign)),
-        "aupr": float(binary_average_precision(scores, foreign)),
+        "auroc": float(binary_auroc(scores, is_outside)),
+        "aupr": float(binary_average_precision(scores, is_outside)),
         "fpr95": float(np.mean(outside <= threshold)),
     }
 
@@ -82,9 +76,6 @@ def auroc_replicates(
     Returns:
         Areas of shape ``(R,)``; NaN where a side weighs nothing.
 
-    Raises:
-        DataError: A score is NaN.
-
     Example:
         >>> import numpy as np
         >>> from lightning_bnn.calibration.separation import auroc_replicates
@@ -92,14 +83,12 @@ def auroc_replicates(
         >>> auroc_replicates(np.array([1.0, 3.0]), np.array([2.0, 3.0]), weights, weights)
         array([0.625, 1.   ])
     """
-    _check(inside, "inside")
-    _check(outside, "outside")
     # In sorted order the weight below a score is a cumulative sum; sorting the other side too
     # makes its look-ups walk through memory.
     inside_order, outside_order = np.argsort(inside), np.argsort(outside)
-    ordered, foreign = inside[inside_order], outside[outside_order]
-    below = np.searchsorted(ordered, foreign, "left")
-    up_to = np.searchsorted(ordered, foreign, "right")
+    ordered, others = inside[inside_order], outside[outside_order]
+    below = np.searchsorted(ordered, others, "left")
+    up_to = np.searchsorted(ordered, others, "right")
     areas = np.full(len(inside_weights), np.nan)
     step = max(1, _BUDGET // max(1, len(inside), len(outside)))
     for start in range(0, len(areas), step):
@@ -116,12 +105,3 @@ def auroc_replicates(
 def _columns(weights: NDArray[np.floating]) -> Array:
     """A copy with a row for each score, so that sorting the scores moves whole rows."""
     return np.ascontiguousarray(weights.T, dtype=np.float64)
-
-
-def _check(scores: Array, side: str) -> None:
-    bad = int(np.isnan(scores).sum())
-    if bad:
-        raise DataError(
-            f"expected scores without NaN, got {bad} NaN among the {len(scores)} {side} scores. "
-            "Leave out the inputs whose prediction is not finite, and say how many there were."
-        )

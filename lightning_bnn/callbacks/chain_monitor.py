@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytorch_lightning as pl
@@ -25,7 +26,6 @@ from lightning_bnn.diagnostics.chains import Watched, function_values, take_elem
 from lightning_bnn.diagnostics.diagnosis import Diagnosis, diagnose_watched
 from lightning_bnn.diagnostics.examples import (
     Examples,
-    argument_errors_explained,
     choose_examples,
     choose_from_batch,
     inputs_and_targets,
@@ -58,8 +58,8 @@ class ChainMonitor(pl.Callback):
         burn_in: The number of steps before the first record. None takes that of the
             ``SampleCollector`` beside it, or 0.
         inputs: Where to watch predictions: a loader of (inputs, targets) pairs or of inputs, one
-            such batch, or a tensor. None takes the first batch that comes, of the validation data
-            if the trainer checks them before training, else of the training data.
+            such batch, or a tensor. None takes the first batch, of the validation data if the
+            trainer checks them before training, else of the training data.
         examples: At most how many examples are watched.
         elements: At most how many numbers of their predictions are watched, a fixed choice.
 
@@ -88,26 +88,17 @@ class ChainMonitor(pl.Callback):
         self.inputs = inputs
         self.examples = examples
         self.elements = elements
+        self._record = _Record()
+        self._restored: _Record | None = None  # of a checkpoint, for a fit that resumes
         self._module: Any = None
-        self._restored: dict[str, Any] | None = None
-        self._forget()
-
-    def _forget(self) -> None:
-        self._values: dict[str, list[Tensor]] = {}  # by name, at each record (chains, elements)
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._watched: Examples | None = None
         self._stacked: StackedModule | None = None
-        self._mode: Any = "auto"
-        self._step = 0  # of the last record
-        self._pending = False  # whether a record was still to come when the checkpoint was made
-        self._worst: tuple[float, float] | None = None  # the R-hat and the ESS logged last
-        self._epoch: int | None = None  # in which they were logged
         self._first_step = 0
+        self._logged_epoch: int | None = None
 
     @property
     def recorded(self) -> int:
         """How often the predictions of all chains were recorded."""
-        return len(next(iter(self._values.values()), ()))
+        return len(next(iter(self._record.values.values()), ()))
 
     def diagnosis(self) -> Diagnosis:
         """R-hat and ESS of all that was recorded so far.
@@ -115,7 +106,7 @@ class ChainMonitor(pl.Callback):
         Raises:
             ConfigurationError: There are too few records.
         """
-        if not self._values:
+        if not self.recorded:
             raise ConfigurationError(
                 "ChainMonitor has recorded nothing yet: a record is taken every "
                 f"{self.every_n_steps} steps while the strategy samples, after {self._first_step} "
@@ -124,9 +115,10 @@ class ChainMonitor(pl.Callback):
         return self._diagnose(by_chain=True)
 
     def _diagnose(self, by_chain: bool) -> Diagnosis:
-        arrays = {name: torch.stack(rows, dim=1).numpy() for name, rows in self._values.items()}
-        watched = Watched(arrays, {}, self._shapes, {})
-        return diagnose_watched(watched, self._watched, self.elements, by_chain)
+        values = self._record.values
+        arrays = {name: torch.stack(rows, dim=1).numpy() for name, rows in values.items()}
+        watched = Watched(arrays, {}, self._record.shapes, {})
+        return diagnose_watched(watched, self._record.watched, self.elements, by_chain)
 
     # ---------------------------------------------------------------- while fitting
 
@@ -143,57 +135,78 @@ class ChainMonitor(pl.Callback):
                 )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with the record or start anew; choose given examples; find the burn-in."""
+        """Resume the record or start a new one; choose given examples; find the burn-in."""
         if self._restored is not None:
-            self._adopt(self._restored)
-        elif pl_module is not self._module or not 0 < self._step <= trainer.global_step:
-            self._forget()  # not the trainer that fits the same chains again
-        self._module, self._epoch = pl_module, None
+            self._record = self._restored
+        elif pl_module is not self._module or not 0 < self._record.step <= trainer.global_step:
+            self._record = _Record()  # not the trainer that fits the same chains again
+        self._module, self._stacked, self._logged_epoch = pl_module, None, None
         if self.inputs is not None:
-            chosen = choose_examples(self.inputs, self.examples)
-            self._watched = trainer.strategy.broadcast(chosen.to(torch.device("cpu")))
+            self._watch(trainer, choose_examples(self.inputs, self.examples))
         callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
-        found = [other.burn_in for other in callbacks if isinstance(other, SampleCollector)]
-        self._first_step = max(found, default=0) if self.burn_in is None else self.burn_in
+        burn_ins = [other.burn_in for other in callbacks if isinstance(other, SampleCollector)]
+        self._first_step = max(burn_ins, default=0) if self.burn_in is None else self.burn_in
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the record that a checkpoint was made just before."""
-        if self._pending and self._watched is not None:
-            self._record(trainer, pl_module)
-        self._pending = False
+        if self._record.pending and self._record.watched is not None:
+            self._add_record(trainer, pl_module)
+        self._record.pending = False
 
     def on_validation_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *place: Any
     ) -> None:
         """Take the examples from the first batch, where none were given."""
-        self._take(trainer, pl_module, batch)
+        if self._record.watched is None and trainer.state.fn == TrainerFn.FITTING:
+            inputs, targets = getattr(pl_module, "split", inputs_and_targets)(batch)
+            self._watch(trainer, choose_from_batch(inputs, targets, self.examples))
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *place: Any
-    ) -> None:
-        """Take the examples from the first batch, where none were given."""
-        self._take(trainer, pl_module, batch)
+    on_train_batch_start = on_validation_batch_start  # type: ignore[assignment]
 
-    def _take(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any) -> None:
-        if self._watched is not None or trainer.state.fn != TrainerFn.FITTING:
-            return
-        split = getattr(pl_module, "split", inputs_and_targets)
-        inputs, targets = split(batch)
-        chosen = choose_from_batch(inputs, targets, self.examples)
+    def _watch(self, trainer: pl.Trainer, examples: Examples) -> None:
         # every rank has its own batch, and all must watch the same
-        self._watched = trainer.strategy.broadcast(chosen.to(torch.device("cpu")))
+        self._record.watched = trainer.strategy.broadcast(examples.to(torch.device("cpu")))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the predictions of all chains, and log what they tell."""
         if self._is_due(trainer, pl_module):
-            self._record(trainer, pl_module)
+            self._add_record(trainer, pl_module)
         # again in each epoch: loggers forget a value at the end of one
-        if self._worst is not None and self._epoch != trainer.current_epoch:
-            self._epoch = trainer.current_epoch
-            pl_module.log("rhat_max", self._worst[0], prog_bar=True, batch_size=1)
-            pl_module.log("ess_min", self._worst[1], batch_size=1)
+        worst = self._record.worst
+        if worst is not None and self._logged_epoch != trainer.current_epoch:
+            self._logged_epoch = trainer.current_epoch
+            pl_module.log("rhat_max", worst[0], prog_bar=True, batch_size=1)
+            pl_module.log("ess_min", worst[1], batch_size=1)
+
+    def _is_due(self, trainer: pl.Trainer, pl_module: Any) -> bool:
+        step = trainer.global_step
+        after = step > max(self._first_step, self._record.step)  # once in accumulated batches
+        return after and step % self.every_n_steps == 0 and bool(pl_module.sampling)
+
+    @torch.no_grad()
+    def _add_record(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        record = self._record
+        assert record.watched is not None
+        record.step = trainer.global_step
+        if self._stacked is None:
+            self._stacked = StackedModule(pl_module.net, record.mode)
+        watched = record.watched.to(pl_module.device)
+        # as the trainer does with a batch; given inputs did not come through it
+        inputs, targets = trainer.precision_plugin.convert_input((watched.inputs, watched.targets))
+        with isolated_random_state(), _evaluating(pl_module.net):
+            outputs = self._stacked(pl_module.current_draws(), inputs)
+        record.mode = self._stacked.mode
+        if targets is not None and not self.recorded:
+            pl_module.likelihood.check(outputs[0], targets)
+        for name, value in function_values(outputs, pl_module.likelihood, targets).items():
+            if name != "log_likelihood":
+                record.shapes[name] = tuple(value.shape[1:])
+                row = take_elements(value, self.elements)
+                record.values.setdefault(name, []).append(row.cpu().double())
+        if _grown_by_a_fifth(self.recorded):
+            self._judge(trainer)
 
     def _judge(self, trainer: pl.Trainer) -> None:
         worst = (math.nan, math.nan)
@@ -203,39 +216,7 @@ class ChainMonitor(pl.Callback):
         # to the last bit the same on every rank: another callback may stop the training by it
         worst = trainer.strategy.broadcast(worst)
         if not math.isnan(worst[0]):
-            self._worst, self._epoch = worst, None
-
-    def _is_due(self, trainer: pl.Trainer, pl_module: Any) -> bool:
-        step = trainer.global_step
-        after = step > max(self._first_step, self._step)  # not again in an accumulated batch
-        return after and step % self.every_n_steps == 0 and bool(pl_module.sampling)
-
-    @torch.no_grad()
-    def _record(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        assert self._watched is not None
-        self._step = trainer.global_step
-        if self._stacked is None or self._stacked.net is not pl_module.net:
-            self._stacked = StackedModule(pl_module.net, self._mode)
-        watched = self._watched.to(pl_module.device)
-        # as the trainer does with a batch; given inputs did not come through it
-        inputs, targets = trainer.precision_plugin.convert_input((watched.inputs, watched.targets))
-        with (
-            isolated_random_state(),
-            _evaluating(pl_module.net),
-            argument_errors_explained(pl_module.net, inputs),
-        ):
-            outputs = self._stacked(pl_module.current_draws(), inputs)
-        self._mode = self._stacked.mode
-        if targets is not None and not self._values:
-            pl_module.likelihood.check(outputs[0], targets)
-        for name, value in function_values(outputs, pl_module.likelihood, targets).items():
-            if name == "log_likelihood":
-                continue
-            self._shapes[name] = tuple(value.shape[1:])
-            row = take_elements(value, self.elements)
-            self._values.setdefault(name, []).append(row.cpu().double())
-        if _grown_by_a_fifth(self.recorded):
-            self._judge(trainer)
+            self._record.worst, self._logged_epoch = worst, None
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if the chains do not agree."""
@@ -261,33 +242,53 @@ class ChainMonitor(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The record, and what it is a record of."""
-        watched = self._watched if self.inputs is None else None  # else they are given again
+        record = self._record
+        watched = record.watched if self.inputs is None else None  # else they are given again
         trainer = None if self._module is None else self._module._trainer
         return {
-            "values": {name: torch.stack(rows) for name, rows in self._values.items()},
-            "shapes": {name: list(shape) for name, shape in self._shapes.items()},
+            "values": {name: torch.stack(rows) for name, rows in record.values.items()},
+            "shapes": {name: list(shape) for name, shape in record.shapes.items()},
             "watched": watched and [watched.inputs, watched.targets, list(watched.indices)],
-            "mode": self._mode,
-            "worst": self._worst,
-            "step": self._step,
+            "mode": record.mode,
+            "worst": record.worst,
+            "step": record.step,
             "pending": trainer is not None and self._is_due(trainer, self._module),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state for a fit that goes on; a monitor without a record takes it at once."""
-        self._restored = state_dict
-        if not self._values:  # else a test of an earlier checkpoint would lose later records
-            self._adopt(state_dict)
+        """Keep the state for a fit that resumes; a monitor without a record takes it at once."""
+        watched = state_dict["watched"]
+        self._restored = _Record(
+            values={name: list(rows) for name, rows in state_dict["values"].items()},
+            shapes={name: tuple(shape) for name, shape in state_dict["shapes"].items()},
+            watched=watched and Examples(watched[0], watched[1], tuple(watched[2])),
+            **{name: state_dict[name] for name in ("mode", "worst", "step", "pending")},
+        )
+        if not self.recorded:  # else a test of an earlier checkpoint would lose later records
+            self._record = self._restored
 
-    def _adopt(self, state_dict: dict[str, Any]) -> None:
-        self._forget()
-        self._values = {name: list(rows) for name, rows in state_dict["values"].items()}
-        self._shapes = {name: tuple(shape) for name, shape in state_dict["shapes"].items()}
-        if state_dict["watched"] is not None:
-            inputs, targets, indices = state_dict["watched"]
-            self._watched = Examples(inputs, targets, tuple(indices))
-        self._mode, self._worst = state_dict["mode"], state_dict["worst"]
-        self._step, self._pending = state_dict["step"], state_dict["pending"]
+
+@dataclass
+class _Record:
+    """What was recorded, and at which examples.
+
+    Attributes:
+        values: By name, the rows ``(chains, elements)`` of each record.
+        shapes: By name, the shape of the quantity before elements were chosen.
+        watched: The examples, once they are known.
+        mode: Of the stacked network, measured once.
+        worst: The R-hat and the ESS logged last.
+        step: Of the last record.
+        pending: Whether a record was still to be taken when the checkpoint was made.
+    """
+
+    values: dict[str, list[Tensor]] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    watched: Examples | None = None
+    mode: Any = "auto"
+    worst: tuple[float, float] | None = None
+    step: int = 0
+    pending: bool = False
 
 
 def _grown_by_a_fifth(count: int) -> bool:

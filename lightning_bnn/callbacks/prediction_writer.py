@@ -8,12 +8,12 @@ One row per example. After ``index``, the columns depend on the kind of predicti
   ``position`` counts them after ``index``;
 * yes-or-no labels: ``label`` (0 or 1), ``probability`` (of a 1), ``entropy``, ``aleatoric``,
   ``mutual_information``;
-* numbers and counts: ``mean``, ``standard_deviation``, ``aleatoric`` and ``epistemic`` (variances,
+* regression: ``mean``, ``standard_deviation``, ``aleatoric`` and ``epistemic`` (variances,
   adding up to the square of the standard deviation), ``lower_90`` and ``upper_90`` (the central
   interval that holds 90% of the mixture).
 
 With several labels or outputs each column comes once for each, numbered from 0: ``mean_0``,
-``mean_1``, ... A predictive of your own says its columns with ``prediction_columns.register``.
+``mean_1``, ... A predictive of your own says its columns with a method ``columns``.
 """
 
 from __future__ import annotations
@@ -21,101 +21,17 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Sequence
-from functools import singledispatch
 from pathlib import PurePosixPath
 from typing import Any, TextIO
 
 import fsspec
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.predictive import (
-    CategoricalPredictive,
-    ClassPredictive,
-    OrderedPredictive,
-)
 
-__all__ = ["PredictionWriter", "prediction_columns"]
-
-Columns = dict[str, Tensor]
-
-
-@singledispatch
-def prediction_columns(predictive: Any) -> Columns:
-    """The columns of a batch of predictions: under each name a number for each row.
-
-    Args:
-        predictive: What ``predict_step`` returned.
-
-    Raises:
-        ConfigurationError: It is nothing that has columns.
-
-    Example:
-        >>> from lightning_bnn.predictive import CategoricalPredictive
-        >>> logits = torch.tensor([[[2.0, 0.0]], [[1.0, 0.0]]])  # two draws, one example
-        >>> columns = prediction_columns(CategoricalPredictive(logits))
-        >>> list(columns), columns["class"]
-        (['class', 'probability', 'entropy', 'aleatoric', 'mutual_information'], tensor([0]))
-    """
-    raise ConfigurationError(
-        "PredictionWriter expected predict_step to return a Predictive, as every strategy of "
-        f"lightning_bnn does; got {type(predictive).__name__}. For a class of your own register "
-        "its columns with prediction_columns.register."
-    )
-
-
-@prediction_columns.register
-def _(predictive: CategoricalPredictive) -> Columns:
-    columns = {
-        "class": predictive.mode,
-        "probability": predictive.mean.amax(1),
-        "entropy": predictive.entropy,
-        "aleatoric": predictive.aleatoric,
-        "mutual_information": predictive.mutual_information,
-    }
-    positions = predictive.mode[0].numel() if len(predictive) else 1
-    if predictive.mode.ndim > 1:
-        columns = {"position": torch.arange(positions).repeat(len(predictive)), **columns}
-    return {name: column.reshape(-1) for name, column in columns.items()}
-
-
-@prediction_columns.register
-def _(predictive: ClassPredictive) -> Columns:
-    columns = {
-        "label": predictive.mode,
-        "probability": predictive.mean,
-        "entropy": predictive.entropy,
-        "aleatoric": predictive.aleatoric,
-        "mutual_information": predictive.mutual_information,
-    }
-    return number_outputs(columns)
-
-
-@prediction_columns.register
-def _(predictive: OrderedPredictive) -> Columns:
-    lower, upper = predictive.interval(0.9)
-    columns = {
-        "mean": predictive.mean,
-        "standard_deviation": predictive.variance.sqrt(),
-        "aleatoric": predictive.aleatoric,
-        "epistemic": predictive.epistemic,
-        "lower_90": lower,
-        "upper_90": upper,
-    }
-    return number_outputs(columns)
-
-
-def number_outputs(columns: Columns) -> Columns:
-    """Split columns of several outputs into one for each, numbered if there is more than one."""
-    flat = {name: column.flatten(1) if column.ndim > 1 else column[:, None]
-            for name, column in columns.items()}  # fmt: skip
-    size = next(iter(flat.values())).shape[1]
-    if size == 1:
-        return {name: column[:, 0] for name, column in flat.items()}
-    return {f"{name}_{i}": column[:, i] for i in range(size) for name, column in flat.items()}
+__all__ = ["PredictionWriter"]
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -138,6 +54,7 @@ class PredictionWriter(BasePredictionWriter):
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> from torch import nn
         >>> from lightning_bnn import VariationalBNN
         >>> from lightning_bnn.likelihoods import Gaussian
@@ -178,7 +95,13 @@ class PredictionWriter(BasePredictionWriter):
         dataloader_idx: int,
     ) -> None:
         """Append the rows of a batch."""
-        columns = prediction_columns(prediction)
+        if not hasattr(prediction, "columns"):
+            raise ConfigurationError(
+                "PredictionWriter expected predict_step to return a Predictive, as every strategy "
+                f"of lightning_bnn does; got {type(prediction).__name__}. For a class of your own "
+                "give it a method columns()."
+            )
+        columns = prediction.columns()
         if batch_indices is self._last_indices:
             # A loader that gives no indices leaves those of the loader before it in place.
             batch_indices = None
@@ -229,7 +152,9 @@ class _Table:
         self.writer.writerow(header)
         self.count = 0
 
-    def append(self, columns: Columns, examples: int, indices: Sequence[int] | None) -> None:
+    def append(
+        self, columns: dict[str, Tensor], examples: int, indices: Sequence[int] | None
+    ) -> None:
         if not examples:
             return
         if not indices:

@@ -23,10 +23,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lightning_bnn.data.files import data_folder, missing_files
-from lightning_bnn.data.in_memory import InMemoryDataModule, Splits, training_size
+from lightning_bnn.data.in_memory import (
+    InMemoryDataModule,
+    Splits,
+    data_folder,
+    missing_files,
+    training_size,
+)
 from lightning_bnn.data.tensors import TensorRows
-from lightning_bnn.errors import DataError
 
 __all__ = ["CIFAR10", "ImageTransform", "crop_and_flip", "read_mosaic"]
 
@@ -68,9 +72,6 @@ def read_mosaic(path: Path) -> Tensor:
     Args:
         path: A picture that Pillow can read.
 
-    Raises:
-        DataError: If the file is no picture, or not one of whole tiles.
-
     Example:
         >>> import tempfile
         >>> from PIL import Image
@@ -80,19 +81,12 @@ def read_mosaic(path: Path) -> Tensor:
         ...     read_mosaic(path).shape
         torch.Size([6, 3, 32, 32])
     """
-    from PIL import Image
+    from PIL import Image  # only for this layout
 
-    try:
-        with Image.open(path) as picture:
-            pixels = np.array(picture.convert("RGB"))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read as a picture: {error}. Fetch it again.") from error
-    height, width, _ = pixels.shape
-    if height % TILE or width % TILE:
-        raise DataError(
-            f"{path} should be a mosaic of {TILE} by {TILE} tiles; got {width} by {height} pixels."
-        )
-    tiles = torch.from_numpy(pixels).reshape(height // TILE, TILE, width // TILE, TILE, 3)
+    with Image.open(path) as picture:
+        pixels = torch.from_numpy(np.array(picture.convert("RGB")))
+    rows, columns = pixels.shape[0] // TILE, pixels.shape[1] // TILE
+    tiles = pixels.reshape(rows, TILE, columns, TILE, 3)
     return tiles.permute(0, 2, 4, 1, 3).reshape(-1, 3, TILE, TILE)
 
 
@@ -139,8 +133,8 @@ class CIFAR10(InMemoryDataModule):
         num_workers: Worker processes per loader.
 
     Raises:
-        ConfigurationError: If files are missing, or ``validation`` leaves nothing to train on.
-        DataError: If a file is damaged.
+        ConfigurationError: If files are missing or damaged, or ``validation`` leaves nothing to
+            train on.
 
     Example:
         >>> data = CIFAR10(data_dir="no/such/folder", augment=False)
@@ -150,7 +144,7 @@ class CIFAR10(InMemoryDataModule):
         Traceback (most recent call last):
             ...
         lightning_bnn.errors.ConfigurationError: CIFAR10: expected
-        no/such/folder/cifar-10-batches-py/data_batch_1, ...
+        no/such/folder/cifar-10-batches-py, ...
     """
 
     num_classes: int = 10
@@ -173,25 +167,16 @@ class CIFAR10(InMemoryDataModule):
         self.download = download
 
     def prepare_data(self) -> None:
-        """Download the files, if that was asked for and neither layout is there."""
-        if self.download and self._missing_batches() and self._missing_mosaics():
-            from torchvision import datasets
+        """Download the files, if that was asked for and they are not there."""
+        if self.download and not self._has_mosaics():
+            from torchvision import datasets  # a slow import
 
-            datasets.CIFAR10(self._folder(), download=True)
+            datasets.CIFAR10(self._folder(), download=True)  # it looks for the files itself
 
     def load(self) -> Splits:
         """Read the images, from whichever layout is there."""
-        if not self._missing_batches():
-            images, labels, test_images, test_labels = self._read_batches()
-        elif not self._missing_mosaics():
-            images, labels, test_images, test_labels = self._read_mosaics()
-        else:
-            raise missing_files(
-                "CIFAR10",
-                self._missing_batches(),
-                "Or pass download=True to fetch them. (Nor is it laid out as mosaics, where "
-                f"{self._missing_mosaics()[0].as_posix()} was expected.)",
-            )
+        read = self._read_mosaics if self._has_mosaics() else self._read_batches
+        images, labels, test_images, test_labels = read()
         size = training_size(len(images), self.validation)
         training = ImageTransform(self.augment, self.normalise)
         evaluation = ImageTransform(False, self.normalise)
@@ -204,23 +189,21 @@ class CIFAR10(InMemoryDataModule):
     def _folder(self) -> Path:
         return data_folder(self.data_dir, "cifar10", f"cifar-10-batches-py/{BATCHES[0]}")
 
-    def _missing_batches(self) -> list[Path]:
-        folder = self._folder() / "cifar-10-batches-py"
-        paths = [folder / name for name in (*BATCHES, "test_batch", "batches.meta")]
-        return [path for path in paths if not path.is_file()]
-
-    def _missing_mosaics(self) -> list[Path]:
-        names = (*(f"{name}.webp" for name in (*BATCHES, "test_batch")), LABELS)
-        return [path for path in map(self._folder().joinpath, names) if not path.is_file()]
+    def _has_mosaics(self) -> bool:
+        return (self._folder() / LABELS).is_file()
 
     def _read_batches(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        from torchvision import datasets
+        from torchvision import datasets  # a slow import
 
         try:
             train, test = (datasets.CIFAR10(self._folder(), train=part) for part in (True, False))
-        except RuntimeError as error:
-            # torchvision compares checksums before it reads.
-            raise DataError(f"{self._folder() / 'cifar-10-batches-py'}: {error}") from error
+        except RuntimeError as error:  # torchvision compares checksums before it reads
+            raise missing_files(
+                "CIFAR10",
+                [self._folder() / "cifar-10-batches-py"],
+                f"Or pass download=True to fetch them. (torchvision: {error} Mosaics would lie "
+                f"beside {(self._folder() / LABELS).as_posix()}.)",
+            ) from error
         images, test_images = (
             torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous() for part in (train, test)
         )
@@ -231,10 +214,4 @@ class CIFAR10(InMemoryDataModule):
         images = torch.cat([read_mosaic(folder / f"{name}.webp") for name in BATCHES])
         test_images = read_mosaic(folder / "test_batch.webp")
         labels = torch.from_numpy(np.load(folder / LABELS, allow_pickle=False)).long()
-        total = len(images) + len(test_images)
-        if labels.shape != (total,):
-            raise DataError(
-                f"{folder / LABELS} should hold one label for each of the {total} tiles; got shape "
-                f"{tuple(labels.shape)}."
-            )
         return images, labels[: len(images)], test_images, labels[len(images) :]

@@ -8,15 +8,11 @@ digit was seen.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
-from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["Digits"]
 
@@ -32,9 +28,6 @@ class Digits(InMemoryDataModule):
         rotate: Degrees by which every image is turned, counter-clockwise about its centre. Pixels
             are interpolated bilinearly, and what comes from outside the image is 0. The split and
             the targets stay the same.
-
-    Raises:
-        ConfigurationError: If ``rotate`` is not a finite number.
 
     Example:
         >>> data = Digits(batch_size=32)
@@ -65,14 +58,13 @@ class Digits(InMemoryDataModule):
         rotate: float = 0.0,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
-        if not math.isfinite(rotate):
-            raise ConfigurationError(f"Digits(rotate=) is an angle in degrees; got {rotate}.")
         self.seed = seed
         self.flatten = flatten
         self.rotate = rotate
 
     def load(self) -> Splits:
         """Read the images and split them, each class in the same shares."""
+        # slow imports
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 
@@ -80,28 +72,22 @@ class Digits(InMemoryDataModule):
         # Pixels count the dark points in a 4 by 4 block: 0 to 16.
         inputs = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
         if self.rotate:
-            inputs = _turned(inputs, self.rotate)
+            # a slow import, which upright digits do not need
+            from torchvision.transforms import InterpolationMode
+            from torchvision.transforms.functional import rotate
+
+            # interpolation of numbers in [0, 1] leaves them there but for rounding
+            inputs = rotate(inputs, self.rotate, InterpolationMode.BILINEAR).clamp(0, 1)
         if self.flatten:
             inputs = inputs.flatten(1)
         targets = torch.from_numpy(labels).long()
 
-        def split(rows: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-            first, second = train_test_split(
-                rows, test_size=share, random_state=self.seed, stratify=labels[rows]
-            )
-            return first, second
-
-        train, rest = split(np.arange(len(labels)), 0.4)
-        validation, test = split(rest, 0.5)
+        train, rest = train_test_split(
+            np.arange(len(labels)), test_size=0.4, random_state=self.seed, stratify=labels
+        )
+        validation, test = train_test_split(
+            rest, test_size=0.5, random_state=self.seed, stratify=labels[rest]
+        )
         return Splits(
             *(TensorRows(inputs[rows], targets[rows]) for rows in (train, validation, test))
         )
-
-
-def _turned(images: Tensor, degrees: float) -> Tensor:
-    # imported here: torchvision takes a second, and upright digits do not need it
-    from torchvision.transforms import InterpolationMode
-    from torchvision.transforms.functional import rotate
-
-    # interpolation of numbers in [0, 1] leaves them there but for rounding
-    return rotate(images, degrees, InterpolationMode.BILINEAR).clamp(0, 1)

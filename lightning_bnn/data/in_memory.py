@@ -8,11 +8,18 @@ A data set adds only :meth:`InMemoryDataModule.load`. Randomness is kept apart o
   any ``DataLoader``, so ``seed_everything`` governs them and a resumed run can replay them;
 * validating, testing and predicting draw nothing from the global generator, so how often a run
   is validated does not change how it is trained.
+
+Sets that are read from files look for them in ``data_dir``, or without it in
+``$LIGHTNING_BNN_DATA/<set>``, with ``<set>`` one of ``uci``, ``mnist``, ``cifar10``. So one root
+folder serves every configuration of a machine, and no configuration has to name it.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
@@ -21,7 +28,57 @@ from torch.utils.data import DataLoader
 from lightning_bnn.data.tensors import TensorRows, collate_rows
 from lightning_bnn.errors import ConfigurationError
 
-__all__ = ["InMemoryDataModule", "Splits", "training_size"]
+__all__ = ["InMemoryDataModule", "Splits", "data_folder", "missing_files", "training_size"]
+
+DATA_VARIABLE = "LIGHTNING_BNN_DATA"
+
+
+def data_folder(data_dir: str | Path | None, name: str, expected: str) -> Path:
+    """Return the folder of a data set: ``data_dir``, or ``$LIGHTNING_BNN_DATA/<name>``.
+
+    Args:
+        data_dir: The folder as the user gave it, or None to use the environment variable.
+        name: The folder's name below the root that the environment variable gives.
+        expected: A file that the folder should hold, for the error message.
+
+    Raises:
+        ConfigurationError: If neither ``data_dir`` nor the environment variable is given.
+
+    Example:
+        >>> data_folder("somewhere/yachts", "uci", "yacht/data.txt").as_posix()
+        'somewhere/yachts'
+    """
+    if data_dir is not None:
+        return Path(data_dir).expanduser()
+    root = os.environ.get(DATA_VARIABLE)
+    if not root:
+        raise ConfigurationError(
+            f"No folder to look for {expected} in: data_dir is None and the environment variable "
+            f"{DATA_VARIABLE} is not set. Pass data_dir=, the folder that holds {expected}, or set "
+            f"{DATA_VARIABLE} to a root folder that holds {name}/{expected}."
+        )
+    return Path(root).expanduser() / name
+
+
+def missing_files(what: str, missing: Sequence[Path], fixes: str) -> ConfigurationError:
+    """Return the error for files that are not there: which ones, and what would help.
+
+    Args:
+        what: The name of the data set.
+        missing: The files that were looked for and not found.
+        fixes: Further ways out, as a sentence, besides ``data_dir`` and the environment variable.
+
+    Example:
+        >>> print(missing_files("MNIST", [Path("here/images.gz")], "Or pass download=True."))
+        MNIST: expected here/images.gz, which is not there. Pass data_dir=, or set the environment
+        variable LIGHTNING_BNN_DATA to the root folder of your data sets. Or pass download=True.
+    """
+    files = ", ".join(path.as_posix() for path in missing)
+    verb = "which is" if len(missing) == 1 else "which are"
+    return ConfigurationError(
+        f"{what}: expected {files}, {verb} not there. Pass data_dir=, or set the environment "
+        f"variable {DATA_VARIABLE} to the root folder of your data sets. {fixes}".rstrip()
+    )
 
 
 def training_size(rows: int, validation: int) -> int:
@@ -78,9 +135,6 @@ class InMemoryDataModule(pl.LightningDataModule):
         num_workers: Worker processes per loader. The data are in memory already, so 0 is usually
             the fastest.
 
-    Raises:
-        ConfigurationError: If ``batch_size`` is below 1 or ``num_workers`` below 0.
-
     Example:
         >>> class Zeros(InMemoryDataModule):
         ...     def load(self) -> Splits:
@@ -94,11 +148,6 @@ class InMemoryDataModule(pl.LightningDataModule):
 
     def __init__(self, batch_size: int = 64, num_workers: int = 0) -> None:
         super().__init__()
-        if batch_size < 1 or num_workers < 0:
-            raise ConfigurationError(
-                f"{type(self).__name__} needs batch_size >= 1 and num_workers >= 0; "
-                f"got batch_size={batch_size}, num_workers={num_workers}."
-            )
         self.batch_size = batch_size
         self.num_workers = num_workers
         self._splits: Splits | None = None

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
-from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["ToyRegression", "toy_curve"]
 
@@ -63,9 +62,6 @@ class ToyRegression(InMemoryDataModule):
         seed: Seed of the points, independent of any other seed.
         num_workers: Worker processes per loader.
 
-    Raises:
-        ConfigurationError: If a size is below 1, or the noise negative.
-
     Example:
         >>> data = ToyRegression(train_size=100)
         >>> data.setup()
@@ -94,12 +90,6 @@ class ToyRegression(InMemoryDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
-        if min(train_size, validation_size, test_size, grid_points) < 1 or not noise >= 0:
-            raise ConfigurationError(
-                "ToyRegression needs at least one point of each kind and noise >= 0; got "
-                f"train_size={train_size}, validation_size={validation_size}, "
-                f"test_size={test_size}, grid_points={grid_points}, noise={noise}."
-            )
         self.sizes = (train_size, validation_size, test_size)
         self.noise = noise
         self.grid_points = grid_points

@@ -21,10 +21,15 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from lightning_bnn.data.files import data_folder, missing_files
-from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
+from lightning_bnn.data.in_memory import (
+    InMemoryDataModule,
+    Splits,
+    data_folder,
+    missing_files,
+    training_size,
+)
 from lightning_bnn.data.tensors import TensorRows
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["UCIName", "UCIRegression", "column_scales", "standard_split"]
 
@@ -92,7 +97,6 @@ class UCIRegression(InMemoryDataModule):
 
     Raises:
         ConfigurationError: For an unknown name, a split or share out of range, or missing files.
-        DataError: If the files do not hold what they should.
 
     Example:
         >>> import tempfile
@@ -133,11 +137,6 @@ class UCIRegression(InMemoryDataModule):
             raise ConfigurationError(
                 f"{name} has the standard splits 0 to {splits - 1}; got split={split}."
             )
-        if not 0 <= validation < 1:
-            raise ConfigurationError(
-                "validation is the share of the training rows to hold out, at least 0 and below "
-                f"1; got validation={validation}."
-            )
         self.set_name: str = name
         self.split = split
         self.data_dir = data_dir
@@ -160,14 +159,8 @@ class UCIRegression(InMemoryDataModule):
         """Read the files, cut the split, and standardise by its training rows."""
         features, target = self._read()
         train, test = standard_split(len(features), self.split)
-        held_out = round(self.validation * len(train))
-        train, validation = np.split(train, [len(train) - held_out])
-        if not len(train):
-            raise ConfigurationError(
-                f"validation={self.validation} leaves none of the {held_out} training rows of "
-                f"{self.set_name} to train on. Use a smaller share."
-            )
-
+        size = training_size(len(train), round(self.validation * len(train)))
+        train, validation = np.split(train, [size])
         feature_mean, feature_scale = column_scales(features[train])
         target_mean, target_scale = column_scales(target[train])
         self._target_mean, self._target_scale = target_mean.item(), target_scale.item()
@@ -182,26 +175,6 @@ class UCIRegression(InMemoryDataModule):
         paths = [folder / f"{stem}.txt" for stem in ("data", "index_features", "index_target")]
         if missing := [path for path in paths if not path.is_file()]:
             raise missing_files(f"UCIRegression({self.set_name!r})", missing, "")
-        values = _numbers(paths[0], 2)
-        features, target = (_numbers(path, 1) for path in paths[1:])
-        columns = np.concatenate([features, target])
-        if len(target) != 1 or not np.isin(columns, np.arange(values.shape[1])).all():
-            raise DataError(
-                f"{folder}: the index files should name feature columns and one target column of "
-                f"the {values.shape[1]} in data.txt (0 to {values.shape[1] - 1}); got features "
-                f"{features.tolist()} and target {target.tolist()}."
-            )
-        return values[:, features.astype(int)], values[:, target.astype(int)]
-
-
-def _numbers(path: Path, dims: Literal[1, 2]) -> np.ndarray:
-    try:
-        values = np.loadtxt(path, ndmin=dims)
-    except ValueError as error:
-        raise DataError(f"{path} should hold numbers only, in equal rows: {error}") from error
-    if not values.size or not np.isfinite(values).all():
-        raise DataError(
-            f"{path} should hold finite numbers; got {values.shape[0]} rows with "
-            f"{int((~np.isfinite(values)).sum())} values that are not finite."
-        )
-    return values
+        values = np.loadtxt(paths[0], ndmin=2)
+        features, target = (np.loadtxt(path, dtype=int, ndmin=1) for path in paths[1:])
+        return values[:, features], values[:, target]

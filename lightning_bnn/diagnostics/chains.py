@@ -14,8 +14,8 @@ Draws are read a few at a time, so memory holds the watched numbers and not the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from lightning_bnn.diagnostics.examples import Examples, argument_errors_explained
+from lightning_bnn.diagnostics.examples import Examples
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.mixtures import full_precision
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
-from lightning_bnn.predictive.base import full_precision
-from lightning_bnn.selection import Choice, select
+from lightning_bnn.selection import Choice, choose
+from lightning_bnn.stacked import StackedModule
 
 __all__ = [
     "Watched",
@@ -72,14 +73,14 @@ def function_values(outputs: Tensor, likelihood: Likelihood, targets: Tensor | N
         {'log_likelihood': (5, 3), 'mean_log_likelihood': (5,), 'prediction': (5, 3)}
     """
     draws, examples = outputs.shape[:2]
-    # Draws as if they were examples of one draw: nothing may be averaged over them.
-    flat = full_precision(outputs).flatten(0, 1)
+    wide = full_precision(outputs)
     values: dict[str, Tensor] = {}
     if targets is not None:
-        repeated = targets.repeat(draws, *[1] * (targets.ndim - 1))
-        log_prob = likelihood.log_prob(flat, repeated).reshape(draws, examples)
+        log_prob = likelihood.predictive(wide).component_log_prob(targets)
         values["log_likelihood"] = log_prob
         values["mean_log_likelihood"] = log_prob.mean(1)
+    # Draws as if they were examples of one draw: nothing may be averaged over them.
+    flat = wide.flatten(0, 1)
     predictive = likelihood.predictive(flat[None])
     moments = {"prediction": predictive.mean}
     if flat.numel() > predictive.mean.numel():
@@ -131,6 +132,7 @@ def _watch_part(
     """The quantities of one posterior of draws."""
     # Apart: a weight may have the name of a prediction.
     function, weights = _Record(elements), _Record(elements)
+    stacked = StackedModule(part.net, part.mode)
     # A generator of its own: asking for draws must not move the global one.
     for draw in part.draws(len(part), torch.Generator(part.device)):
         weights.add({name: draw[name] for name in names})
@@ -138,8 +140,7 @@ def _watch_part(
             continue
         dtype = next(tensor.dtype for tensor in draw.values() if tensor.is_floating_point())
         here = examples.to(part.device, dtype)
-        with argument_errors_explained(part.net, here.inputs):
-            outputs = part._stacked(draw, here.inputs, part.fixed)
+        outputs = stacked(draw, here.inputs, part.fixed)
         if here.targets is not None and not function.shapes:
             part.likelihood.check(outputs[0], here.targets)
         function.add(function_values(outputs, part.likelihood, here.targets))
@@ -248,19 +249,11 @@ def _weight_names(net: nn.Module, parts: Sequence[DrawsPosterior], choice: Choic
     """The chosen parameters, of those that vary between draws of every part."""
     if choice is None:
         return []
-    varying = set.intersection(*(set(dict(net.named_parameters())) - set(p.fixed) for p in parts))
-    with _only_trainable(net, varying):
-        return select(net, choice)
-
-
-@contextmanager
-def _only_trainable(net: nn.Module, names: set[str]) -> Iterator[None]:
-    """A choice is made among trainable parameters; those of a posterior are all frozen."""
-    before = {name: parameter.requires_grad for name, parameter in net.named_parameters()}
-    try:
-        for name, parameter in net.named_parameters():
+    names = [n for n, _ in net.named_parameters() if not any(n in p.fixed for p in parts)]
+    if callable(choice) and not isinstance(choice, nn.Module):
+        # It chooses among what is trainable, and the network of a posterior is frozen.
+        trainable = deepcopy(net)
+        for name, parameter in trainable.named_parameters():
             parameter.requires_grad_(name in names)
-        yield
-    finally:
-        for name, parameter in net.named_parameters():
-            parameter.requires_grad_(before[name])
+        choice = list(choice(trainable))
+    return choose(net, names, choice, "watched", "trainable parameter")

@@ -7,8 +7,9 @@ sit in permuted copies of one mode disagree on weights and are none the worse fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,6 @@ from lightning_bnn.diagnostics.statistics import (
     compute_statistics,
     reduce_known,
 )
-from lightning_bnn.diagnostics.table import format_diagnosis
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.selection import Choice
@@ -37,6 +37,9 @@ _FAR = 1.5
 _LOW_ESS = 100
 # A chain of a lower ESS, if it has the draws for it, has moved too little to tell where it belongs.
 _SLOW_ESS = 50
+# Of the table: its width, and how many names it lists before "and more".
+_WIDTH = 88
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -60,27 +63,27 @@ class Diagnosis:
     @property
     def rhat(self) -> Floats:
         """R-hat of every scalar in function space."""
-        return np.concatenate([statistics.rhat for statistics in self._verdict.values()])
+        return self._join("rhat")
 
     @property
     def ess_bulk(self) -> Floats:
         """Bulk ESS over all chains, of every scalar in function space."""
-        return np.concatenate([statistics.ess_bulk for statistics in self._verdict.values()])
+        return self._join("ess_bulk")
 
     @property
     def ess_tail(self) -> Floats:
         """Tail ESS over all chains, of every scalar in function space."""
-        return np.concatenate([statistics.ess_tail for statistics in self._verdict.values()])
+        return self._join("ess_tail")
 
     @property
     def chain_ess(self) -> Floats:
         """Bulk ESS of each chain by itself, ``(chains, scalars)``, in function space."""
-        return np.concatenate([statistics.chain_ess for statistics in self._verdict.values()], 1)
+        return self._join("chain_ess")
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the scalars in function space."""
-        return sum((statistics.labels for statistics in self._verdict.values()), ())
+        return tuple(self._join("labels").tolist())
 
     @property
     def max_rhat(self) -> float:
@@ -118,9 +121,10 @@ class Diagnosis:
             )
         return " ".join(parts)
 
-    @property
-    def _verdict(self) -> Mapping[str, Statistics]:
-        return self.function or self.weights
+    def _join(self, name: str) -> Any:
+        """One number of every scalar that decides: of function space, or of weights alone."""
+        group = self.function or self.weights
+        return np.concatenate([getattr(each, name) for each in group.values()], -1)
 
     def _named(self, flag: str) -> tuple[str, ...]:
         return tuple(
@@ -188,27 +192,31 @@ def diagnose_watched(
     watched: Watched, examples: Examples | None, elements: int, by_chain: bool = True
 ) -> Diagnosis:
     """The diagnosis of what :func:`~lightning_bnn.diagnostics.chains.watch` recorded."""
+
+    def compute(group: Mapping[str, Floats], shapes: Any, first: Any = None) -> dict[str, Any]:
+        return {
+            name: compute_statistics(
+                array, label_elements(name, shapes[name], elements, first), by_chain
+            )
+            for name, array in group.items()
+        }
+
+    # not the log likelihood of each example: the predictions tell as much
+    function = {n: array for n, array in watched.function.items() if n != "log_likelihood"}
     indices = None if examples is None else examples.indices
-    function = {
-        name: compute_statistics(
-            array, label_elements(name, watched.function_shapes[name], elements, indices), by_chain
-        )
-        for name, array in watched.function.items()
-        if name != "log_likelihood"  # of each example: the predictions tell as much
-    }
-    weights = {
-        name: compute_statistics(
-            array, label_elements(name, watched.weight_shapes[name], elements), by_chain
-        )
-        for name, array in watched.weights.items()
-    }
     arrays = (*watched.function.values(), *watched.weights.values())
     chains, draws = arrays[0].shape[:2]
-    return Diagnosis(chains, draws, function, weights, watched.notes)
+    return Diagnosis(
+        chains,
+        draws,
+        compute(function, watched.function_shapes, indices),
+        compute(watched.weights, watched.weight_shapes),
+        watched.notes,
+    )
 
 
 def _advise(diagnosis: Diagnosis) -> str:
-    """What to do about the worst of what was found."""
+    """What to do about the worst of it."""
     if diagnosis.not_finite:
         return (
             "Some draws predict NaN or infinity, so a chain has diverged: lower the learning rate, "
@@ -229,22 +237,22 @@ def _advise(diagnosis: Diagnosis) -> str:
             f"{shortest} per chain, and {_FEW_DRAWS} in all."
         )
     if not diagnosis.converged:
-        found = f"R-hat reaches {diagnosis.max_rhat:.2f}, above {RHAT_LIMIT}"
+        high = f"R-hat reaches {diagnosis.max_rhat:.2f}, above {RHAT_LIMIT}"
         if total < _FEW_DRAWS and diagnosis.max_rhat < _FAR:
             return (
-                f"{found}, but with {total} draws in all even independent ones can do so: collect "
+                f"{high}, but with {total} draws in all even independent ones can do so: collect "
                 f"at least {_FEW_DRAWS} before you judge."
             )
         bad = diagnosis.rhat > RHAT_LIMIT
         if np.nanmedian(diagnosis.chain_ess[:, bad]) < min(_SLOW_ESS, diagnosis.draws / 2):
             return (
-                f"{found}: chains still drift or move slowly. Use a longer burn-in and a longer "
+                f"{high}: chains still drift or move slowly. Use a longer burn-in and a longer "
                 "run, a larger learning rate if it stays stable, or a sampler with momentum."
             )
         return (
-            f"{found}: each chain moves freely but about its own place. Start the chains closer "
-            "together and burn in longer, lower the learning rate or raise the friction, or let a "
-            "cyclical schedule carry them between modes."
+            f"{high}: each chain moves freely but about its own place. Burn in longer, "
+            "lower the learning rate or raise the friction, or let a cyclical schedule carry them "
+            "between modes."
         )
     if diagnosis.min_ess < _LOW_ESS:
         return (
@@ -252,3 +260,74 @@ def _advise(diagnosis: Diagnosis) -> str:
             "independent draws: collect more draws, or thin more over a longer run."
         )
     return "The chains agree, and there are enough draws for means and 90% intervals."
+
+
+# ---------------------------------------------------------------- as text
+
+
+def format_diagnosis(diagnosis: Diagnosis) -> str:
+    """The table, what is worst, what was left out, and the advice.
+
+    Example:
+        >>> from lightning_bnn.diagnostics.statistics import compute_statistics
+        >>> values = np.random.default_rng(0).normal(size=(2, 200, 1))
+        >>> statistics = compute_statistics(values, ["prediction[0]"])
+        >>> print(format_diagnosis(Diagnosis(2, 200, {"prediction": statistics}, {})))
+        2 chains of 200 draws ...
+    """
+    chains, draws = diagnosis.chains, diagnosis.draws
+    lines = [f"{chains} chain{'s' * (chains > 1)} of {draws} draws"]
+    names = [*diagnosis.function, *diagnosis.weights]
+    first = max([len("function space"), *(len(name) + 2 for name in names)])
+    heads = "".join(f"{head:>16}" for head in ("R-hat", "bulk ESS", "tail ESS", "ESS of a chain"))
+    lines += ["", " " * (first + 8) + heads]
+    lines.append(f"{'':<{first}}{'scalars':>8}" + f"{'median':>9}{'worst':>7}" * 4)
+    for title, group in (("function space", diagnosis.function), ("weights", diagnosis.weights)):
+        if group:
+            lines.append(title)
+            lines += [_row(f"  {name}", group[name], first) for name in group]
+    lines.append("")
+    lines += _worst(diagnosis)
+    for title, labels in (
+        ("constant:", diagnosis.constant),
+        ("not finite:", diagnosis.not_finite),
+    ):
+        if labels:
+            lines += wrap(f"{title} {_shorten(labels)}", _WIDTH)
+    lines += [line for note in diagnosis.notes for line in wrap(f"note: {note}", _WIDTH)]
+    verdict = "yes" if diagnosis.converged else "no"
+    lines.append(f"converged: {verdict} (R-hat at most {RHAT_LIMIT})")
+    lines += wrap(diagnosis.advice, _WIDTH)
+    return "\n".join(lines)
+
+
+def _row(name: str, statistics: Statistics, first: int) -> str:
+    cells = f"{name:<{first}}{len(statistics.labels):>8}"
+    for field, worst, form in (
+        ("rhat", np.max, ".3f"),
+        ("ess_bulk", np.min, ".0f"),
+        ("ess_tail", np.min, ".0f"),
+        ("chain_ess", np.min, ".0f"),
+    ):
+        values = getattr(statistics, field)
+        known = values[~np.isnan(values)]
+        pair = [format(np.median(known), form), format(worst(known), form)] if known.size else "--"
+        cells += f"{pair[0]:>9}{pair[1]:>7}"
+    return cells
+
+
+def _worst(diagnosis: Diagnosis) -> list[str]:
+    """The scalar of the largest R-hat, in function space and among the weights."""
+    lines = []
+    for title, group in (("function space", diagnosis.function), ("weights", diagnosis.weights)):
+        known = [statistics for statistics in group.values() if not np.isnan(statistics.max_rhat)]
+        if known:
+            worst = max(known, key=lambda statistics: statistics.max_rhat)
+            label = worst.labels[worst.worst(1)[0]]
+            lines.append(f"worst in {title}: {label}, R-hat {worst.max_rhat:.3f}")
+    return lines
+
+
+def _shorten(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+    return f"{len(labels)} ({', '.join(labels[:_SHOWN])}{more})"

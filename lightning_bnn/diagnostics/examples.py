@@ -1,19 +1,17 @@
 """A few examples to watch a network's predictions at.
 
 The same examples serve every draw, so they are chosen once: evenly over the data set where it can
-be indexed (data are often sorted by class), else the first ones that come.
+be indexed (data are often sorted by class), else the first ones.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
@@ -23,7 +21,6 @@ from lightning_bnn.target import split_batch
 
 __all__ = [
     "Examples",
-    "argument_errors_explained",
     "choose_examples",
     "choose_from_batch",
     "evenly_spaced",
@@ -50,13 +47,14 @@ class Examples:
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Examples:
         """The same examples on a device, floating inputs as ``dtype`` if it is given."""
-        inputs, targets = tree_map(
-            lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf,
-            (self.inputs, self.targets),
-        )
-        if dtype is not None:
-            inputs = tree_map(lambda leaf: leaf.to(dtype) if _is_float(leaf) else leaf, inputs)
-        return Examples(inputs, targets, self.indices)
+
+        def moved(leaf: Any, dtype: torch.dtype | None = None) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return leaf.to(device, dtype if leaf.is_floating_point() else None)
+
+        inputs = tree_map(lambda leaf: moved(leaf, dtype), self.inputs)
+        return Examples(inputs, tree_map(moved, self.targets), self.indices)
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:
@@ -114,35 +112,6 @@ def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
     return split_batch(batch)
 
 
-@contextmanager
-def argument_errors_explained(net: nn.Module, inputs: Any) -> Iterator[None]:
-    """Say what is expected where inputs do not fit the arguments of a network.
-
-    Example:
-        >>> batch = {"input": torch.ones(1, 2), "label": torch.ones(1)}
-        >>> with argument_errors_explained(nn.Linear(2, 1), batch):
-        ...     nn.Linear(2, 1)(**batch)
-        Traceback (most recent call last):
-        lightning_bnn.errors.DataError: ... got an unexpected keyword argument 'label'...
-    """
-    try:
-        yield
-    except TypeError as error:
-        named = dict(inputs) if isinstance(inputs, Mapping) else {}
-        listed = inputs if isinstance(inputs, (tuple, list)) else [] if named else [inputs]
-        try:
-            inspect.signature(net.forward).bind(*listed, **named)
-        except TypeError as reason:
-            raise DataError(
-                "Expected batches that are a pair (inputs, targets), or inputs alone, where a "
-                "dictionary of inputs holds the arguments of the network and nothing else; got "
-                f"{list(named) if named else f'{len(listed)} inputs'}, which forward() of "
-                f"{type(net).__name__} does not take: {reason}. Give a pair, such as (x, y) or "
-                "({'x': x}, y)."
-            ) from error
-        raise
-
-
 def batch_length(inputs: Any) -> int:
     """The length of the first axis that all tensors among the inputs share."""
     lengths = {
@@ -168,10 +137,6 @@ def _is_batch(source: Any) -> bool:
     return isinstance(source, tuple)
 
 
-def _is_float(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and leaf.is_floating_point()
-
-
 def _can_be_indexed(loader: Any) -> bool:
     data = getattr(loader, "dataset", None)
     return (
@@ -188,21 +153,18 @@ def _first(loader: Any, count: int) -> Examples:
             "Expected inputs to watch predictions at: a data loader, a (inputs, targets) pair or a "
             f"tensor; got {type(loader).__name__}."
         )
-    batches, found = [], 0
+    batches, total = [], 0
     for batch in loader:
-        parts = inputs_and_targets(batch)
-        batches.append(parts)
-        found += batch_length(parts[0])
-        if found >= count:
+        batches.append(inputs_and_targets(batch))
+        total += batch_length(batches[-1][0])
+        if total >= count:
             break
     if not batches:
         raise DataError("The loader of inputs to watch gave no batch.")
-    structure = tree_flatten(batches[0])[1]
-    leaves = zip(*(tree_flatten(parts)[0] for parts in batches), strict=True)
-    joined = structure.unflatten(
-        [torch.cat(group) if isinstance(group[0], Tensor) else group[0] for group in leaves]
+    joined = tree_map(
+        lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *batches
     )
-    chosen = list(range(min(count, found)))
+    chosen = list(range(min(count, total)))
     inputs, targets = _take(joined, chosen)
     return Examples(inputs, targets, tuple(chosen))
 

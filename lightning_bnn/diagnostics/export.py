@@ -57,7 +57,7 @@ def to_arviz(
         >>> sorted(data.posterior.data_vars)
         ['bias', 'mean_log_likelihood', 'prediction']
     """
-    arviz = require_arviz()
+    require_arviz()
     if inputs is None and weights is None:
         raise ConfigurationError(
             "to_arviz needs something to put into the data: pass inputs= to watch predictions "
@@ -66,9 +66,15 @@ def to_arviz(
     chosen = None if inputs is None else choose_examples(inputs, examples)
     watched = watch(posterior, chosen, weights)
     groups, coordinates, dimensions = _groups(watched, chosen)
+    return from_groups(groups, coords=coordinates, dims=dimensions)
+
+
+def from_groups(groups: dict[str, dict[str, Any]], **options: Any) -> Any:
+    """ArviZ's data object from groups of variables, for the versions before and after 1."""
+    arviz = require_arviz()
     if int(arviz.__version__.split(".")[0]) < 1:
-        return arviz.from_dict(**groups, coords=coordinates, dims=dimensions)
-    return arviz.from_dict(groups, coords=coordinates, dims=dimensions)
+        return arviz.from_dict(**groups, **options)
+    return arviz.from_dict(groups, **options)
 
 
 def _groups(

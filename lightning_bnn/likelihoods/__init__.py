@@ -1,7 +1,8 @@
 """What the network's outputs mean: the likelihoods p(y | outputs).
 
 A likelihood scores targets, turns stacked outputs into a predictive, checks the data, and names
-the metrics that suit it. Choosing one chooses the task; no strategy is made per task.
+the metrics that suit it. Choosing one chooses the task; no strategy is made per task. Each file
+holds a likelihood and the predictive that it makes.
 """
 
 from lightning_bnn.likelihoods.base import Likelihood

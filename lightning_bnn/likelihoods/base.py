@@ -3,72 +3,31 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from lightning_bnn.errors import DataError
-from lightning_bnn.predictive import Predictive
+from lightning_bnn.metrics import classification_metrics, regression_metrics
+from lightning_bnn.mixtures import Predictive
 
-__all__ = ["Likelihood", "check_all", "check_outputs", "check_real_targets"]
+__all__ = ["Likelihood"]
 
-
-def check_outputs(likelihood: str, outputs: Any, targets: Any) -> None:
-    """Raise a DataError unless both are tensors, and the outputs a floating-point batch."""
-    for name, value in (("the network's outputs", outputs), ("the targets", targets)):
-        if not isinstance(value, Tensor):
-            raise DataError(
-                f"{likelihood} expected {name} to be one tensor, got {type(value).__name__}. "
-                "Wrap the network, or change the data loader, so that it gives a tensor."
-            )
-    if outputs.ndim == 0 or not outputs.is_floating_point():
-        raise DataError(
-            f"{likelihood} expected floating-point outputs with a batch axis, got "
-            f"{outputs.dtype} of shape {tuple(outputs.shape)}. The network's last layer should "
-            "give raw numbers, one row per example."
-        )
+METRICS = {"classification": classification_metrics, "regression": regression_metrics}
 
 
-def check_real_targets(likelihood: str, targets: Tensor) -> None:
-    """Raise a DataError unless targets are finite real numbers."""
-    if targets.dtype == torch.bool or targets.is_complex():
-        raise DataError(
-            f"{likelihood} expected targets that are real numbers, got {targets.dtype}. "
-            "Convert them, for example with targets.float()."
-        )
-    # in every training step: one operation, and the rest only to say what is wrong
-    if math.isfinite(targets.sum().item()):
-        return
-    check_all(
-        likelihood,
-        targets.isfinite(),
-        targets,
-        "finite targets",
-        "Drop or fill in such examples before training.",
-    )
-
-
-def check_all(likelihood: str, good: Tensor, targets: Tensor, expected: str, fix: str) -> None:
-    """Raise a DataError that shows the first bad target, unless all are good."""
-    if bool(good.all()):
-        return
-    bad = (~good).nonzero()
-    index = tuple(bad[0].tolist())
-    raise DataError(
-        f"{likelihood} expected {expected}; {len(bad)} of {targets.numel()} are not, the first "
-        f"being {targets[index].item()} at index {index}. {fix}"
-    )
-
-
-class Likelihood(nn.Module, ABC):
+class Likelihood(nn.Module):
     """The distribution of the targets given the network's outputs.
 
+    A new likelihood names its ``predictive_type``, which knows the density; the rest has a default.
     ``log_prob`` has no control flow that depends on data, so it runs under ``torch.func.vmap``;
     it computes in float32 at least, whatever autocast made of the outputs. What it cannot check
     there, ``check`` does.
+
+    Attributes:
+        predictive_type: The class of the predictive, which takes the outputs.
 
     Example:
         >>> import torch
@@ -80,7 +39,17 @@ class Likelihood(nn.Module, ABC):
         CategoricalPredictive(draws=5, examples=3, outputs=(4,))
     """
 
-    @abstractmethod
+    predictive_type: ClassVar[type[Predictive]]
+
+    @property
+    def task(self) -> str:
+        """Either "classification" or "regression"."""
+        return self.predictive_type.task
+
+    def predictive(self, outputs: Tensor) -> Predictive:
+        """Mixture over draws, from outputs with a leading axis of draws, ``(S, B, ...)``."""
+        return self.predictive_type(outputs)
+
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log density of each example's targets, summed over its outputs.
 
@@ -91,12 +60,8 @@ class Likelihood(nn.Module, ABC):
         Returns:
             One number per example, of shape ``(B,)``.
         """
+        return self.predictive(outputs.unsqueeze(0)).component_log_prob(targets).squeeze(0)
 
-    @abstractmethod
-    def predictive(self, outputs: Tensor) -> Predictive:
-        """Mixture over draws, from outputs with a leading axis of draws, ``(S, B, ...)``."""
-
-    @abstractmethod
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check that targets and network fit; costs one pass over the targets.
 
@@ -108,10 +73,13 @@ class Likelihood(nn.Module, ABC):
             DataError: The shape, dtype or values of the targets, or the size of the outputs, are
                 not what this likelihood needs.
         """
+        self.check_tensors(outputs, targets)
+        self.predictive(outputs.unsqueeze(0)).align(targets)
+        self.check_finite(targets)
 
-    @abstractmethod
     def metrics(self) -> MetricCollection:
         """New metrics that suit this likelihood, updated with ``(predictive, targets)``."""
+        return METRICS[self.task]()
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments, as JSON can hold them; learned values are in ``state_dict``."""
@@ -120,3 +88,44 @@ class Likelihood(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Show the constructor arguments."""
         return ", ".join(f"{name}={value}" for name, value in self.config().items())
+
+    # ------------------------------------------------------------ for `check` of a subclass
+
+    def check_tensors(self, outputs: Any, targets: Any) -> None:
+        """Raise a DataError unless both are tensors, and the outputs a floating-point batch."""
+        kind = type(self).__name__
+        for name, value in (("the network's outputs", outputs), ("the targets", targets)):
+            if not isinstance(value, Tensor):
+                raise DataError(
+                    f"{kind} expected {name} to be one tensor, got {type(value).__name__}. "
+                    "Wrap the network, or change the data loader, so that it gives a tensor."
+                )
+        if outputs.ndim == 0 or not outputs.is_floating_point():
+            raise DataError(
+                f"{kind} expected floating-point outputs with a batch axis, got "
+                f"{outputs.dtype} of shape {tuple(outputs.shape)}. The network's last layer should "
+                "give raw numbers, one row per example."
+            )
+
+    def check_finite(self, targets: Tensor) -> None:
+        """Raise a DataError unless targets are finite real numbers."""
+        if targets.dtype == torch.bool or targets.is_complex():
+            raise DataError(
+                f"{type(self).__name__} expected targets that are real numbers, got "
+                f"{targets.dtype}. Convert them, for example with targets.float()."
+            )
+        # in every training step: one operation, and the rest only to say what is wrong
+        if not math.isfinite(targets.sum().item()):
+            fix = "Drop or fill in such examples before training."
+            self.check_values(targets.isfinite(), targets, "finite targets", fix)
+
+    def check_values(self, good: Tensor, targets: Tensor, expected: str, fix: str) -> None:
+        """Raise a DataError that shows the first bad target, unless all are good."""
+        if bool(good.all()):
+            return
+        bad = (~good).nonzero()
+        index = tuple(bad[0].tolist())
+        raise DataError(
+            f"{type(self).__name__} expected {expected}; {len(bad)} of {targets.numel()} are not, "
+            f"the first being {targets[index].item()} at index {index}. {fix}"
+        )

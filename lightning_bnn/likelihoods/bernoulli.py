@@ -2,17 +2,92 @@ r"""Yes-or-no labels: :math:`p(y_l = 1 | f) = 1 / (1 + e^{-f_l})`, independent g
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
+from torch.nn import functional as F
 
 from lightning_bnn.errors import DataError
-from lightning_bnn.likelihoods.base import Likelihood, check_all, check_outputs
-from lightning_bnn.metrics import classification_metrics
-from lightning_bnn.predictive import BernoulliPredictive
-from lightning_bnn.predictive.base import reshape_targets, sum_event
-from lightning_bnn.predictive.bernoulli import bernoulli_log_prob
+from lightning_bnn.likelihoods.base import Likelihood
+from lightning_bnn.mixtures import (
+    ClassPredictive,
+    numbered_columns,
+    reshape_targets,
+    sum_event,
+)
 
-__all__ = ["Bernoulli"]
+__all__ = ["Bernoulli", "BernoulliPredictive"]
+
+
+class BernoulliPredictive(ClassPredictive):
+    r"""A mixture over yes-or-no labels.
+
+    The labels of an example are independent within a draw. Mean, entropy, aleatoric and epistemic
+    parts are given for each label by itself; Brier's score is :math:`(\bar p - y)^2`, in [0, 1].
+
+    Args:
+        outputs: Logits of shape ``(S, B)`` or ``(S, B, L)``.
+
+    Example:
+        >>> import torch
+        >>> from lightning_bnn.predictive import BernoulliPredictive
+        >>> predictive = BernoulliPredictive(torch.tensor([[0.0, 2.0], [0.0, -2.0]]))
+        >>> predictive.mean
+        tensor([0.5000, 0.5000])
+        >>> predictive.epistemic  # the draws agree on the first label only
+        tensor([0.0000, 0.3278])
+    """
+
+    binary = True
+
+    @cached_property
+    def component_log_probabilities(self) -> Tensor:
+        """Logarithms of each draw's probabilities of a 0 and of a 1, ``(S, B, 2, ...)``."""
+        logits = self.float_outputs
+        return torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], 2)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Probability of a 1, in the shape of the network's outputs."""
+        return self._log_mean[:, 1].exp()
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Variance p (1 - p) of each label."""
+        return self._log_mean.sum(1).exp()
+
+    def align(self, targets: Tensor) -> Tensor:
+        """Labels in the shape of the outputs; ``(B,)`` and ``(B, 1)`` go together."""
+        return reshape_targets(targets, self.outputs.shape[1:])
+
+    def component_log_prob(self, targets: Tensor) -> Tensor:
+        """Log probability of the labels under each draw, summed over them; ``(S, B)``."""
+        # Not from component_log_probabilities: a training step needs one of the two only.
+        logits = self.float_outputs
+        labels = self.align(targets).to(logits.dtype).expand_as(logits)
+        loss = F.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+        return sum_event(-loss, 2)
+
+    def brier(self, targets: Tensor) -> Tensor:
+        """Squared error of the probability of a 1, for each label."""
+        return (self.mean - self.align(targets).to(self.mean.dtype)).square()
+
+    def reliability(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Probability of a 1, and whether it was observed."""
+        return self.mean, self.align(targets) == 1
+
+    def columns(self) -> dict[str, Tensor]:
+        """Label, probability of a 1 and the uncertainties; numbered where there are several."""
+        return numbered_columns(
+            {
+                "label": self.mode,
+                "probability": self.mean,
+                "entropy": self.entropy,
+                "aleatoric": self.aleatoric,
+                "mutual_information": self.mutual_information,
+            }
+        )
 
 
 class Bernoulli(Likelihood):
@@ -29,30 +104,19 @@ class Bernoulli(Likelihood):
         tensor([-2.0794, -2.0794])
     """
 
-    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log probability of the labels, summed over the labels of an example; ``(B,)``."""
-        return sum_event(bernoulli_log_prob(outputs, reshape_targets(targets, outputs.shape)), 1)
-
-    def predictive(self, outputs: Tensor) -> BernoulliPredictive:
-        """Mixture over draws from ``(S, B)`` or ``(S, B, L)`` logits."""
-        return BernoulliPredictive(outputs)
+    predictive_type = BernoulliPredictive
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check for zeros and ones in the shape of the outputs."""
-        check_outputs("Bernoulli", outputs, targets)
+        self.check_tensors(outputs, targets)
         reshape_targets(targets, outputs.shape)
         if targets.is_complex():
             raise DataError(
                 f"Bernoulli expected real targets, got {targets.dtype}. Pass zeros and ones."
             )
-        check_all(
-            "Bernoulli",
+        self.check_values(
             (targets == 0) | (targets == 1),
             targets,
             "targets that are 0 or 1",
             "Round them if they are probabilities; for more than two classes use Categorical().",
         )
-
-    def metrics(self) -> MetricCollection:
-        """Accuracy, negative log likelihood, Brier's score, expected calibration error."""
-        return classification_metrics()

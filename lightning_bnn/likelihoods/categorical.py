@@ -2,17 +2,52 @@ r"""Classes: :math:`p(y = k | f) = \mathrm{softmax}(f)_k`."""
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
 
 from lightning_bnn.errors import DataError
-from lightning_bnn.likelihoods.base import Likelihood, check_all, check_outputs
-from lightning_bnn.metrics import classification_metrics
-from lightning_bnn.predictive import CategoricalPredictive
-from lightning_bnn.predictive.categorical import categorical_log_prob, check_class_shapes
+from lightning_bnn.likelihoods.base import Likelihood
+from lightning_bnn.mixtures import (
+    ClassPredictive,
+    at_least_float32,
+    check_class_shapes,
+    sum_event,
+)
 
-__all__ = ["Categorical"]
+__all__ = ["Categorical", "CategoricalPredictive"]
+
+
+class CategoricalPredictive(ClassPredictive):
+    """A mixture of softmax distributions over K classes.
+
+    Args:
+        outputs: Logits of shape ``(S, B, K)`` or ``(S, B, K, *positions)``.
+
+    Example:
+        >>> import torch
+        >>> from lightning_bnn.predictive import CategoricalPredictive
+        >>> logits = torch.tensor([[[4.0, 0.0]], [[0.0, 4.0]]])  # two draws that disagree
+        >>> predictive = CategoricalPredictive(logits)
+        >>> predictive.mean
+        tensor([[0.5000, 0.5000]])
+        >>> bool(predictive.epistemic > predictive.aleatoric)
+        True
+    """
+
+    def __init__(self, outputs: Tensor) -> None:
+        super().__init__(outputs)
+        if outputs.ndim < 3:
+            raise DataError(
+                "a categorical predictive needs logits of shape (S, B, K, ...): draws, examples, "
+                f"classes; got {tuple(outputs.shape)}."
+            )
+
+    @cached_property
+    def component_log_probabilities(self) -> Tensor:
+        """Logarithms of each draw's softmax, ``(S, B, K, *positions)``."""
+        return self.float_outputs.log_softmax(2)
 
 
 class Categorical(Likelihood):
@@ -34,19 +69,19 @@ class Categorical(Likelihood):
         lightning_bnn.errors.DataError: Categorical expected classes from 0 to 2, ...
     """
 
+    predictive_type = CategoricalPredictive
+
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log probability of the classes, summed over positions; ``(B,)``."""
-        check_class_shapes(outputs, targets)
-        return categorical_log_prob(outputs, targets)
-
-    def predictive(self, outputs: Tensor) -> CategoricalPredictive:
-        """Mixture of softmax distributions from ``(S, B, K, *positions)`` logits."""
-        return CategoricalPredictive(outputs)
+        # As the predictive has it, without the axis of draws: every training step passes here.
+        check_class_shapes(outputs.shape, targets)
+        log_probabilities = at_least_float32(outputs).log_softmax(1)
+        return sum_event(log_probabilities.gather(1, targets.long().unsqueeze(1)).squeeze(1), 1)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check for integer class indices between 0 and K - 1 in the right shape."""
-        check_outputs("Categorical", outputs, targets)
-        check_class_shapes(outputs, targets)
+        self.check_tensors(outputs, targets)
+        check_class_shapes(outputs.shape, targets)
         if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
             raise DataError(
                 f"Categorical expected class indices of an integer dtype, got {targets.dtype}. "
@@ -61,14 +96,9 @@ class Categorical(Likelihood):
         # in every training step: one operation, and the rest only to say what is wrong
         if targets.numel() == 0 or all(0 <= int(end) < classes for end in targets.aminmax()):
             return
-        check_all(
-            "Categorical",
+        self.check_values(
             (targets >= 0) & (targets < classes),
             targets,
             f"classes from 0 to {classes - 1}, as the network gives {classes} logits",
             "Number the classes from 0, or give the network's last layer more outputs.",
         )
-
-    def metrics(self) -> MetricCollection:
-        """Accuracy, negative log likelihood, Brier's score, expected calibration error."""
-        return classification_metrics()

@@ -3,25 +3,171 @@ r"""Real numbers with the same noise everywhere: :math:`y_d \sim N(f_d, \sigma_d
 :math:`\sigma` is fixed, or learned together with the weights as a point estimate through its
 logarithm. For noise that depends on the input see
 :class:`~lightning_bnn.likelihoods.HeteroscedasticGaussian`.
+
+The predictive is a mixture of Gaussians, which may have several modes. Its quantiles, CRPS and
+entropy are those of the mixture itself, not of the Gaussian with its mean and variance. With
+:math:`\Phi, \varphi` the standard normal distribution function and density:
+
+* CRPS (Grimit et al., 2006): :math:`\frac1S\sum_s A(y - \mu_s, \sigma_s^2)
+  - \frac1{2S^2}\sum_{s,t} A(\mu_s - \mu_t, \sigma_s^2 + \sigma_t^2)` with
+  :math:`A(m, v) = 2\sqrt v\,\varphi(m/\sqrt v) + m\,(2\Phi(m/\sqrt v) - 1)`;
+* entropy :math:`-\int p \log p`: no closed form exists. The line is cut at
+  :math:`\mu_s + 2j\sigma_s`, :math:`j = -4..4`, for every component, and an eight-point Gauss
+  and Legendre rule integrates each piece, so that a narrow component inside a wide one is seen.
+  The error stays below 1e-8 nats (tested against adaptive quadrature); the time is 72 S^2
+  densities for each output.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.likelihoods.base import Likelihood, check_outputs, check_real_targets
-from lightning_bnn.metrics import regression_metrics
-from lightning_bnn.predictive import GaussianPredictive
-from lightning_bnn.predictive.base import at_least_float32, reshape_targets, sum_event
-from lightning_bnn.predictive.gaussian_mixture import gaussian_log_density
+from lightning_bnn.likelihoods.base import Likelihood
+from lightning_bnn.mixtures import (
+    OrderedPredictive,
+    at_least_float32,
+    full_precision,
+    mixture_log_prob,
+    reshape_targets,
+    sum_event,
+)
 
-__all__ = ["Gaussian"]
+__all__ = ["Gaussian", "GaussianPredictive", "expected_distance", "mixture_entropy"]
+
+# The most numbers that a temporary tensor may hold: 32 MB in float64.
+BUDGET = 2**22
+NODES = 8
+
+
+def gaussian_log_density(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+    """Log density of N(mean, scale^2), elementwise."""
+    return -0.5 * ((values - mean) / scale).square() - scale.log() - 0.5 * math.log(2 * math.pi)
+
+
+def gaussian_entropy(scales: Tensor) -> Tensor:
+    """Differential entropy of N(., scale^2), in nats."""
+    return scales.log() + 0.5 * math.log(2 * math.pi * math.e)
+
+
+def expected_distance(mean: Tensor, variance: Tensor) -> Tensor:
+    """E|X| for X ~ N(mean, variance)."""
+    scale = variance.sqrt()
+    z = mean / scale
+    density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+    return 2 * scale * density + mean * torch.special.erf(z / math.sqrt(2))
+
+
+def mixture_crps(values: Tensor, means: Tensor, scales: Tensor) -> Tensor:
+    """CRPS of ``values`` of shape E under mixtures over axis 0 of the means and scales."""
+    draws = means.shape[0]
+    variances = scales.square()
+    to_value = expected_distance(values - means, variances).mean(0)
+    between = torch.zeros_like(to_value)
+    # All S x S pairs, some rows at a time so that memory stays bounded.
+    rows = max(1, BUDGET // max(1, means.numel()))
+    for some_means, some_variances in zip(means.split(rows), variances.split(rows), strict=True):
+        between += expected_distance(
+            some_means[:, None] - means[None], some_variances[:, None] + variances[None]
+        ).sum((0, 1))
+    return to_value - between / (2 * draws**2)
+
+
+def mixture_entropy(means: Tensor, scales: Tensor) -> Tensor:
+    """Differential entropy, in nats, of shape E, of mixtures over axis 0 of means and scales."""
+    draws, event = means.shape[0], means.shape[1:]
+    if draws == 1:
+        return gaussian_entropy(scales[0])
+    wide_means = full_precision(means).reshape(draws, -1)
+    wide_scales = full_precision(scales).reshape(draws, -1)
+    cuts = torch.arange(-8, 9, 2, dtype=wide_means.dtype, device=wide_means.device)
+    points, weights = (wide_means.new_tensor(v) for v in np.polynomial.legendre.leggauss(NODES))
+    points, weights = (points + 1) / 2, weights / 2
+    size = max(1, BUDGET // (draws * draws * len(cuts) * NODES))
+    pieces = []
+    for mean, scale in zip(wide_means.split(size, 1), wide_scales.split(size, 1), strict=True):
+        edges = (mean[:, None] + scale[:, None] * cuts[:, None]).flatten(0, 1).sort(0).values
+        widths = edges.diff(dim=0)
+        values = edges[:-1, None] + widths[:, None] * points[:, None]
+        log_density = mixture_log_prob(
+            gaussian_log_density(values, mean[:, None, None], scale[:, None, None])
+        )
+        area = widths[:, None] * weights[:, None] * torch.special.entr(log_density.exp())
+        pieces.append(area.sum((0, 1)))
+    return torch.cat(pieces, 0).reshape(event).to(means.dtype)
+
+
+class GaussianPredictive(OrderedPredictive):
+    """A mixture of Gaussians for each output.
+
+    Args:
+        means: Means of the components, of shape ``(S, B)`` or ``(S, B, D)``.
+        scales: Their standard deviations, of the same shape or one that broadcasts to it.
+        outputs: The network's outputs, where they are not simply the means.
+
+    Example:
+        >>> import torch
+        >>> from lightning_bnn.predictive import GaussianPredictive
+        >>> means = torch.tensor([[[0.0]], [[10.0]]])  # two draws, one example, one output
+        >>> predictive = GaussianPredictive(means, torch.tensor(1.0))
+        >>> predictive.mean, predictive.aleatoric, predictive.epistemic
+        (tensor([[5.]]), tensor([[1.]]), tensor([[25.]]))
+        >>> lower, upper = predictive.interval(0.9)
+        >>> round(lower.item(), 2), round(upper.item(), 2)
+        (-1.28, 11.28)
+    """
+
+    def __init__(self, means: Tensor, scales: Tensor, outputs: Tensor | None = None) -> None:
+        super().__init__(means if outputs is None else outputs)
+        self.means = at_least_float32(means)
+        self.scales = scales.to(self.means.dtype).expand_as(self.means)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Means, scales, and the outputs where they are not the means."""
+        tensors = {"means": self.means, "scales": self.scales, "outputs": self.outputs}
+        if self.outputs is self.means:
+            del tensors["outputs"]  # made again by the constructor, and not stored twice
+        return tensors
+
+    @property
+    def component_means(self) -> Tensor:
+        """Means of the components."""
+        return self.means
+
+    @property
+    def component_variances(self) -> Tensor:
+        """Squared scales of the components."""
+        return self.scales.square()
+
+    def component_log_density(self, values: Tensor) -> Tensor:
+        """Log density of each value under each component."""
+        return gaussian_log_density(values, self.means, self.scales)
+
+    def component_cdf(self, values: Tensor) -> Tensor:
+        """Distribution function of each component."""
+        return torch.special.ndtr((values - self.means) / self.scales)
+
+    def _bracket(self, q: float) -> tuple[Tensor, Tensor]:
+        # The smallest and the largest of the components' own quantiles. With one component, or
+        # equal ones, the bracket has no width and both ends are the component's own quantile.
+        standard = torch.special.ndtri(torch.tensor(q, dtype=self.means.dtype)).item()
+        components = self.means + self.scales * standard
+        return components.amin(0), components.amax(0)
+
+    @cached_property
+    @torch.no_grad()
+    def _entropies(self) -> tuple[Tensor, Tensor]:
+        return mixture_entropy(self.means, self.scales), gaussian_entropy(self.scales).mean(0)
+
+    def crps(self, targets: Tensor) -> Tensor:
+        """Continuous ranked probability score for each output, in closed form; 0 is best."""
+        return mixture_crps(self.align(targets), self.means, self.scales)
 
 
 class Gaussian(Likelihood):
@@ -44,6 +190,7 @@ class Gaussian(Likelihood):
         torch.Size([2])
     """
 
+    predictive_type = GaussianPredictive
     log_scale: nn.Parameter | None
 
     def __init__(self, scale: float | list[float] = 1.0, learn: bool = False) -> None:
@@ -69,39 +216,36 @@ class Gaussian(Likelihood):
             return torch.tensor(self.initial_scale, dtype=like.dtype, device=like.device)
         return self.log_scale.to(like.dtype).exp()
 
-    def _check_scale(self, outputs: Tensor, batch_axes: int) -> None:
-        if not isinstance(self.initial_scale, list) or len(self.initial_scale) == 1:
-            return
-        size = outputs.shape[-1] if outputs.ndim > batch_axes else 1
-        if size != len(self.initial_scale):
-            raise DataError(
-                f"Gaussian has {len(self.initial_scale)} scales, one per output, and the network "
-                f"gives {size} outputs per example (shape {tuple(outputs.shape)}). Pass a list of "
-                f"{size} scales, or one number for all."
-            )
-
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log density of the targets, summed over the outputs of an example; ``(B,)``."""
-        self._check_scale(outputs, 1)
+        # As the predictive has it, without the axis of draws: every training step passes here.
+        self._check_scale(outputs.shape[1:])
         means = at_least_float32(outputs)
         values = reshape_targets(targets, means.shape).to(means.dtype)
         return sum_event(gaussian_log_density(values, means, self._scale(means)), 1)
 
     def predictive(self, outputs: Tensor) -> GaussianPredictive:
         """Mixture of Gaussians from ``(S, B)`` or ``(S, B, D)`` means."""
-        self._check_scale(outputs, 2)
+        self._check_scale(outputs.shape[2:])
         return GaussianPredictive(outputs, self._scale(at_least_float32(outputs)))
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check for finite numbers in the shape of the outputs."""
-        check_outputs("Gaussian", outputs, targets)
-        self._check_scale(outputs, 1)
+        self.check_tensors(outputs, targets)
+        self._check_scale(outputs.shape[1:])
         reshape_targets(targets, outputs.shape)
-        check_real_targets("Gaussian", targets)
+        self.check_finite(targets)
 
-    def metrics(self) -> MetricCollection:
-        """Root mean squared error, negative log likelihood, CRPS, coverage of 90% intervals."""
-        return regression_metrics()
+    def _check_scale(self, event: torch.Size) -> None:
+        if not isinstance(self.initial_scale, list) or len(self.initial_scale) == 1:
+            return
+        size = event[-1] if event else 1
+        if size != len(self.initial_scale):
+            raise DataError(
+                f"Gaussian has {len(self.initial_scale)} scales, one per output, and the network "
+                f"gives {size} outputs per example. Pass a list of {size} scales, or one number "
+                "for all."
+            )
 
     def config(self) -> dict[str, Any]:
         """The scale to start from, and whether it is learned."""

@@ -1,18 +1,20 @@
-"""The metrics of each kind of task, as collections ready to update and log."""
+"""The metrics of each task, as collections ready to update and log."""
 
 from __future__ import annotations
 
 from torchmetrics import MetricCollection
 
-from lightning_bnn.metrics.accuracy import Accuracy
-from lightning_bnn.metrics.brier import BrierScore
 from lightning_bnn.metrics.calibration import ExpectedCalibrationError
-from lightning_bnn.metrics.coverage import IntervalCoverage
-from lightning_bnn.metrics.crps import ContinuousRankedProbabilityScore
-from lightning_bnn.metrics.nll import NegativeLogLikelihood
-from lightning_bnn.metrics.rmse import RootMeanSquaredError
+from lightning_bnn.metrics.scores import (
+    Accuracy,
+    BrierScore,
+    ContinuousRankedProbabilityScore,
+    IntervalCoverage,
+    NegativeLogLikelihood,
+    RootMeanSquaredError,
+)
 
-__all__ = ["classification_metrics", "count_metrics", "regression_metrics"]
+__all__ = ["classification_metrics", "regression_metrics"]
 
 # compute_groups=False: torchmetrics would otherwise merge metrics whose states are equal after
 # the first batch (a perfect one has nll = brier = 0) and report one for the other ever after.
@@ -38,30 +40,11 @@ def classification_metrics() -> MetricCollection:
 
 
 def regression_metrics() -> MetricCollection:
-    """Rmse, nll, crps and the coverage of the central 90% interval.
+    """Rmse, nll, crps and the coverage of the central 90% interval, for numbers and counts.
 
     Example:
         >>> from lightning_bnn.metrics import regression_metrics
         >>> sorted(regression_metrics())
-        ['coverage', 'crps', 'nll', 'rmse']
-    """
-    return MetricCollection(
-        {
-            "rmse": RootMeanSquaredError(),
-            "nll": NegativeLogLikelihood(),
-            "crps": ContinuousRankedProbabilityScore(),
-            "coverage": IntervalCoverage(0.9),
-        },
-        compute_groups=False,
-    )
-
-
-def count_metrics() -> MetricCollection:
-    """Rmse, nll, crps and the coverage of the central 90% interval.
-
-    Example:
-        >>> from lightning_bnn.metrics import count_metrics
-        >>> sorted(count_metrics())
         ['coverage', 'crps', 'nll', 'rmse']
     """
     return MetricCollection(

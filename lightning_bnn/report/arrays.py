@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.mixtures import reshape_targets
 from lightning_bnn.predictive import ClassPredictive, Predictive
-from lightning_bnn.predictive.base import reshape_targets
 from lightning_bnn.report.array_checks import (
     as_tensor,
     check_classes,

@@ -71,7 +71,7 @@ def class_block(
     )
     coverage = coverage_at_risk(curve, risk)
     answered = round(coverage * len(curve.risk))
-    count, right = sums.confidence.count[0], sums.confidence.came[0]
+    count, right = sums.confidence.count[0], sums.confidence.observed[0]
     entropy_count = sums.entropy.count[0]
     return {
         "name": name,
@@ -125,7 +125,7 @@ def class_block(
         "entropy_accuracy": {
             "edges": sums.entropy.edges,
             "count": entropy_count,
-            "accuracy": _ratio(sums.entropy.came[0], entropy_count),
+            "accuracy": _ratio(sums.entropy.observed[0], entropy_count),
         },
         "confusion": _confusion(sample, sums.per_class.shape[1]),
         "per_class": _per_class(sums),
@@ -136,8 +136,8 @@ def class_block(
 
 
 def _curve(curve: ReliabilityCurve) -> dict[str, Any]:
-    names = ("edges", "count", "stated", "came", "lower", "upper")
-    return {name: getattr(curve, name) for name in names}
+    names = ("edges", "count", "stated", "lower", "upper")
+    return {name: getattr(curve, name) for name in names} | {"came": curve.observed}
 
 
 def _ratio(part: Any, whole: Any) -> Any:

@@ -10,12 +10,12 @@ import numpy as np
 from scipy.special import ndtri
 
 from lightning_bnn.calibration.bins import bin_index, mass_edges
-from lightning_bnn.calibration.number_verdict import (
-    NUMBER_BAND_LEVEL,
-    number_verdict,
+from lightning_bnn.calibration.pit import coverage_curve, error_by_sd, pit_histogram
+from lightning_bnn.calibration.verdict import (
+    REGRESSION_BAND_LEVEL,
+    regression_verdict,
     spread_by_sd,
 )
-from lightning_bnn.calibration.pit import coverage_curve, error_by_sd, pit_histogram
 from lightning_bnn.report.number_sums import LEVELS, NumberSums, normal_scores
 from lightning_bnn.report.outside import Outside
 from lightning_bnn.report.sample import Sample
@@ -60,11 +60,11 @@ def number_block(
     error = sample["mean"] - sample["target"]
     scores = normal_scores(sample["pit"], -error, sample["sd"])
     clustered = sums.count > sums.bias.examples
-    verdict = number_verdict(
+    verdict = regression_verdict(
         sums.sums["z"],
         sums.sums["z_squared"],
         sums.count,
-        pit_histogram(sums.pit, level=NUMBER_BAND_LEVEL).outside,
+        pit_histogram(sums.pit, level=REGRESSION_BAND_LEVEL).outside,
         None if clustered else spread_by_sd(sample["sd"], scores, SD_BINS),
         (sums.bias, sums.spread) if clustered else None,
     )

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_bnn.calibration.digits import rounded, rounded_probability
+from lightning_bnn.calibration.rounding import rounded, rounded_probability
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.report.rows import (

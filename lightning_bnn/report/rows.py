@@ -14,7 +14,7 @@ a yes-or-no label is a statement about two classes. A regression has a row for e
   et al., 2009, *Predictive Model Assessment for Count Data*).
 
 What is ranked (confidence, entropy, epistemic) is without the digits that rounding made
-(:mod:`lightning_bnn.calibration.digits`); scores and sums are not rounded. Examples whose
+(:mod:`lightning_bnn.calibration.rounding`); scores and sums are not rounded. Examples whose
 prediction is not finite have no rows; their indices are kept.
 """
 
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -30,20 +29,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_bnn.calibration.digits import rounded, rounded_probability
+from lightning_bnn.calibration.rounding import rounded, rounded_probability
 from lightning_bnn.calibration.verdict import score_moments
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.mixtures import reshape_targets
 from lightning_bnn.predictive import (
-    BernoulliPredictive,
-    CategoricalPredictive,
     ClassPredictive,
-    GaussianPredictive,
-    OrderedPredictive,
-    PoissonPredictive,
     Predictive,
 )
-from lightning_bnn.predictive.base import mixture_log_prob, reshape_targets
-from lightning_bnn.predictive.categorical import check_class_shapes
 from lightning_bnn.report.sample import uniforms
 
 __all__ = [
@@ -84,34 +77,24 @@ class Rows:
 
 def in_double(predictive: Predictive) -> Any:
     """The same predictive on the CPU in float64, so that sums and decompositions add up."""
-    return predictive._map(lambda tensor: tensor.detach().to("cpu", torch.float64))
+    return predictive.map(lambda tensor: tensor.detach().to("cpu", torch.float64))
 
 
-@singledispatch
 def task_of(predictive: object) -> str:
     """Tell "classes" from "numbers".
 
     Example:
+        >>> from lightning_bnn.predictive import BernoulliPredictive
         >>> task_of(BernoulliPredictive(torch.zeros(1, 3)))
         'classes'
     """
-    raise ConfigurationError(
-        "a report needs a predictive of classes or of numbers (CategoricalPredictive, "
-        "BernoulliPredictive, GaussianPredictive or PoissonPredictive); got "
-        f"{type(predictive).__name__}. From plain arrays use lightning_bnn.report.report()."
-    )
-
-
-@task_of.register(BernoulliPredictive)
-@task_of.register(CategoricalPredictive)
-def _(predictive: ClassPredictive) -> str:
-    return "classes"
-
-
-@task_of.register(GaussianPredictive)
-@task_of.register(PoissonPredictive)
-def _(predictive: OrderedPredictive) -> str:
-    return "numbers"
+    if not isinstance(predictive, Predictive):
+        raise ConfigurationError(
+            "a report needs a predictive of classes or of numbers (CategoricalPredictive, "
+            "BernoulliPredictive, GaussianPredictive or PoissonPredictive); got "
+            f"{type(predictive).__name__}. From plain arrays use lightning_bnn.report.report()."
+        )
+    return {"classification": "classes", "regression": "numbers"}[predictive.task]
 
 
 def make_rows(predictive: Predictive, targets: Tensor, example: Array) -> Rows:
@@ -127,6 +110,7 @@ def make_rows(predictive: Predictive, targets: Tensor, example: Array) -> Rows:
         DataError: The targets do not fit the predictive.
 
     Example:
+        >>> from lightning_bnn.predictive import CategoricalPredictive
         >>> predictive = CategoricalPredictive(torch.tensor([[[2.0, 0.0], [0.0, 1.0]]]))
         >>> rows = make_rows(predictive, torch.tensor([0, 0]), np.array([7, 8]))
         >>> rows.example, rows.columns["correct"]
@@ -142,34 +126,13 @@ def make_rows(predictive: Predictive, targets: Tensor, example: Array) -> Rows:
         return _number_rows(wide, targets, example)
 
 
-@singledispatch
-def class_log_probabilities(predictive: object) -> Tensor:
+def class_log_probabilities(predictive: ClassPredictive) -> Tensor:
     """Logarithms of the mean probabilities, (rows, K): example after example."""
-    raise ConfigurationError(
-        "A report expected the class probabilities of a CategoricalPredictive or a "
-        f"BernoulliPredictive; got {type(predictive).__name__}. For a predictive of your own "
-        "register them with lightning_bnn.report.rows.class_log_probabilities.register."
-    )
-
-
-@class_log_probabilities.register
-def _(predictive: CategoricalPredictive) -> Tensor:
-    log_mean = mixture_log_prob(predictive._component_log_probabilities)
-    return log_mean.movedim(1, -1).reshape(-1, log_mean.shape[1])
-
-
-@class_log_probabilities.register
-def _(predictive: BernoulliPredictive) -> Tensor:
-    parts = (predictive._component_log_no, predictive._component_log_yes)
-    return torch.stack([mixture_log_prob(part) for part in parts], -1).reshape(-1, 2)
+    return predictive.log_probabilities
 
 
 def _class_targets(predictive: ClassPredictive, targets: Tensor, classes: int) -> Array:
-    if isinstance(predictive, CategoricalPredictive):
-        check_class_shapes(predictive.outputs[0], targets)
-    else:
-        targets = reshape_targets(targets, predictive.outputs.shape[1:])
-    flat = targets.reshape(-1).numpy()
+    flat = predictive.align(targets).reshape(-1).numpy()
     wrong = ~np.isin(flat, np.arange(classes))
     if wrong.any():
         first = int(np.flatnonzero(wrong)[0])
@@ -241,7 +204,7 @@ def _number_rows(predictive: Any, targets: Tensor, example: Array) -> Rows:
     each = len(target) // max(1, len(predictive))
     row_example, position = np.repeat(example, each), np.tile(np.arange(each), len(example))
     pit = predictive.cdf(targets).reshape(-1).numpy()
-    if isinstance(predictive, PoissonPredictive):
+    if predictive.discrete:
         below = predictive.cdf(targets - 1).reshape(-1).numpy()
         pit = below + uniforms(row_example, position) * (pit - below)
     flat = {

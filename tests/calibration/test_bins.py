@@ -18,9 +18,8 @@ from lightning_bnn.calibration.bins import (
     reliability_curve,
     width_edges,
 )
-from lightning_bnn.errors import ConfigurationError, DataError
 
-NAMES = ("count", "stated", "came", "stated_squared", "stated_came")
+NAMES = ("count", "stated", "observed", "stated_squared", "stated_observed")
 
 
 def statements(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -85,18 +84,6 @@ def test_equal_values_share_one_bin_inside_of_the_unit_interval(only):
     assert bin_sums(np.full(7, only), np.ones(7), edges).count.tolist() == [[7]]
 
 
-@pytest.mark.parametrize("values", [[], [0.5, np.nan], [np.inf]])
-def test_edges_of_nothing_or_of_no_numbers(values):
-    with pytest.raises(DataError, match=f"{len(values)} came"):
-        mass_edges(np.array(values), 5)
-
-
-@pytest.mark.parametrize("make", [width_edges, lambda bins: mass_edges(np.ones(3), bins)])
-def test_no_bins(make):
-    with pytest.raises(ConfigurationError, match="at least 1; 0 came"):
-        make(0)
-
-
 @given(st.lists(st.floats(-0.5, 1.5), max_size=30), st.integers(1, 30))
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_index_against_a_walk(values, bins):
@@ -112,9 +99,9 @@ def test_index_against_a_walk(values, bins):
 # ------------------------------------------------------------------ sums
 
 
-def looped(stated, came, group, edges, groups):
+def looped(stated, observed, group, edges, groups):
     sums = {name: np.zeros((groups, len(edges) - 1)) for name in NAMES}
-    for p, y, g in zip(stated, came, group, strict=True):
+    for p, y, g in zip(stated, observed, group, strict=True):
         place = g, place_of(p, edges)
         for name, term in zip(NAMES, (1, p, y, p * p, p * y), strict=True):
             sums[name][place] += term
@@ -123,13 +110,13 @@ def looped(stated, came, group, edges, groups):
 
 @pytest.mark.parametrize("bins", [1, 6, 15])
 def test_sums_against_a_loop(bins):
-    stated, came = statements(300)
+    stated, observed = statements(300)
     stated[:5], stated[5:9] = 1.0, 0.0
     group = np.random.default_rng(1).integers(3, size=300)
     sums = BinSums(width_edges(bins), groups=3)
     for part in np.array_split(np.arange(300), 4):  # in batches
-        sums.add(stated[part], came[part], group[part])
-    expected = looped(stated, came, group, sums.edges, 3)
+        sums.add(stated[part], observed[part], group[part])
+    expected = looped(stated, observed, group, sums.edges, 3)
     for name in NAMES:
         np.testing.assert_allclose(getattr(sums, name), expected[name], rtol=1e-12)
     assert sums.count.dtype == np.int64
@@ -155,46 +142,14 @@ def test_classes_are_groups():
 
 
 def test_merged_parts_are_the_whole_even_after_a_journey():
-    stated, came = statements(200)
-    whole = bin_sums(stated, came, width_edges(15))
-    first = bin_sums(stated[:70], came[:70], width_edges(15))
-    second = bin_sums(stated[70:], came[70:], width_edges(15))
+    stated, observed = statements(200)
+    whole = bin_sums(stated, observed, width_edges(15))
+    first = bin_sums(stated[:70], observed[:70], width_edges(15))
+    second = bin_sums(stated[70:], observed[70:], width_edges(15))
     first.merge(pickle.loads(pickle.dumps(second)))
     first.merge(BinSums(width_edges(15)))  # a process without data
     for name in NAMES:
         np.testing.assert_allclose(getattr(first, name), getattr(whole, name), rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "other", [BinSums(width_edges(4)), BinSums(width_edges(3), 2), BinSums(np.array([0, 1, 2, 3]))]
-)
-def test_only_like_sums_merge(other):
-    with pytest.raises(DataError, match="same bins and groups"):
-        BinSums(width_edges(3)).merge(other)
-
-
-@pytest.mark.parametrize("edges", [[0.0], [0.0, 0.5, 0.5], [1.0, 0.0], [[0.0, 1.0]]])
-def test_edges_that_are_none(edges):
-    with pytest.raises(ConfigurationError, match="strictly increasing"):
-        BinSums(np.array(edges))
-
-
-def test_bad_statements():
-    sums = BinSums(width_edges(3), groups=2)
-    with pytest.raises(DataError, match=r"shapes \(2,\) and \(3,\)"):
-        sums.add(np.ones(2), np.ones(3))
-    with pytest.raises(DataError, match="1 of 2 are not"):
-        sums.add(np.array([0.5, np.nan]), np.ones(2))
-    for group in (2, -1):
-        with pytest.raises(DataError, match=f"from 0 to 1; {group} came"):
-            sums.add(np.ones(1), np.ones(1), group=group)
-    with pytest.raises(DataError, match="from 0 to 1; they go from 0 to 2"):
-        sums.add(np.ones(2), np.ones(2), group=np.array([0, 2]))
-    with pytest.raises(DataError, match=r"shape \(n, 2\).*\(4, 3\) and \(4,\)"):
-        sums.add_classes(np.ones((4, 3)), np.zeros(4, dtype=int))
-    with pytest.raises(DataError, match="Targets must be from 0 to 1; they go from -1 to 0"):
-        sums.add_classes(np.ones((2, 2)), np.array([0, -1]))
-    assert not sums.count.any()  # nothing of it was added
 
 
 def test_no_statements():
@@ -213,14 +168,14 @@ def test_no_statements():
 @pytest.mark.parametrize("bins", [1, 5, 15])
 @pytest.mark.parametrize("strategy", ["uniform", "quantile"])
 def test_curve_against_scikit_learn(bins, strategy):
-    stated, came = statements(500, seed=3)
+    stated, observed = statements(500, seed=3)
     edges = width_edges(bins) if strategy == "uniform" else mass_edges(stated, bins)
-    curve = reliability_curve(bin_sums(stated, came, edges))
-    theirs = calibration_curve(came, stated, n_bins=bins, strategy=strategy)
+    curve = reliability_curve(bin_sums(stated, observed, edges))
+    theirs = calibration_curve(observed, stated, n_bins=bins, strategy=strategy)
     full = curve.count > 0
-    np.testing.assert_allclose(curve.came[full], theirs[0], rtol=1e-12)
+    np.testing.assert_allclose(curve.observed[full], theirs[0], rtol=1e-12)
     np.testing.assert_allclose(curve.stated[full], theirs[1], rtol=1e-12)
-    assert np.isnan(curve.came[~full]).all()
+    assert np.isnan(curve.observed[~full]).all()
 
 
 @given(
@@ -259,7 +214,7 @@ def test_the_ends_of_the_band_are_inside():
     sums.count[:], sums.stated[:] = 100, 50
     curve = reliability_curve(sums)
     for hits, outside in ((37, []), (36, [0]), (63, []), (64, [0])):  # ppf(0.005) = 37
-        sums.came[:] = hits
+        sums.observed[:] = hits
         assert reliability_curve(sums).outside == outside
     assert (curve.lower.item(), curve.upper.item()) == (0.37, 0.63)
 
@@ -270,13 +225,9 @@ def test_band_holds_jointly_for_true_statements():
     left = 0
     for _ in range(2000):
         stated = generator.beta(3, 1, size=150)
-        came = generator.random(150) < stated
-        left += bool(reliability_curve(bin_sums(stated, came, width_edges(10)), level=0.95).outside)
+        observed = generator.random(150) < stated
+        left += bool(
+            reliability_curve(bin_sums(stated, observed, width_edges(10)), level=0.95).outside
+        )
     assert stats.binom.sf(139, 2000, 0.05) < 1e-4
     assert left < 140
-
-
-@pytest.mark.parametrize("level", [0.4, 1.0, 1.5])
-def test_level_of_the_band(level):
-    with pytest.raises(ConfigurationError, match=f"{level} came"):
-        reliability_curve(BinSums(width_edges(3)), level=level)

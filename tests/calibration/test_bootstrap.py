@@ -17,7 +17,6 @@ from lightning_bnn.calibration.bootstrap import (
     resample_weights,
 )
 from lightning_bnn.calibration.error import expected_calibration_errors
-from lightning_bnn.errors import ConfigurationError, DataError
 
 
 def test_fewer_replicates_for_large_data():
@@ -70,10 +69,6 @@ class TestWeights:
         assert (weights[:, order] == resample_weights(example[order], 6)).all()
         assert (weights[:, [0, 1, 3]] == resample_weights(np.arange(3), 6)[:, [1, 0, 2]]).all()
 
-    def test_nothing_to_draw(self):
-        with pytest.raises(DataError, match="at least one row"):
-            resample_weights(np.empty(0, np.int64), 3)
-
 
 class TestMeans:
     def test_equals_resampling_by_index(self, monkeypatch):
@@ -120,11 +115,6 @@ class TestPercentileInterval:
         assert np.isnan(percentile_interval(np.full(3, np.nan))).all()
         assert percentile_interval(np.array([1.0, np.inf, np.inf]), 0.9) == (1, np.inf)
 
-    @pytest.mark.parametrize("level", [0, 1, 95])
-    def test_level(self, level):
-        with pytest.raises(ConfigurationError, match=f"between 0 and 1, got {level}"):
-            percentile_interval(np.arange(3.0), level)
-
     def test_covers_the_mean_of_normal_data(self):
         """Of 500 samples of 200 numbers, 95% +- 4 standard errors of 0.97% (false alarm 6e-5).
 
@@ -168,10 +158,10 @@ class TestBasicInterval:
         for seed in range(seeds):
             generator = np.random.default_rng(seed)
             stated = generator.uniform(0.5, 1, rows)
-            came = (generator.uniform(size=rows) < stated - shift).astype(np.float64)
+            observed = (generator.uniform(size=rows) < stated - shift).astype(np.float64)
             ones = np.ones((1, rows), np.float32)
-            estimate = float(expected_calibration_errors(stated, came, edges, ones)[0])
-            values = expected_calibration_errors(stated, came, edges, weights)
+            estimate = float(expected_calibration_errors(stated, observed, edges, ones)[0])
+            values = expected_calibration_errors(stated, observed, edges, weights)
             result.append((*basic_interval(estimate, values), *percentile_interval(values)))
         return np.array(result)
 
@@ -232,11 +222,12 @@ def test_two_true_models_have_calibration_errors_that_are_not_clear():
     for seed in range(40):
         generator = np.random.default_rng(seed)
         fine, coarse = generator.uniform(0.5, 1, 500), np.full(500, 0.75)
-        came = (generator.random(500) < fine).astype(float)
+        observed = (generator.random(500) < fine).astype(float)
         weights = np.ones((301, 500), np.float32)
         weights[1:] = resample_weights(np.arange(500), 300)
         one, two = (
-            expected_calibration_errors(p, came, width_edges(15), weights) for p in (coarse, fine)
+            expected_calibration_errors(p, observed, width_edges(15), weights)
+            for p in (coarse, fine)
         )
         called += (
             paired_distance_is_clear(one[0], two[0], one[1:], two[1:]),

@@ -7,10 +7,8 @@ import pytest
 from scipy.special import log_softmax
 
 from lightning_bnn.calibration.clusters import cluster_sums
-from lightning_bnn.calibration.number_verdict import (
-    number_verdict,
-)
 from lightning_bnn.calibration.verdict import (
+    regression_verdict,
     rows_verdict,
 )
 
@@ -53,7 +51,7 @@ def test_dependent_numbers(shift, scale, label):
         z = (shift + scale * (0.9 * shared + math.sqrt(0.19) * own)).ravel()
         examples = np.repeat(np.arange(200), 24)
         clusters = cluster_sums(examples, z), cluster_sums(examples, z**2 - 1)
-        verdict = number_verdict(z.sum(), (z**2).sum(), z.size, (), None, clusters)
+        verdict = regression_verdict(z.sum(), (z**2).sum(), z.size, (), None, clusters)
         right += verdict.label == label
     assert right >= 196
 

@@ -26,14 +26,14 @@ def brier_parts(p: np.ndarray, y: np.ndarray, edges: np.ndarray) -> dict[str, fl
     """Sum the five parts of Stephenson et al. (2008) over classes, from the rows."""
     parts = dict.fromkeys(("rel", "res", "unc", "variance", "covariance"), 0.0)
     for k in range(p.shape[1]):
-        stated, came = p[:, k], (y == k).astype(float)
-        parts["unc"] += came.mean() * (1 - came.mean())
+        stated, observed = p[:, k], (y == k).astype(float)
+        parts["unc"] += observed.mean() * (1 - observed.mean())
         place = np.searchsorted(edges[1:-1], stated, side="right")
         for b in set(place.tolist()):
-            f, o = stated[place == b], came[place == b]
+            f, o = stated[place == b], observed[place == b]
             share = len(f) / len(stated)
             parts["rel"] += share * (f.mean() - o.mean()) ** 2
-            parts["res"] += share * (o.mean() - came.mean()) ** 2
+            parts["res"] += share * (o.mean() - observed.mean()) ** 2
             parts["variance"] += ((f - f.mean()) ** 2).sum() / len(stated)
             parts["covariance"] += 2 * ((f - f.mean()) * (o - o.mean())).sum() / len(stated)
     return parts
@@ -107,9 +107,9 @@ def test_nll(seed, count, labels, sharpness, bins):
     reliability = between = blurred = 0.0
     for b in set(place.tolist()):
         c, o = confidence[place == b], right[place == b]
-        said, came = [c.mean(), 1 - c.mean()], [o.mean(), 1 - o.mean()]
-        reliability += len(c) / count * stats.entropy(came, said)
-        between += len(c) / count * stats.entropy(came, [base, 1 - base])
+        said, observed = [c.mean(), 1 - c.mean()], [o.mean(), 1 - o.mean()]
+        reliability += len(c) / count * stats.entropy(observed, said)
+        between += len(c) / count * stats.entropy(observed, [base, 1 - base])
         log_scores = -np.log(np.where(o == 1, c, 1 - c))
         of_mean = -np.log(np.where(o == 1, said[0], said[1]))
         blurred += (log_scores - of_mean).sum() / count

@@ -21,14 +21,14 @@ from lightning_bnn.calibration.error import (
 )
 
 
-def looped(stated, came, edges) -> tuple[float, float]:
+def looped(stated, observed, edges) -> tuple[float, float]:
     """Give the expected and the maximum error, bin by bin from the rows themselves."""
     expected = largest = 0.0
     for index, (low, high) in enumerate(pairwise(edges)):
         last = index == len(edges) - 2
         inside = [i for i, p in enumerate(stated) if low <= p and (p < high or last)]
         if inside:
-            gap = abs(np.mean([stated[i] for i in inside]) - np.mean([came[i] for i in inside]))
+            gap = abs(np.mean([stated[i] for i in inside]) - np.mean([observed[i] for i in inside]))
             expected += gap * len(inside) / len(stated)
             largest = max(largest, gap)
     return expected, largest
@@ -45,10 +45,10 @@ def looped(stated, came, edges) -> tuple[float, float]:
 )
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_against_a_loop(rows, bins, by_mass):
-    stated, came = np.array([p for p, _ in rows]), np.array([y for _, y in rows], dtype=float)
+    stated, observed = np.array([p for p, _ in rows]), np.array([y for _, y in rows], dtype=float)
     edges = mass_edges(stated, bins) if by_mass else width_edges(bins)
-    sums = bin_sums(stated, came, edges)
-    expected, largest = looped(stated, came, edges)
+    sums = bin_sums(stated, observed, edges)
+    expected, largest = looped(stated, observed, edges)
     assert expected_calibration_error(sums) == pytest.approx(expected, abs=1e-12)
     assert maximum_calibration_error(sums) == pytest.approx(largest, abs=1e-12)
 
@@ -101,15 +101,15 @@ def test_nothing_stated_has_no_error():
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-12)])
 def test_replicates_against_rows_that_are_repeated(dtype, tolerance):
     generator = np.random.default_rng(2)
-    stated, came = generator.random(80), generator.integers(2, size=80)
+    stated, observed = generator.random(80), generator.integers(2, size=80)
     stated[:3] = 1.0
     weights = generator.multinomial(80, np.full(80, 1 / 80), size=30).astype(dtype)
     edges = width_edges(10)
-    values = expected_calibration_errors(stated, came, edges, weights)
+    values = expected_calibration_errors(stated, observed, edges, weights)
     assert values.dtype == np.float64
     for value, drawn in zip(values, weights, strict=True):
         rows = np.repeat(np.arange(80), drawn.astype(int))
-        assert value == pytest.approx(looped(stated[rows], came[rows], edges)[0], rel=tolerance)
+        assert value == pytest.approx(looped(stated[rows], observed[rows], edges)[0], rel=tolerance)
 
 
 def test_replicates_without_weight():

@@ -177,3 +177,13 @@ def test_error_by_sd_of_true_counts(rate):
             inside[i] += ((found["lower"] <= rmse) & (rmse <= found["upper"])).all()
     assert inside[0] >= 291
     assert inside[1] < inside[0]
+
+
+def test_band_of_counts_has_the_kurtosis_of_a_poisson():
+    """Rows of one rate: ν = 2 n λ / (2 λ + 1), as the variance of the squared error is 2 λ² + λ."""
+    rows, rate = 40, 1.5
+    sd, error = np.full(rows, rate**0.5), np.ones(rows)
+    result = error_by_sd(sd, error, bins=1, level=0.9, rate=np.full(rows, rate))
+    freedom = 2 * rows * rate / (2 * rate + 1)
+    expected = np.sqrt(rate * stats.chi2(freedom).ppf([0.05, 0.95]) / freedom)
+    np.testing.assert_allclose([result["lower"][0], result["upper"][0]], expected)

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_bnn.calibration.selective import aurc_replicates, coverage_at_risk, risk_coverage
-from lightning_bnn.errors import DataError
 
 
 def all_orders(confidence, wrong) -> np.ndarray:
@@ -106,10 +105,3 @@ def test_no_rows():
     assert np.isnan(curve.aurc)
     assert coverage_at_risk(curve, 0.5) == 0.0
     assert np.isnan(aurc_replicates(np.zeros(0), np.zeros(0), np.zeros((2, 0)))).all()
-
-
-def test_bad_rows():
-    with pytest.raises(DataError, match=r"\(2,\) and \(3,\)"):
-        risk_coverage(np.ones(2), np.ones(3))
-    with pytest.raises(DataError, match="1 of 2 confidences are NaN"):
-        risk_coverage(np.array([0.5, np.nan]), np.ones(2))

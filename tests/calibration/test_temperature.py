@@ -9,7 +9,6 @@ from scipy.special import log_softmax, softmax
 
 from lightning_bnn.calibration import temperature as module
 from lightning_bnn.calibration.temperature import apply_temperature, fit_temperature, scaled
-from lightning_bnn.errors import ConfigurationError, DataError
 
 
 def simulate(count: int, classes: int, stated: float, seed: int = 0):
@@ -80,7 +79,7 @@ class TestFit:
     def test_hopeless_cases_stop_at_the_ends(self):
         stated = np.log([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7]])
         assert fit_temperature(stated, np.array([0, 2])) == 0.01  # all right: colder is better
-        assert fit_temperature(stated, np.array([2, 0])) == 100.0  # the least probable ones came
+        assert fit_temperature(stated, np.array([2, 0])) == 100.0  # all wrong
         assert fit_temperature(np.log(np.full((4, 5), 0.2)), np.arange(4)) == 1  # nothing to scale
         assert np.isnan(fit_temperature(np.empty((0, 3)), np.empty(0, np.int64)))
 
@@ -108,20 +107,12 @@ class TestFit:
 
     @pytest.mark.parametrize("stated", [0.1, 0.5, 2.0, 10.0])
     def test_few_passes_over_the_rows(self, stated, monkeypatch):
-        """Newton's steps double the digits; halving alone would take about 40 passes."""
+        """Halving alone would take about 40 passes."""
         passes = []
-        derivatives = module._slope_and_curvature
-        monkeypatch.setattr(
-            module, "_slope_and_curvature", lambda *a: passes.append(a) or derivatives(*a)
-        )
+        slope = module._slope
+        monkeypatch.setattr(module, "_slope", lambda *a: passes.append(a) or slope(*a))
         fit_temperature(*simulate(500, 4, stated))
         assert len(passes) <= 14
-
-    def test_bad_input(self):
-        with pytest.raises(DataError, match=r"NaN or \+inf"):
-            fit_temperature(np.array([[np.nan, 0.0]]), np.array([0]))
-        with pytest.raises(DataError, match=r"from 0 to 1, .* got 0 to 2"):
-            fit_temperature(np.zeros((2, 2)), np.array([0, 2]))
 
 
 class TestApply:
@@ -144,11 +135,6 @@ class TestApply:
         np.testing.assert_allclose(many, -np.log(3000))
         result = apply_temperature(np.array([[0.0, -np.inf]]), 3.0)
         np.testing.assert_array_equal(result, [[0.0, -np.inf]])
-
-    @pytest.mark.parametrize("temperature", [0.0, -1.0, np.nan, np.inf])
-    def test_bad_temperature(self, temperature):
-        with pytest.raises(ConfigurationError, match=f"positive and finite .* got {temperature}"):
-            apply_temperature(np.zeros((1, 2)), temperature)
 
 
 def scores(log_probabilities: np.ndarray, targets: np.ndarray, bins: int) -> dict[str, float]:
@@ -199,7 +185,7 @@ class TestScaled:
             changed, own = targets.copy(), examples == example
             changed[own] = (changed[own] + 1) % 3
             moved = module.cross_fitted(log_probabilities, changed, examples) != base
-            assert not moved[own].any()  # what came of an example never touches its own judge
+            assert not moved[own].any()  # an example is never judged by itself
             assert np.unique(examples[moved]).size == 10
             sizes.append(moved.sum())
         assert sizes == [20] * 20

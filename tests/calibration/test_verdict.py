@@ -20,16 +20,13 @@ from lightning_bnn.calibration.bins import (
     reliability_curve,
     width_edges,
 )
-from lightning_bnn.calibration.number_verdict import (
-    number_verdict,
-)
 from lightning_bnn.calibration.verdict import (
     CLASS_BAND_LEVEL,
     FALSE_ALARM,
     Verdict,
     class_verdict,
+    regression_verdict,
 )
-from lightning_bnn.errors import DataError
 
 
 def top_logit(count: int, classes: int, confidence: float, generator: np.random.Generator):
@@ -114,7 +111,7 @@ def test_what_no_temperature_mends_is_seen_by_the_band():
 
 def curve_of(count: int, hits: int, confidence: float = 0.5) -> ReliabilityCurve:
     sums = BinSums(width_edges(1))
-    sums.count[:], sums.came[:], sums.stated[:] = count, hits, confidence * count
+    sums.count[:], sums.observed[:], sums.stated[:] = count, hits, confidence * count
     return reliability_curve(sums, level=CLASS_BAND_LEVEL)
 
 
@@ -160,12 +157,12 @@ def test_half_of_the_false_alarms_is_for_the_score():
 def curve_outside(*sides: int) -> ReliabilityCurve:
     """Make a curve with a bin on each side: −1 below the band, 0 inside, 1 above."""
     bins = len(sides)
-    came = 0.5 + 0.3 * np.array(sides)
+    observed = 0.5 + 0.3 * np.array(sides)
     return ReliabilityCurve(
         edges=width_edges(bins),
         count=np.full(bins, 10),
         stated=np.full(bins, 0.5),
-        came=came,
+        observed=observed,
         lower=np.full(bins, 0.4),
         upper=np.full(bins, 0.6),
     )
@@ -207,6 +204,4 @@ def test_no_rows_no_verdict():
     assert (
         class_verdict(reliability_curve(BinSums(width_edges(3))), 0.0, 0.0, 0.0).label == "unknown"
     )
-    assert number_verdict(0.0, 0.0, 0).label == "unknown"
-    with pytest.raises(DataError, match="-1 came"):
-        number_verdict(0.0, 0.0, -1)
+    assert regression_verdict(0.0, 0.0, 0).label == "unknown"

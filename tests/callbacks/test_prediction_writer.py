@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_bnn import VariationalBNN
 from lightning_bnn.callbacks import PredictionWriter
-from lightning_bnn.callbacks.prediction_writer import prediction_columns
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import (
     Bernoulli,
@@ -87,14 +86,14 @@ def test_every_kind_in_batches_equals_one_prediction(
     found, columns = read(path)
     assert found == ["index", *header]
     assert columns["index"].tolist() == list(range(7))
-    expected = prediction_columns(whole(bnn, INPUTS))
+    expected = whole(bnn, INPUTS).columns()
     for name in header:
         torch.testing.assert_close(columns[name], expected[name].float(), rtol=2e-5, atol=2e-6)
 
 
 def test_classes_are_the_predictives_own() -> None:
     predictive = Categorical().predictive(torch.randn(5, 4, 3))
-    columns = prediction_columns(predictive)
+    columns = predictive.columns()
     probability, chosen = predictive.mean.max(1)
     assert torch.equal(columns["class"], chosen)
     assert torch.equal(columns["probability"], probability)
@@ -104,7 +103,7 @@ def test_classes_are_the_predictives_own() -> None:
 
 def test_numbers_are_the_predictives_own() -> None:
     predictive = Gaussian([0.5, 1.0]).predictive(torch.randn(5, 4, 2))
-    columns = prediction_columns(predictive)
+    columns = predictive.columns()
     for output in range(2):
         variance = columns[f"aleatoric_{output}"] + columns[f"epistemic_{output}"]
         torch.testing.assert_close(columns[f"standard_deviation_{output}"] ** 2, variance)
@@ -208,6 +207,12 @@ def test_a_prediction_that_fails_leaves_a_part(tmp_path: Path) -> None:
     assert len(read(tmp_path / "predictions.csv.part")[1]["index"]) == 6
 
 
-def test_only_predictives_have_columns() -> None:
+class Plain(VariationalBNN):
+    def predict_step(self, batch: Tensor, *place: Any) -> Tensor:  # type: ignore[override]
+        return batch
+
+
+def test_only_predictives_have_columns(tmp_path: Path) -> None:
+    bnn = Plain(nn.Linear(2, 1), Gaussian(), num_data=10)
     with pytest.raises(ConfigurationError, match="got Tensor"):
-        prediction_columns(torch.zeros(3))
+        predict(bnn, DataLoader(INPUTS, batch_size=3), tmp_path / "predictions.csv")

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -7,7 +5,6 @@ from scipy import ndimage
 from sklearn.datasets import load_digits
 
 from lightning_bnn.data import Digits
-from lightning_bnn.errors import ConfigurationError
 
 
 def loaded(**options):
@@ -84,9 +81,3 @@ def test_turned_and_flat():
     assert torch.equal(flat.splits.train.tensors[0], square.splits.train.tensors[0].flatten(1))
     images = square.splits.train.tensors[0]
     assert (images.min(), images.max()) == (0, 1)
-
-
-@pytest.mark.parametrize("degrees", [math.nan, math.inf])
-def test_an_angle_is_a_number(degrees):
-    with pytest.raises(ConfigurationError, match=r"angle in degrees; got (nan|inf)"):
-        Digits(rotate=degrees)

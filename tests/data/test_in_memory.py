@@ -2,6 +2,7 @@
 
 import random
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from pytorch_lightning.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from lightning_bnn.data import Digits, InMemoryDataModule, TensorRows, ToyRegression
-from lightning_bnn.data.in_memory import Splits, training_size
+from lightning_bnn.data.in_memory import Splits, data_folder, missing_files, training_size
 from lightning_bnn.errors import ConfigurationError
 
 pytestmark = [
@@ -217,15 +218,6 @@ def test_loaders_are_plain_and_shuffle_only_for_training():
     assert [isinstance(loader.sampler, RandomSampler) for loader in loaders] == [True, False, False]
 
 
-def test_workers_give_the_same_batches():
-    plain, workers = Digits(batch_size=100), Digits(batch_size=100, num_workers=1)
-    plain.setup()
-    workers.setup()
-    for one, other in zip(plain.test_dataloader(), workers.test_dataloader(), strict=True):
-        assert torch.equal(one[0], other[0])
-        assert torch.equal(one[1], other[1])
-
-
 def test_lightning_can_share_the_rows_between_processes(make_data):
     # What a Trainer does to the loaders of a distributed run, here without the processes.
     data = make_data()
@@ -248,16 +240,49 @@ def test_before_setup_the_error_says_what_to_do():
             read()
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"num_workers": -1}])
-def test_impossible_loader_options(options):
-    name, value = next(iter(options.items()))
-    with pytest.raises(ConfigurationError, match=f"{name}={value}"):
-        Digits(**options)
-
-
 @pytest.mark.parametrize("validation", [-1, 10, 11])
 def test_training_size_leaves_something(validation):
     assert training_size(10, 9) == 1
     assert training_size(10, 0) == 10
     with pytest.raises(ConfigurationError, match=rf"10 training .*validation={validation}"):
         training_size(10, validation)
+
+
+def test_data_dir_wins_over_the_environment(monkeypatch):
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", "/root-of-data")
+    assert data_folder("/given", "uci", "x") == Path("/given")
+    assert data_folder(None, "uci", "x") == Path("/root-of-data/uci")
+
+
+@pytest.mark.parametrize("make_data", ["UCIRegression", "MNIST", "CIFAR10"], indirect=True)
+def test_the_environment_variable_gives_the_root_of_each_set(make_data, monkeypatch):
+    made = make_data()
+    made.setup()
+    rows, root = made.num_data, made.data_dir.parent
+    made = make_data()
+    made.data_dir = None
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(root))
+    made.setup()
+    assert made.num_data == rows
+
+
+def test_home_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", "~/data")
+    assert data_folder("~/sets", "uci", "x") == Path("/home/someone/sets")
+    assert data_folder(None, "uci", "x") == Path("/home/someone/data/uci")
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_neither_is_an_error_that_names_file_and_variable(monkeypatch, value):
+    monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
+    if value is not None:
+        monkeypatch.setenv("LIGHTNING_BNN_DATA", value)
+    with pytest.raises(ConfigurationError, match=r"LIGHTNING_BNN_DATA.*uci/yacht/data\.txt"):
+        data_folder(None, "uci", "yacht/data.txt")
+
+
+def test_missing_files_are_all_named():
+    message = str(missing_files("Set", [Path("/a/b"), Path("/a/c")], "Try this."))
+    assert message.startswith("Set: expected /a/b, /a/c, which are not there. Pass data_dir=")
+    assert message.endswith("Try this.")

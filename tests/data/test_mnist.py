@@ -6,7 +6,6 @@ import torch
 import torchvision
 
 from lightning_bnn.data import MNIST
-from lightning_bnn.data.mnist import read_idx
 from lightning_bnn.errors import ConfigurationError, DataError
 
 
@@ -59,7 +58,7 @@ def test_normalise_and_flatten(mnist_dir):
 def test_missing_files_are_named(mnist_dir, monkeypatch):
     raw = mnist_dir / "MNIST" / "raw"
     (raw / "t10k-labels-idx1-ubyte.gz").unlink()
-    expected = rf"expected {raw}/t10k-labels-idx1-ubyte\(\.gz\), which is not there"
+    expected = rf"expected {raw}/t10k-labels-idx1-ubyte\.gz, which is not there"
     with pytest.raises(ConfigurationError, match=expected) as caught:
         loaded(mnist_dir)
     assert "download=True" in str(caught.value)
@@ -68,11 +67,6 @@ def test_missing_files_are_named(mnist_dir, monkeypatch):
     monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
     with pytest.raises(ConfigurationError, match=r"MNIST/raw/train-images.*LIGHTNING_BNN_DATA"):
         loaded(None)
-
-
-def test_the_environment_variable_gives_the_root(mnist_dir, monkeypatch):
-    monkeypatch.setenv("LIGHTNING_BNN_DATA", str(mnist_dir.parent))
-    assert loaded(None).num_data == 40
 
 
 def test_download_only_when_asked_and_needed(mnist_dir, tmp_path, monkeypatch):
@@ -87,36 +81,21 @@ def test_download_only_when_asked_and_needed(mnist_dir, tmp_path, monkeypatch):
     assert asked == [(tmp_path / "empty", True)]
 
 
-def test_validation_must_leave_images_to_train_on(mnist_dir):
-    assert loaded(mnist_dir, validation=0).num_data == 50
-    with pytest.raises(ConfigurationError, match=r"50 training examples.*validation=10000"):
-        loaded(mnist_dir, validation=10_000)
-
-
-def test_damaged_files(mnist_dir):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: whole[:-12],
+        lambda whole: b"no archive",
+        lambda whole: gzip.compress(gzip.decompress(whole)[:-1]),
+        lambda whole: gzip.compress(b"\x00\x00\x08\x03\x00\x00"),
+        lambda whole: gzip.compress(b""),
+    ],
+)
+def test_damaged_files_are_named(mnist_dir, damage):
     path = mnist_dir / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-12])
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte.gz is damaged"):
         loaded(mnist_dir)
-    path.write_bytes(b"no archive")
-    with pytest.raises(DataError, match="is damaged"):
-        loaded(mnist_dir)
-    path.write_bytes(gzip.compress(gzip.decompress(whole)[:-1]))
-    with pytest.raises(DataError, match=r"should hold 50 values .*; got 49"):
-        loaded(mnist_dir)
-    path.write_bytes(gzip.compress(b"\x00\x00\x0d\x01\x00\x00\x00\x00"))
-    with pytest.raises(DataError, match="start with 00 00 0d"):
-        loaded(mnist_dir)
-
-
-def test_idx_header_cut_short(tmp_path):
-    (tmp_path / "file").write_bytes(bytes([0, 0, 8, 3, 0, 0]))
-    with pytest.raises(DataError, match="header of 16 bytes; got 6 bytes"):
-        read_idx(tmp_path / "file")
-    (tmp_path / "empty").write_bytes(b"")
-    with pytest.raises(DataError, match="got 0 bytes"):
-        read_idx(tmp_path / "empty")
 
 
 def test_images_and_labels_of_different_files(mnist_dir, mnist_arrays):

@@ -1,11 +1,8 @@
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler,
     ConcatDataset,
     DataLoader,
-    DistributedSampler,
-    RandomSampler,
     Subset,
     TensorDataset,
 )
@@ -50,28 +47,6 @@ def test_batches_equal_those_of_a_tensor_dataset(options):
         assert torch.equal(inputs, expected_inputs)
         assert torch.equal(targets, expected_targets)
         assert torch.equal(inputs[:, 0], 2.0 * targets)  # rows stay together
-
-
-def test_batch_sampler():
-    rows = TensorRows(INPUTS, TARGETS)
-    sampler = BatchSampler(
-        RandomSampler(rows, generator=torch.Generator().manual_seed(0)), 3, drop_last=False
-    )
-    loader = DataLoader(rows, batch_sampler=sampler, collate_fn=collate_rows)
-    targets = torch.cat([targets for _, targets in loader])
-    assert targets.sort().values.tolist() == list(range(11))
-    assert targets.tolist() != list(range(11))
-
-
-def test_distributed_samplers_share_the_rows():
-    rows = TensorRows(INPUTS[:10], TARGETS[:10])
-    shares = []
-    for rank in range(2):
-        sampler = DistributedSampler(rows, num_replicas=2, rank=rank, shuffle=True, seed=3)
-        loader = DataLoader(rows, batch_size=2, sampler=sampler, collate_fn=collate_rows)
-        shares.append(torch.cat([targets for _, targets in loader]).tolist())
-    assert [len(share) for share in shares] == [5, 5]
-    assert sorted(shares[0] + shares[1]) == list(range(10))
 
 
 def test_a_batch_is_gathered_in_one_call():

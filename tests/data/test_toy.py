@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lightning_bnn.data import ToyRegression, toy_curve
-from lightning_bnn.errors import ConfigurationError
 
 
 def loaded(**options):
@@ -70,13 +69,3 @@ def test_predicting_runs_over_the_page():
     assert torch.equal(inputs, data.grid(15))
     assert (inputs[0].item(), inputs[-1].item()) == pytest.approx((-0.2, 1.2))
     assert torch.equal(targets, toy_curve(inputs))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"train_size": 0}, {"test_size": -1}, {"grid_points": 0}, {"noise": -0.1}],
-)
-def test_impossible_options(options):
-    name, value = next(iter(options.items()))
-    with pytest.raises(ConfigurationError, match=f"{name}={value}"):
-        ToyRegression(**options)

@@ -8,7 +8,7 @@ import torch.distributed
 import torch.multiprocessing
 from torchmetrics import MetricCollection
 
-from lightning_bnn.metrics import classification_metrics, count_metrics, regression_metrics
+from lightning_bnn.metrics import classification_metrics, regression_metrics
 from lightning_bnn.predictive import (
     CategoricalPredictive,
     GaussianPredictive,
@@ -32,7 +32,7 @@ def batch(kind: str, size: int, seed: int) -> tuple[Predictive, torch.Tensor]:
 MAKE = {
     "classification": classification_metrics,
     "regression": regression_metrics,
-    "count": count_metrics,
+    "count": regression_metrics,
 }
 
 

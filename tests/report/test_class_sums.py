@@ -32,8 +32,8 @@ def test_sums_equal_a_loop():
         for k in range(3):
             classwise[:, k, min(4, int(p[i, k] * 5))] += [1, int(targets[i]) == k]
     np.testing.assert_allclose(sums.per_class, per_class)
-    np.testing.assert_allclose([sums.entropy.count[0], sums.entropy.came[0]], entropy)
-    np.testing.assert_allclose([sums.classwise.count, sums.classwise.came], classwise)
+    np.testing.assert_allclose([sums.entropy.count[0], sums.entropy.observed[0]], entropy)
+    np.testing.assert_allclose([sums.classwise.count, sums.classwise.observed], classwise)
     assert sums.confidence.count.sum() == 90
 
 

@@ -14,7 +14,7 @@ from lightning_bnn.predictive import (
     GaussianPredictive,
     PoissonPredictive,
 )
-from lightning_bnn.report.rows import class_log_probabilities, make_rows, task_of
+from lightning_bnn.report.rows import make_rows, task_of
 from tests.report.predictions import class_data, number_data
 
 
@@ -193,8 +193,3 @@ def test_targets_that_do_not_fit():
 def test_another_kind_of_predictive():
     with pytest.raises(ConfigurationError, match="got str"):
         task_of("predictive")
-
-
-def test_class_probabilities_of_another_kind_are_asked_for():
-    with pytest.raises(ConfigurationError, match=r"got int.*class_log_probabilities.register"):
-        class_log_probabilities(3)

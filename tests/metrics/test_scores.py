@@ -4,16 +4,17 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
+from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, root_mean_squared_error
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.metrics import (
     Accuracy,
     BrierScore,
     ContinuousRankedProbabilityScore,
     IntervalCoverage,
     NegativeLogLikelihood,
+    RootMeanSquaredError,
 )
 from lightning_bnn.predictive import (
     BernoulliPredictive,
@@ -43,8 +44,7 @@ def over_batches(metric, predictive, targets) -> float:
     start = 0
     for size in SIZES:
         piece = slice(start, start + size)
-        parts = {name: tensor[:, piece] for name, tensor in predictive._tensors().items()}
-        metric.update(type(predictive)(**parts), targets[piece])
+        metric.update(predictive[piece], targets[piece])
         start += size
     return metric.compute().item()
 
@@ -143,3 +143,23 @@ def test_nan_is_seen():
     metric = NegativeLogLikelihood()
     metric.update(CategoricalPredictive(torch.full((1, 2, 2), torch.nan)), torch.tensor([0, 1]))
     assert metric.compute().isnan()
+
+
+@pytest.mark.parametrize("event", [(), (1,), (3,)])
+def test_rmse_against_scikit_learn(event):
+    means, targets = randn(4, 81, *event), randn(81, *event, seed=1)
+    predictive = GaussianPredictive(means, torch.tensor(1.0))
+    expected = root_mean_squared_error(targets.flatten(), means.mean(0).flatten())
+    rmse = over_batches(RootMeanSquaredError(), predictive, targets)
+    assert rmse == pytest.approx(expected, rel=1e-5)
+
+
+def test_rmse_of_column_against_row_and_whole_numbers():
+    metric = RootMeanSquaredError()
+    metric.update(PoissonPredictive(torch.zeros(2, 3, 1)), torch.tensor([0, 1, 4]))
+    assert metric.compute().item() == pytest.approx((10 / 3) ** 0.5)
+
+
+def test_rmse_never_broadcasts():
+    with pytest.raises(DataError, match="first axis is the batch"):
+        RootMeanSquaredError().update(PoissonPredictive(torch.zeros(2, 3, 1)), torch.zeros(1, 3))

@@ -1,4 +1,4 @@
-"""Verdicts on numbers; for the false-alarm rates see ``test_verdict.py``."""
+"""Verdicts on regressions; for the false-alarm rates see ``test_verdict.py``."""
 
 import math
 
@@ -7,25 +7,24 @@ import pytest
 from scipy import stats
 from scipy.special import ndtri
 
-from lightning_bnn.calibration.number_verdict import (
-    NUMBER_BAND_LEVEL,
-    SpreadBins,
-    number_verdict,
-    spread_by_sd,
-)
+from lightning_bnn.calibration.clusters import ClusterSums
 from lightning_bnn.calibration.verdict import (
     FALSE_ALARM,
+    REGRESSION_BAND_LEVEL,
+    SpreadBins,
     Verdict,
+    regression_verdict,
+    spread_by_sd,
 )
 
 
 def judge_numbers(z: np.ndarray) -> Verdict:
     """Judge by the moments and by a PIT histogram of 20 bins with SciPy's binomial band."""
     counts = np.histogram(stats.norm.cdf(z), bins=20, range=(0, 1))[0]
-    tail = (1 - NUMBER_BAND_LEVEL) / 20 / 2
+    tail = (1 - REGRESSION_BAND_LEVEL) / 20 / 2
     low, high = stats.binom.ppf([tail, 1 - tail], len(z), 1 / 20)
     outside = np.flatnonzero((counts < low) | (counts > high)).tolist()
-    return number_verdict(z.sum(), (z**2).sum(), len(z), outside)
+    return regression_verdict(z.sum(), (z**2).sum(), len(z), outside)
 
 
 @pytest.mark.parametrize("count", [20, 200, 2000])
@@ -61,46 +60,46 @@ def test_numbers_of_another_shape_are_seen_by_the_histogram():
     z = generator.choice([-1.0, 1.0], size=400) + 1e-3 * generator.normal(size=400)
     z = (z - z.mean()) / z.std()
     assert judge_numbers(z).label == "miscalibrated"
-    assert number_verdict(z.sum(), (z**2).sum(), 400).label == "calibrated"
+    assert regression_verdict(z.sum(), (z**2).sum(), 400).label == "calibrated"
 
 
 def test_p_values_of_numbers_against_scipy():
     z = np.random.default_rng(3).normal(size=50)
     for scale in (0.7, 1.0, 1.4):
         squares = ((scale * z) ** 2).sum()
-        verdict = number_verdict(0.0, squares, 50)
+        verdict = regression_verdict(0.0, squares, 50)
         tail = min(stats.chi2.cdf(squares, 49), stats.chi2.sf(squares, 49))
         assert verdict.p_value == pytest.approx(min(1, 2 * tail))
         assert verdict.z == pytest.approx((squares - 49) / math.sqrt(98))
-    verdict = number_verdict(40.0, 100 + 16.0, 100)
+    verdict = regression_verdict(40.0, 100 + 16.0, 100)
     assert verdict.label == "biased"
     assert verdict.p_value == pytest.approx(2 * stats.norm.sf(4.0))
 
 
 def test_numbers_share_the_false_alarms_by_four():
     limit = -ndtri(FALSE_ALARM / 8) * 10  # of a sum over 100 rows
-    assert number_verdict(limit - 1e-6, 100 + limit**2 / 100, 100).label == "calibrated"
-    assert number_verdict(limit + 1e-6, 100 + limit**2 / 100, 100).label == "biased"
+    assert regression_verdict(limit - 1e-6, 100 + limit**2 / 100, 100).label == "calibrated"
+    assert regression_verdict(limit + 1e-6, 100 + limit**2 / 100, 100).label == "biased"
     low = stats.chi2.ppf(FALSE_ALARM / 8, 99)
-    assert number_verdict(0.0, low + 1e-6, 100).label == "calibrated"
-    assert number_verdict(0.0, low - 1e-6, 100).label == "under-confident"
-    assert pytest.approx(1 - FALSE_ALARM / 4) == NUMBER_BAND_LEVEL
+    assert regression_verdict(0.0, low + 1e-6, 100).label == "calibrated"
+    assert regression_verdict(0.0, low - 1e-6, 100).label == "under-confident"
+    assert pytest.approx(1 - FALSE_ALARM / 4) == REGRESSION_BAND_LEVEL
 
 
 def test_of_two_faults_the_further_one_is_named():
-    assert number_verdict(50.0, 125 + 150.0, 100).label == "over-confident"
-    assert number_verdict(100.0, 150 + 100.0, 100).label == "biased"
+    assert regression_verdict(50.0, 125 + 150.0, 100).label == "over-confident"
+    assert regression_verdict(100.0, 150 + 100.0, 100).label == "biased"
 
 
 def test_a_target_beyond_all_that_was_possible():
-    verdict = number_verdict(math.nan, math.inf, 100, [0])
+    verdict = regression_verdict(math.nan, math.inf, 100, [0])
     assert (verdict.label, verdict.z, verdict.p_value) == ("over-confident", math.inf, 0.0)
     assert verdict.outside == [0]
 
 
 def test_one_row_says_nothing_of_spread():
-    assert number_verdict(0.5, 0.25, 1).label == "calibrated"
-    assert number_verdict(6.0, 36.0, 1).label == "biased"
+    assert regression_verdict(0.5, 0.25, 1).label == "calibrated"
+    assert regression_verdict(6.0, 36.0, 1).label == "biased"
 
 
 # ------------------------------------------------------------------ spread by sd
@@ -114,8 +113,8 @@ def test_a_spread_that_does_not_follow_the_errors_is_found():
         sd = generator.uniform(1, 2, 2000)
         z = generator.normal(size=2000) * np.where(sd < np.median(sd), 1.165, 0.8)
         spread = spread_by_sd(sd, z)
-        assert number_verdict(z.sum(), (z**2).sum(), 2000).label in ("calibrated", "biased")
-        found.append(number_verdict(z.sum(), (z**2).sum(), 2000, (), spread).label)
+        assert regression_verdict(z.sum(), (z**2).sum(), 2000).label in ("calibrated", "biased")
+        found.append(regression_verdict(z.sum(), (z**2).sum(), 2000, (), spread).label)
         assert set(spread.narrow) <= set(range(5))
         assert set(spread.wide) <= set(range(5, 10))
     assert (
@@ -138,9 +137,17 @@ def test_labels_of_spread_bins():
         (SpreadBins([1], [2]), "miscalibrated"),
         (SpreadBins(), "calibrated"),
     ):
-        verdict = number_verdict(0.0, 100.0, 100, (), spread)
+        verdict = regression_verdict(0.0, 100.0, 100, (), spread)
         assert (verdict.label, verdict.spread_outside) == (label, spread.narrow + spread.wide)
 
 
 def test_equal_sd_have_no_bins():
     assert spread_by_sd(np.ones(100), np.full(100, 9.0)) == SpreadBins()
+
+
+@pytest.mark.parametrize(("bias", "label"), [(2.97, "biased"), (2.5, "calibrated")])
+def test_dependent_rows_spend_half_of_the_false_alarms_on_the_bias(bias, label):
+    """P-values of 0.003 and 0.012."""
+    clusters = ClusterSums(200, 400.0, 0.0), ClusterSums(200, 800.0, 0.0)
+    verdict = regression_verdict(20 * bias, 400 + bias**2, 400, clusters=clusters)
+    assert (verdict.label, verdict.clustered) == (label, True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_bnn.calibration.digits import rounded, rounded_probability
+from lightning_bnn.calibration.rounding import rounded, rounded_probability
 
 
 @pytest.mark.parametrize("single", [False, True])
