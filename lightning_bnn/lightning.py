@@ -57,7 +57,7 @@ def _choose() -> str:
 
 
 PACKAGE = _choose()
-_FABRIC = "lightning_fabric" if PACKAGE == _NAMES[0] else "lightning.fabric"
+_FABRIC = "lightning_fabric" if _NAMES[0] == PACKAGE else "lightning.fabric"
 
 
 def in_this_package(class_path: str) -> str:

@@ -1,6 +1,6 @@
 """On an accelerator a training step reads nothing on the host.
 
-A read makes the host wait for the device. There is no accelerator here, so the accelerator's path is
+A read makes the host wait for the device. There is no accelerator here, so its path is
 forced and scalar reads are counted as PyTorch dispatches them.
 """
 
