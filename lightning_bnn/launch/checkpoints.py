@@ -172,7 +172,7 @@ class UnitCheckpoint(Checkpoint):
 def plain_types() -> Iterator[None]:
     """Let checkpoints that are read hold numbers and arrays of NumPy, and paths: data, no code."""
     dtypes = [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
-    rebuild = [np._core.multiarray.scalar, np._core.multiarray._reconstruct]  # type: ignore[attr-defined]
+    rebuild = [np._core.multiarray.scalar, np._core.multiarray._reconstruct]
     paths = [pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath]
     with torch.serialization.safe_globals([*rebuild, *dtypes, np.ndarray, np.dtype, *paths]):
         yield

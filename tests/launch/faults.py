@@ -12,8 +12,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from lightning_bnn.launch.backend import Attempt
 from lightning_bnn.launch.checkpoints import UnitCheckpoint
-from lightning_bnn.launch.member import Attempt, run_attempt
+from lightning_bnn.launch.member import Place, run_attempt
 from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
@@ -113,17 +114,10 @@ def run_by_hand(
     """Run an attempt in this process, without Ray, and give the records."""
     records = RunRecords(storage)
     records.grant(unit, attempt)
-    recipe = Factories(make_bnn, data, trainer)
     run_attempt(
-        Attempt(
-            recipe,
-            records.storage,
-            unit,
-            attempt,
-            seed=0,
-            threads=1,
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        Factories(make_bnn, data, trainer),
+        Attempt(records.storage, unit, attempt, checkpoint_seconds=checkpoint_seconds),
+        Place(threads=1),
     )
     return records
 

@@ -18,10 +18,9 @@ from ray.util.placement_group import placement_group, placement_group_table
 
 from lightning_bnn import Posterior
 from lightning_bnn.errors import ConfigurationError, LaunchError
-from lightning_bnn.launch import LaunchedRun, MemberResult, launch
+from lightning_bnn.launch import Attempt, LaunchedRun, MemberResult, Outcome, launch
 from lightning_bnn.launch.checkpoints import last_checkpoint
-from lightning_bnn.launch.distributed import RankError, group_memory, judge, remove_groups
-from lightning_bnn.launch.driver import Outcome
+from lightning_bnn.launch.ray_backend import RankError, group_memory, judge, remove_groups
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.posteriors.files import open_directory
@@ -191,7 +190,7 @@ def test_all_ranks_take_the_checkpoint_of_the_first(tmp_path: Path) -> None:
 
 
 def test_groups_are_found_by_their_mark() -> None:
-    memory, other = (group_memory("runs", Unit((0,)), number, {}) for number in (1, 2))
+    memory, other = (group_memory(Attempt("runs", Unit((0,)), number), {}) for number in (1, 2))
     group = placement_group([{"CPU": 0.1, "memory": memory}])
     assert group.wait(PATIENCE)
     assert remove_groups([other]) == 0

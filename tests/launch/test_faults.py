@@ -14,7 +14,7 @@ import pytest
 
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, LaunchError
-from lightning_bnn.launch import MemberResult, StoredRun, launch
+from lightning_bnn.launch import MemberResult, launch, load_run
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from tests.launch.faults import (
@@ -190,7 +190,7 @@ def test_one_member_that_diverges_is_not_tried_again_and_the_others_are_done(
     with pytest.raises(LaunchError, match=r"2 members are done and 1 are not; member 1 failed"):
         run.wait()
     assert [len(records.attempts(unit)) for unit in records.units()] == [1, 3, 1]
-    assert len(StoredRun(tmp_path).posterior(make_net()).components) == 2
+    assert len(load_run(tmp_path).posterior(make_net()).components) == 2
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_divergence_in_the_first_step_does_not_end_the_run(tmp_path: Path) -> No
     )
     with pytest.raises(LaunchError, match=r"2 members are done and 1 are not"):
         run.wait()
-    assert [result.member for result in StoredRun(tmp_path).results()] == [0, 2]
+    assert [result.member for result in load_run(tmp_path).results()] == [0, 2]
 
 
 def test_a_stack_with_a_diverged_member_gives_the_others(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from lightning_bnn import Posterior
 from lightning_bnn.callbacks import SampleCollector
-from lightning_bnn.launch.draws import adopt_draws
 from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.saving import adopt_draws
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.posteriors.stream import DrawStream
 from tests.launch.faults import Note, Raise, left_behind, noted_steps, run_by_hand
