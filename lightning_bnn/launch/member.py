@@ -134,9 +134,7 @@ def _fit(
     parts = recipe.build(unit.members, attempt.seed, folder)
     _check_members(parts.strategy, unit)
     checkpoint = UnitCheckpoint(
-        folder,
-        attempt.checkpoint_seconds,
-        lambda: records.check_granted(unit, attempt.number),
+        folder, attempt.checkpoint_seconds, lambda: records.check_granted(unit, attempt.number)
     )
     callbacks = [*callbacks, AgreedMode(records, unit, parts.strategy), checkpoint]
     trainer = _make_trainer(parts, folder, place, callbacks)

@@ -29,6 +29,7 @@ It is all in words, so that it can be read without colours, and in any encoding.
 from __future__ import annotations
 
 import heapq
+import math
 import os
 import socket
 import statistics
@@ -57,19 +58,7 @@ from lightning_bnn.launch.units import Unit
 if TYPE_CHECKING:
     from lightning_bnn.launch.run import LaunchedRun
 
-__all__ = [
-    "ProgressCallback",
-    "Row",
-    "RunDisplay",
-    "RunReader",
-    "RunTable",
-    "Summary",
-    "duration_text",
-    "plain_metrics",
-    "result_line",
-    "summarise",
-    "watch",
-]
+__all__ = ["ProgressCallback", "Row", "RunDisplay", "RunReader", "RunTable", "summarise", "watch"]
 
 State = Literal["queued", "starting", "training", "saving", "silent", "failed", "diverged", "done"]
 RUNNING = ("starting", "training", "saving")
@@ -140,7 +129,7 @@ class ProgressCallback(pl.Callback):
         told = {**self._told, "time": time.time()}
         if (trainer := self._trainer) is not None:
             told |= {"step": trainer.global_step, "epoch": trainer.current_epoch}
-            told |= {"steps": _steps_of(trainer), "loss": _plain_number(self._loss)}
+            told["loss"] = _plain_number(self._loss)
         with suppress(Exception):  # the storage may be away for a moment
             self.records.put_progress(self.unit, told)
 
@@ -154,8 +143,9 @@ class ProgressCallback(pl.Callback):
             self.tell()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Know the trainer from now on, and when this attempt took its first step."""
-        self._trainer = trainer
+        """Know the trainer from now on, how long it will take, and where this attempt began."""
+        self._trainer, steps = trainer, trainer.estimated_stepping_batches
+        self._told["steps"] = int(steps) if 0 < steps < math.inf else None
         self._told |= {"phase": "training", "first": [time.time(), trainer.global_step]}
 
     def on_train_batch_end(
@@ -175,16 +165,6 @@ class ProgressCallback(pl.Callback):
         self._told["phase"] = "saving"
 
 
-def _steps_of(trainer: pl.Trainer) -> int | None:
-    """The number of steps of the whole fit, where it is known without loading anything."""
-    limits = [float(trainer.max_steps)] if trainer.max_steps > 0 else []
-    epochs = trainer.max_epochs
-    if epochs is not None and epochs > 0:
-        limits.append(epochs * trainer.num_training_batches // trainer.accumulate_grad_batches)
-    least = min(limits, default=float("inf"))
-    return int(least) if least < float("inf") else None
-
-
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
     """Logged metrics as plain numbers; None for those that are not finite, which JSON lacks.
 
@@ -196,11 +176,11 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _plain_number(value: Any) -> float | None:
-    if isinstance(value, torch.Tensor):
-        value = value.item() if value.numel() == 1 else None
-    if not isinstance(value, (int, float)):
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):  # not one number
         return None
-    return float(value) if -float("inf") < value < float("inf") else None
+    return number if math.isfinite(number) else None
 
 
 # -------------------------------------------------------------------- reading
@@ -518,8 +498,7 @@ class RunTable:
             yield text("and " + ", ".join(counted))
         failures = [row for row in self.rows if row.error]
         for row in failures[:_MOST_ERRORS]:
-            noun = "member" if len(row.members) == 1 else "members"
-            words = f"{noun} {_members(row)} failed: {_first_line(row.error)}"
+            words = f"{Unit(row.members)} failed: {_first_line(row.error)}"
             for line in textwrap.wrap(words, options.max_width)[:_LINES_OF_ERROR]:
                 yield text(line)
         if len(failures) > _MOST_ERRORS:
@@ -565,7 +544,7 @@ def _cells(rows: Sequence[Row]) -> dict[str, list[str]]:
         return "-" if seconds is None else words.format(duration_text(seconds))
 
     return {
-        "member": [_members(row) for row in rows],
+        "member": ["-".join(map(str, (row.members[0], *row.members[1:][-1:]))) for row in rows],
         "state": [_state(row) for row in rows],
         "node": [_node_name(row.host, row.node, on_host[row.host] > 1) for row in rows],
         "device": [row.device or "-" for row in rows],
@@ -576,11 +555,6 @@ def _cells(rows: Sequence[Row]) -> dict[str, list[str]]:
         "ETA": [duration(row.eta) for row in rows],
         "last sign": [duration(row.age, "{} ago") for row in rows],
     }
-
-
-def _members(row: Row) -> str:
-    first, last = row.members[0], row.members[-1]
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _state(row: Row) -> str:

@@ -31,7 +31,7 @@ from typing import Any
 
 import yaml
 
-from lightning_bnn.checks import check_whole
+from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.errors import ConfigurationError, LaunchError
 from lightning_bnn.launch.backend import Attempt, Backend, Handle, Outcome
 from lightning_bnn.launch.member import Place, attempt_outcome
@@ -211,39 +211,38 @@ class RayBackend(Backend):
         )
 
     def _send(self, recipe: Recipe) -> Any:
-        """Put a recipe into the object store, or say which part of it cannot be sent."""
+        """Put a recipe into the object store, or name the object in it that cannot be sent."""
         try:
             return self.ray.put(recipe)
         except Exception as error:  # of any kind: it may be raised by the object itself
             for name, part in vars(recipe).items():
-                if (reason := self._problem(part)) is not None:
+                for variable, value in [*_variables(part).items(), (None, part)]:
+                    if (reason := self._problem(value)) is None:
+                        continue
+                    if variable is not None:
+                        reason = f"it uses {variable!r}, a {type(value).__name__} ({reason})"
                     raise ConfigurationError(
-                        f"{name} cannot be sent to a worker: {self._culprit(part) or reason}. Make "
-                        "such objects inside of the function, where they are used."
+                        f"{name} cannot be sent to a worker: {reason}. Make such objects inside of "
+                        "the function, where they are used."
                     ) from error
             raise
 
-    def _problem(self, value: Any) -> Exception | None:
+    def _problem(self, value: Any) -> str | None:
         """Why something cannot be sent, if so."""
         try:
             self.ray.put(value)
         except Exception as error:
-            return error
+            return str(error).strip().split("\n")[0]
         return None
 
-    def _culprit(self, part: Any) -> str | None:
-        """The name of the variable that a function holds and that cannot be sent."""
-        inner, held = getattr(part, "func", part), {}
-        if inspect.isfunction(inner):
-            closure = inspect.getclosurevars(inner)
-            held = {**closure.globals, **closure.nonlocals}
-        elif isinstance(part, Mapping):
-            held = dict(part)
-        for name, value in held.items():
-            if (error := self._problem(value)) is not None:
-                reason = str(error).strip().split("\n")[0]
-                return f"it uses {name!r}, a {type(value).__name__} ({reason})"
-        return None
+
+def _variables(part: Any) -> Mapping[str, Any]:
+    """What a function uses from outside, or what a mapping holds."""
+    function = getattr(part, "func", part)
+    if inspect.isfunction(function):
+        closure = inspect.getclosurevars(function)
+        return {**closure.globals, **closure.nonlocals}
+    return part if isinstance(part, Mapping) else {}
 
 
 def _away_from(node: str) -> dict[str, str]:
@@ -275,11 +274,7 @@ def _refuse_if_open(done: str) -> None:
 
 def _check_resources(needs: Mapping[str, float], devices: int) -> None:
     for name, amount in needs.items():
-        number = isinstance(amount, (int, float)) and not isinstance(amount, bool)
-        if not number or not 0 <= amount < float("inf"):
-            raise ConfigurationError(
-                f"resources[{name!r}] is a number, at least 0; got {amount!r}."
-            )
+        check_number(f"resources[{name!r}]", amount, positive=False)
     gpu = needs.get("GPU", 0)
     if gpu > 1:
         raise ConfigurationError(
@@ -443,14 +438,7 @@ def _outcome_here(
 
 
 class RankError(Exception):
-    """How an attempt has ended in one rank; the exception itself may not survive the way back."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
-
-    def __str__(self) -> str:
-        return str(self.outcome.error)
+    """Holds the outcome of one rank; the rank's exception may not survive the way back."""
 
 
 def _run_distributed(
@@ -563,20 +551,17 @@ def judge(error: Exception) -> Outcome:
     failures: Mapping[int, Any] = getattr(error, "worker_failures", None) or {}
     if not failures:
         return Outcome.of_error(getattr(error, "controller_failure", None) or error)
+    outcomes = []
     for rank, failure in failures.items():
         if not isinstance(failure, RankError):
             text = f"rank {rank}: {str(failure).strip() or repr(failure)}"
             return Outcome(error=text.split("\n")[0])
-    outcomes = {
-        rank: replace(failure.outcome, error=f"rank {rank}: {failure.outcome.error}")
-        for rank, failure in failures.items()
-    }
+        (outcome,) = failure.args
+        outcomes.append(replace(outcome, error=f"rank {rank}: {outcome.error}"))
     # what others raise because the first rank did tells nothing of the kind of error
-    causes = [one for one in outcomes.values() if "On the first rank: " not in str(one.error)]
+    causes = [outcome for outcome in outcomes if "On the first rank: " not in str(outcome.error)]
     mistakes = [outcome for outcome in causes if outcome.final]
-    if mistakes:
-        return mistakes[0]
-    return replace((causes or list(outcomes.values()))[0], final=False)
+    return mistakes[0] if mistakes else replace((causes or outcomes)[0], final=False)
 
 
 def group_memory(attempt: Attempt, needs: Mapping[str, float]) -> int:

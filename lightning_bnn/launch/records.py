@@ -95,19 +95,11 @@ class RunRecords:
             was, now = found.get(name), body.get(name)
             if name == "units" and was is not None and now is not None and now[: len(was)] == was:
                 continue  # the same, or more members than before
-            if name == "units" and was is not None and now is not None:
-                sizes = {len(unit) for unit in was[:-1]} == {len(unit) for unit in now[:-1]}
-                if sizes and len(was[-1]) < len(was[0]):
-                    raise ConfigurationError(
-                        f"{self.files} holds a run whose last stack has {len(was[-1])} of "
-                        f"{len(was[0])} members; it cannot be filled up, because a stack trains "
-                        f"as a whole. Go on with {sum(map(len, was))} members, or use another "
-                        "storage=."
-                    )
             if was != now:
+                hint = "Members can be added after full stacks only. " if name == "units" else ""
                 raise ConfigurationError(
                     f"{self.files} holds a run with {name}={was!r:.200}; this one has "
-                    f"{name}={now!r:.200}. Use the same options to resume it, or another "
+                    f"{name}={now!r:.200}. {hint}Use the same options to resume it, or another "
                     "storage= for a new run."
                 )
         if found != body:

@@ -273,21 +273,14 @@ class LaunchedRun(StoredRun):
                 f"The run was cancelled: {good} members are done and {cut} are not. All that is "
                 f"done is in {self.storage}; launching again runs only what is missing."
             )
-        first = bad[0]
-        fix = (
-            f"At least min_members={self.min_members} are needed."
-            if self.on_failure == "skip"
-            else "With on_failure='skip' the run continues without them."
-        )
-        again = (
-            "a member of a stack that has diverged stays so"
-            if all(result.status == "diverged" for result in bad) and not cut
-            else "launching again runs only what is missing"
-        )
+        first, fix = bad[0], "With on_failure='skip' the run continues without them."
+        if self.on_failure == "skip":
+            fix = f"At least min_members={self.min_members} are needed."
         raise LaunchError(
             f"{good} members are done and {len(bad) + cut} are not; member {first.member} "
             f"{first.status}: {(first.error or '').rstrip('.')}. {fix} All that is done is in "
-            f"{self.storage}; {again}."
+            f"{self.storage}; launching again runs only what is missing, and a member of a stack "
+            "that has diverged stays so."
         )
 
     def posterior(

@@ -7,6 +7,7 @@ resumes from a checkpoint of an earlier one first copies that one's draws, up to
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -61,9 +62,9 @@ def _copy(source: str, target: str) -> None:
     blobs = patiently(lambda: old.names("blobs"))
     names = [f"blobs/{name}" for name in blobs] + [f"records/{name}" for name in records]
     for name in [*names, "manifest.json"]:
-        data = patiently(lambda name=name: old.get(name))  # type: ignore[misc]
+        data = patiently(partial(old.get, name))
         if data is not None:
-            patiently(lambda name=name, data=data: new.put(name, data))  # type: ignore[misc]
+            patiently(partial(new.put, name, data))
 
 
 def save_members(
@@ -101,6 +102,6 @@ def save_members(
     for id, posterior in posteriors.items():
         name = f"{'swag' if swag else 'posterior'}-{id:05d}"
         if trainer.is_global_zero:
-            patiently(lambda p=posterior, n=name: p.save(f"{folder}/{n}"))  # type: ignore[misc]
+            patiently(partial(posterior.save, f"{folder}/{name}"))
         places[str(id)] = {"place": f"{attempt}/{name}"}
     return places

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from lightning_bnn.posteriors import store
 from lightning_bnn.posteriors.stream import DrawStream
 from tests.launch.programs import make_data
 
+ROOT = Path(__file__).parents[2]
 PATIENCE = 600.0  # for what takes seconds on an idle machine
 
 
@@ -156,3 +159,20 @@ def wait_for(condition: Callable[[], Any], what: str = "it") -> Any:
         assert time.monotonic() < end, f"{what} took too long"
         time.sleep(0.1)
     return found
+
+
+@contextmanager
+def processes_end(**settings: str) -> Iterator[dict[str, str]]:
+    """An environment for processes that all end with the block, and whatever they have started.
+
+    The processes of Ray have groups of their own, but inherit the environment.
+    """
+    mark = f"LIGHTNING_BNN_TEST_{secrets.token_hex(8)}"
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    try:
+        yield {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings, mark: "1"}
+    finally:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark.encode() in (folder / "environ").read_bytes():
+                    os.kill(int(folder.name), signal.SIGKILL)

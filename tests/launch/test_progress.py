@@ -456,7 +456,7 @@ def test_a_long_node_name_keeps_its_ends_before_columns_go() -> None:
 
 def test_a_failure_is_explained_below_in_its_first_line() -> None:
     lines = printed(ROWS, 100)
-    assert "members 15-16 failed: ValueError: 3 columns were expected; got 5" in lines
+    assert "members 15 to 16 failed: ValueError: 3 columns were expected; got 5" in lines
     assert not any("and more" in line for line in lines)
     many = [Row((number,), "failed", error=f"error {number}") for number in range(9)]
     assert printed(many, 100)[-2:] == ["member 2 failed: error 2", "and 6 more errors"]

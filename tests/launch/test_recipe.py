@@ -75,7 +75,7 @@ def test_a_trainer_function_gives_options() -> None:
     ("arguments", "match"),
     [
         ((make_ensemble([0], 0), make_data, {}), "function that makes it"),
-        ((make_ensemble, 3, {}), "make_datamodule is a function"),
+        ((make_ensemble, 3, {}), "make_datamodule= is a function"),
         ((make_ensemble, make_data, 5), "trainer= is a mapping"),
         ((lambda width: None, make_data, {}), "needs 'width'"),
     ],
