@@ -15,7 +15,6 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_bnn.launch.backend import Attempt
-from lightning_bnn.launch.checkpoints import UnitCheckpoint
 from lightning_bnn.launch.member import Place, run_attempt
 from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.records import RunRecords
@@ -73,18 +72,6 @@ class Raise(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
         if trainer.global_step == self.step:
             raise self.error
-
-
-class SavedUntil(pl.Callback):
-    """Let there be a checkpoint after each step up to one, and none after it."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, UnitCheckpoint):
-                callback.seconds = 0.0 if trainer.global_step < self.step else 3600.0
 
 
 class Note(pl.Callback):

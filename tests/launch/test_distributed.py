@@ -125,12 +125,6 @@ def test_a_diverging_member_is_not_tried_again(tmp_path: Path) -> None:
     assert RunRecords(tmp_path).attempts(Unit((0,))) == [1]
 
 
-def test_more_devices_than_there_are_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"each of its 5 devices needs CPU 1, .* have: CPU 2"):
-        start(make_chains, make_data, 2, storage=tmp_path, trainer=make_trainer, devices=5)
-    assert not list(tmp_path.iterdir())
-
-
 def test_ranks_do_not_share_a_gpu(tmp_path: Path) -> None:
     half = {"GPU": 0.5}
     with pytest.raises(ConfigurationError, match=r"2 devices .* GPU of its own.* got .*0\.5"):

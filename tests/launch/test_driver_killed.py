@@ -112,13 +112,3 @@ def test_a_program_that_ends_by_an_error_cancels_its_run(
     assert time.monotonic() - begin < 45
     assert records.committed(UNITS[3]) is None
     records.files.claim()()  # another driver may have it
-
-
-def test_a_run_that_is_done_is_not_run_again(tmp_path: Path) -> None:
-    storage = tmp_path / "run"
-    driver_script.start(storage, driver_script.trainer).wait()
-    before = marks(storage)
-    again = driver_script.start(storage, driver_script.trainer)
-    assert again.missing() == []
-    assert [result.attempt for result in again.wait()] == [1] * driver_script.MEMBERS
-    assert marks(storage) == before

@@ -19,7 +19,6 @@ from lightning_bnn.launch.units import Unit
 from tests.launch.faults import (
     Kill,
     Note,
-    SavedUntil,
     attempt_number,
     left_behind,
     noted_steps,
@@ -129,27 +128,6 @@ def test_killed_members_end_as_undisturbed_ones(
         if kind == "draws":
             drawn = undisturbed(member)[f"posterior {member}"]
             assert list(drawn) == [2, 4, 6, 8, 10, 12]
-
-
-@pytest.mark.slow
-def test_steps_that_are_repeated_give_the_same(
-    tmp_path: Path, undisturbed: Callable[[int], dict[str, Any]]
-) -> None:
-    def trainer(members: list[int], folder: str) -> dict[str, Any]:
-        options = killed_trainer(members, folder)
-        options["callbacks"].insert(0, SavedUntil(3))
-        return options
-
-    run = start(make_killed, make_data, 2, storage=tmp_path, trainer=trainer)
-    assert [result.attempt for result in run.wait()] == [2, 2]
-    records = RunRecords(tmp_path)
-    for member in range(2):
-        unit = Unit((member,))
-        assert left_behind(records, unit) == undisturbed(member)
-        step = KILLED[member][2]
-        assert step is not None
-        assert noted_steps(records, unit, 1) == list(range(step + 1))
-        assert noted_steps(records, unit, 2) == list(range(3, 13))
 
 
 # ------------------------------------------------------------------------------- lost and cancelled

@@ -67,14 +67,12 @@ def commit(
     records.commit(unit, attempt, result)
 
 
+UNIT = Unit((0, 1, 2))
+
+
 @pytest.fixture
 def records(tmp_path: Path) -> RunRecords:
     return begin(tmp_path, [[0, 1, 2]])
-
-
-@pytest.fixture
-def unit() -> Unit:
-    return Unit((0, 1, 2))
 
 
 def only(records: RunRecords, now: float = NOW) -> Row:
@@ -82,110 +80,85 @@ def only(records: RunRecords, now: float = NOW) -> Row:
     return row
 
 
-def test_a_unit_without_a_folder_is_queued(records: RunRecords) -> None:
-    assert only(records) == Row((0, 1, 2), "queued")
+PLACE = {"host": "box.example", "node": NODE, "device": "gpu 3"}
+TOLD = {**PLACE, "step": 20, "steps": 50, "loss": 0.5, "attempt": 1}
+FULL = "OSError: the disk is full"
+RAISED = {"phase": "failed", "error": FULL}
+FAILED = {**TOLD, "state": "failed", "error": FULL, "seconds": 15.0}
 
 
-def test_a_unit_whose_attempt_waits_in_ray_is_queued(records: RunRecords, unit: Unit) -> None:
-    records.grant(unit, 1)
-    assert only(records) == Row((0, 1, 2), "queued", attempt=0)
+ROWS_WITHOUT_COMMIT: dict[str, tuple[Any, ...]] = {
+    # what the lease says, what the attempt tells, so much later, whether that is the end, the row
+    "no folder": (None, None, 0, False, {"state": "queued"}),
+    "waits": ((1,), None, 0, False, {"state": "queued"}),
+    "starting": ((1,), {"phase": "starting"}, 2, False, {**TOLD, "age": 2.0, "seconds": 17.0}),
+    "training": ((1,), {}, 2, False, {**TOLD, "age": 2.0, "seconds": 17.0, "eta": 13.0}),
+    "saving": ((1,), {"phase": "saving"}, 2, False, {**TOLD, "age": 2.0, "seconds": 17.0}),
+    "almost silent": ((1,), {}, SILENT_AFTER, False,
+                      {**TOLD, "state": "training", "age": 60.0, "seconds": 75.0, "eta": 0.0}),
+    "silent": ((1,), {}, SILENT_AFTER + 1, False, {**TOLD, "age": 61.0, "seconds": 76.0}),
+    "given up": ((2,), {}, 500, False, {"state": "queued", "attempt": 1}),
+    "raised": ((1,), RAISED, 10, False, {**FAILED, "age": 10.0}),
+    "raised, given up": ((2,), RAISED, 10, False, {**FAILED, "age": 10.0}),
+    "raised long ago": ((1,), RAISED, 1000, True, {**FAILED, "age": 1000.0}),  # no other followed
+    "failed": ((1, FULL), None, 0, True, {"state": "failed", "error": FULL, "final": True}),
+    # a worker that was killed tells nothing of its end
+    "killed": ((2, FULL), {}, 0, True, {**FAILED, "age": 0.0, "final": True}),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("phase", ["starting", "training", "saving"])
-def test_a_unit_is_in_the_phase_that_it_tells(records: RunRecords, unit: Unit, phase: str) -> None:
-    records.grant(unit, 1)
-    tell(records, unit, phase=phase)
-    row = only(records, NOW + 2)
-    assert (row.state, row.attempt, row.age, row.seconds) == (phase, 1, 2.0, 17.0)
-    assert (row.host, row.node, row.device) == ("box.example", NODE, "gpu 3")
-    assert (row.step, row.steps, row.loss) == (20, 50, 0.5)
-    assert not row.ended
+@pytest.mark.parametrize("case", ROWS_WITHOUT_COMMIT)
+def test_the_row_of_a_unit_without_a_commit(records: RunRecords, case: str) -> None:
+    lease, told, later, ended, expected = ROWS_WITHOUT_COMMIT[case]
+    if lease is not None:
+        records.grant(UNIT, *lease)
+    if told is not None:
+        tell(records, UNIT, **told)
+    row = only(records, NOW + later)
+    assert row == Row(UNIT.members, **{"state": case, **expected})
+    assert row.ended is ended
 
 
-def test_an_attempt_that_has_told_nothing_but_its_start(records: RunRecords, unit: Unit) -> None:
-    records.grant(unit, 1)
+def test_an_attempt_that_has_told_nothing_but_its_start(records: RunRecords) -> None:
+    records.grant(UNIT, 1)
     told = {"attempt": 1, "phase": "starting", "host": "a", "started": NOW, "time": NOW}
-    records.put_progress(unit, told)
-    row = only(records)
-    assert (row.state, row.step, row.steps, row.loss, row.eta) == ("starting", *[None] * 4)
+    records.put_progress(UNIT, told)
+    expected = Row(UNIT.members, "starting", "a", attempt=1, seconds=0.0, age=0.0)
+    assert only(records) == expected
 
 
-def test_a_unit_without_a_sign_of_life_is_silent(records: RunRecords, unit: Unit) -> None:
-    records.grant(unit, 1)
-    tell(records, unit)
-    assert only(records, NOW + SILENT_AFTER).state == "training"
-    row = only(records, NOW + SILENT_AFTER + 1)
-    assert (row.state, row.eta, row.age) == ("silent", None, SILENT_AFTER + 1)
-    assert not row.ended
-
-
-def test_an_attempt_that_was_given_up_waits_for_the_next(records: RunRecords, unit: Unit) -> None:
-    tell(records, unit)
-    records.grant(unit, 2)
-    row = only(records, NOW + 500)
-    assert (row.state, row.attempt, row.host, row.eta) == ("queued", 1, None, None)
-
-
-@pytest.mark.parametrize("granted", [1, 2])
-def test_an_attempt_that_raised_has_failed(records: RunRecords, unit: Unit, granted: int) -> None:
-    records.grant(unit, granted)
-    tell(records, unit, phase="failed", error="OSError: away")
-    row = only(records, NOW + 10)
-    assert (row.state, row.attempt, row.error, row.eta) == ("failed", 1, "OSError: away", None)
-    assert row.seconds == 15.0  # it does not grow any more
-    assert not row.ended  # another attempt may come
-    assert only(records, NOW + 1000).ended
-
-
-def test_a_lease_with_an_error_is_the_end(records: RunRecords, unit: Unit) -> None:
-    records.grant(unit, 1, "no node has room")
-    assert only(records) == Row((0, 1, 2), "failed", error="no node has room", final=True)
-    tell(records, unit)  # a worker that was killed tells nothing of its end
-    row = only(records)
-    assert (row.state, row.error, row.attempt, row.ended) == ("failed", "no node has room", 1, True)
-
-
-def test_an_attempt_after_a_failure_is_seen(records: RunRecords, unit: Unit) -> None:
-    records.grant(unit, 2, "the disk is full")
-    tell(records, unit, phase="failed")
-    records.grant(unit, 3)  # launched again
-    tell(records, unit, attempt=3)
+def test_an_attempt_after_a_failure_is_seen(records: RunRecords) -> None:
+    records.grant(UNIT, 2, FULL)
+    tell(records, UNIT, phase="failed", error=FULL)
+    records.grant(UNIT, 3)  # launched again
+    tell(records, UNIT, attempt=3)
     row = only(records)
     assert (row.state, row.attempt, row.error) == ("training", 3, None)
 
 
-def test_a_commit_is_the_end(records: RunRecords, unit: Unit) -> None:
-    tell(records, unit, attempt=2, phase="saving")
-    commit(records, unit, attempt=2)
-    row = only(records, NOW + 1000)
-    assert (row.state, row.diverged, row.ended) == ("done", (), True)
-    assert (row.host, row.node, row.device) == ("box.example", NODE, "gpu 3")
-    assert (row.step, row.steps, row.loss, row.attempt) == (50, 50, 0.25, 2)
-    assert (row.seconds, row.eta, row.age) == (42.0, None, None)
-
-
-def test_a_commit_counts_without_any_progress(records: RunRecords, unit: Unit) -> None:
-    commit(records, unit)
-    row = only(records)
-    assert (row.state, row.host, row.node) == ("done", None, NODE)
-
-
+@pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize(
-    ("left", "state", "diverged"), [([0, 2], "done", (1,)), ([], "diverged", (0, 1, 2))]
+    ("left", "state", "diverged"),
+    [([0, 1, 2], "done", ()), ([0, 2], "done", (1,)), ([], "diverged", (0, 1, 2))],
 )
-def test_members_that_diverged_are_named(
-    records: RunRecords, unit: Unit, left: list[int], state: str, diverged: tuple[int, ...]
+def test_the_row_of_a_unit_with_a_commit(
+    records: RunRecords, left: list[int], state: Any, diverged: tuple[int, ...], told: bool
 ) -> None:
-    commit(records, unit, left)
-    row = only(records)
-    assert (row.state, row.diverged, row.ended) == (state, diverged, True)
+    if told:
+        tell(records, UNIT, attempt=2, phase="saving")
+    commit(records, UNIT, left, attempt=2)
+    row = only(records, NOW + 1000)
+    host = "box.example" if told else None
+    assert row == Row(UNIT.members, state, host, NODE, "gpu 3", 50, 50, 0.25, 2, 42.0,
+                      diverged=diverged)  # fmt: skip
+    assert row.ended
 
 
 @pytest.mark.parametrize(
     ("told", "eta"),
     [
         ({}, 15.0),  # 20 steps in 10 s: 30 are left
-        ({"first": [NOW - 5, 10]}, 15.0),  # went on at step 10: 10 steps in 5 s
+        ({"first": [NOW - 5, 10]}, 15.0),  # resumed at step 10: 10 steps in 5 s
         ({"first": [NOW - 20, 15]}, 120.0),  # 5 steps in 20 s, whatever was before
         ({"first": [NOW - 20, 20]}, None),  # no step yet in this attempt
         ({"first": None}, None),
@@ -195,10 +168,10 @@ def test_members_that_diverged_are_named(
     ],
 )
 def test_the_eta_follows_from_the_steps_of_this_attempt(
-    records: RunRecords, unit: Unit, told: dict[str, Any], eta: float | None
+    records: RunRecords, told: dict[str, Any], eta: float | None
 ) -> None:
-    records.grant(unit, 1)
-    tell(records, unit, **told)
+    records.grant(UNIT, 1)
+    tell(records, UNIT, **told)
     assert only(records, NOW).eta == eta
     later = only(records, NOW + 4).eta
     assert later == (None if eta is None else max(0.0, eta - 4))
@@ -206,36 +179,36 @@ def test_the_eta_follows_from_the_steps_of_this_attempt(
 
 @pytest.mark.parametrize("ahead", [-40.0, 3600.0])
 def test_the_clock_of_another_host_changes_neither_speed_nor_state(
-    records: RunRecords, unit: Unit, ahead: float
+    records: RunRecords, ahead: float
 ) -> None:
-    records.grant(unit, 1)
+    records.grant(UNIT, 1)
     theirs = NOW + ahead
-    tell(records, unit, started=theirs - 15, first=[theirs - 10, 0], time=theirs)
+    tell(records, UNIT, started=theirs - 15, first=[theirs - 10, 0], time=theirs)
     row = only(records, NOW)
     assert row.state == "training"
     assert row.age == max(0.0, -ahead)  # a sign from the future is a new one
     assert row.eta == max(0.0, 15.0 - max(0.0, -ahead))
 
 
-def test_a_reader_goes_by_when_it_saw_the_sign_change(records: RunRecords, unit: Unit) -> None:
+def test_a_reader_goes_by_when_it_saw_the_sign_change(records: RunRecords) -> None:
     """A host whose clock is an hour late is taken for silent only until its next sign."""
-    records.grant(unit, 1)
+    records.grant(UNIT, 1)
     reader = RunReader(records)
-    tell(records, unit, time=NOW - 3600, first=[NOW - 3610, 0])
+    tell(records, UNIT, time=NOW - 3600, first=[NOW - 3610, 0])
     assert reader.rows(NOW)[0].state == "silent"
-    tell(records, unit, time=NOW - 3595, first=[NOW - 3610, 0])
+    tell(records, UNIT, time=NOW - 3595, first=[NOW - 3610, 0])
     (row,) = reader.rows(NOW + 5)
     assert (row.state, row.age) == ("training", 0.0)
     (row,) = reader.rows(NOW + 5 + SILENT_AFTER + 1)
     assert (row.state, row.age) == ("silent", SILENT_AFTER + 1)
 
 
-def test_a_zombie_that_tells_on_is_not_shown(records: RunRecords, unit: Unit) -> None:
-    records.grant(unit, 2)
+def test_a_zombie_that_tells_on_is_not_shown(records: RunRecords) -> None:
+    records.grant(UNIT, 2)
     reader = RunReader(records)
-    tell(records, unit, attempt=2, step=7)
+    tell(records, UNIT, attempt=2, step=7)
     reader.rows(NOW)
-    tell(records, unit, attempt=1, phase="failed", step=30)
+    tell(records, UNIT, attempt=1, phase="failed", step=30)
     (row,) = reader.rows(NOW + 1)
     assert (row.state, row.attempt, row.step) == ("training", 2, 7)
 
@@ -259,10 +232,10 @@ def test_a_reader_sees_members_that_were_added(tmp_path: Path) -> None:
     assert [row.members for row in reader.rows(NOW)] == [(0,), (1,)]
 
 
-def test_progress_that_is_torn_is_passed_over(records: RunRecords, unit: Unit) -> None:
-    records.grant(unit, 1)
+def test_progress_that_is_torn_is_passed_over(records: RunRecords) -> None:
+    records.grant(UNIT, 1)
     reader = RunReader(records)
-    tell(records, unit)
+    tell(records, UNIT)
     before = reader.rows(NOW)
     records.files.put("units/00000/progress.json", json.dumps({"attempt": 1})[:-4].encode())
     assert reader.rows(NOW) == before

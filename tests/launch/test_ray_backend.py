@@ -48,13 +48,6 @@ def test_a_module_that_no_worker_has(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_a_request_that_no_node_can_meet(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"it needs CPU 1, GPU 1, and the nodes .* have: CPU 2"):
-        start(make_ensemble, make_data, 1, storage=tmp_path / "run", resources={"GPU": 1})
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.usefixtures("local_ray")
 def test_a_worker_with_other_versions_asks_for_another_node(tmp_path: Path) -> None:
     """Of a node that joined after all nodes were asked."""
     versions = {**ray_backend._versions(), "torch": "1.0"}

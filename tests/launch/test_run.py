@@ -167,13 +167,6 @@ def test_storage_of_another_run(tmp_path: Path) -> None:
         start(make_ensemble, make_data, 2, stack=2, storage=tmp_path, trainer=TRAINER)
 
 
-def test_storage_that_cannot_be_written(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(ConfigurationError, match="is a file; a run is stored in a directory"):
-        start(make_ensemble, make_data, 1, storage=blocked, trainer=TRAINER)
-
-
 def test_options_that_the_launcher_sets(tmp_path: Path) -> None:
     def trainer() -> dict[str, Any]:
         return {**TRAINER, "devices": 2}

@@ -172,3 +172,5 @@ def test_draws_on_remote_storage(undisturbed: dict[str, Any], tmp_path: Path) ->
     records = run_by_hand(storage, make_chains, remote, attempt=2)
     assert stream(records, 2).steps() == [2, 4, 6, 8, 10, 12]
     assert left_behind(records, UNIT) == undisturbed
+    for attempt in (1, 2):
+        assert not records.files.names(f"units/{UNIT.name}/attempt-{attempt:04d}/checkpoints")
