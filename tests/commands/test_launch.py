@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.cli import main as command_line
 from lightning_bnn.commands.launch import ConfigurationRecipe, main, read_recipe
 from lightning_bnn.commands.status import main as status
 from lightning_bnn.errors import ConfigurationError
@@ -40,7 +41,10 @@ def chains(tmp_path: Path) -> str:
 
 @pytest.mark.usefixtures("local_ray")
 def test_chains_from_a_configuration(
-    chains: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    chains: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     storage = str(tmp_path / "run")
     words = ["--config", chains, "--members", "2", "--storage", storage, "--allow-open-cluster"]
@@ -56,6 +60,9 @@ def test_chains_from_a_configuration(
     # the same from any machine; and once more, nothing is left to do
     assert status(["--storage", storage, "--diagnose"]) == 0
     assert "2 chains of 10 draws" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert command_line(["test", "--config", chains, "--posterior", storage]) == 0
+    assert "test_nll" in capsys.readouterr().out
     assert main(words) == 0
     records = load_run(storage).records
     assert [records.attempts(unit) for unit in records.units()] == [[1], [1]]

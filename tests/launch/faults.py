@@ -75,7 +75,7 @@ class Raise(pl.Callback):
 
 
 class Note(pl.Callback):
-    """Write down after which step a fit goes on, and every step that it takes."""
+    """Write down after which step a fit resumes, and every step that it takes."""
 
     def __init__(self, folder: str) -> None:
         self.path = Path(folder) / "steps"

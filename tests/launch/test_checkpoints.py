@@ -336,7 +336,7 @@ class Counter(pl.Callback):
 
 
 def resumed(storage: Path, stop: int, data: Any, *callbacks: Any) -> dict[str, Any]:
-    """What an attempt leaves behind that goes on after one that was interrupted."""
+    """What an attempt leaves behind that resumes after one that was interrupted."""
     go = partial(run_by_hand, storage, make_ensemble, data=data)
     with pytest.raises(Interrupted):
         go(lambda folder: options(folder, stop, *callbacks))

@@ -75,7 +75,7 @@ def _start_with_trouble(folder: Path, kill: bool) -> LaunchedRun:
 
 
 def _check_second_attempt(run: LaunchedRun, by_hand: Posterior) -> None:
-    """It goes on from the checkpoint of the first and ends as if nothing had happened."""
+    """It resumes from the checkpoint of the first and ends as if nothing had happened."""
     (result,) = _wait(run)
     assert (result.attempt, result.steps, result.ok) == (2, 8, True)
     folder = Path(run.records.folder(Unit((0,)), 2))

@@ -84,7 +84,7 @@ def test_a_driver_killed_and_started_again(driver: subprocess.Popen[bytes], tmp_
     assert marks(storage) == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
     assert [records.attempts(unit) for unit in UNITS] == [[1], [1], [1, 2], [1, 2]]
 
-    # what was done before counts: it goes on from the last checkpoint, and each bit is the same
+    # what was done before counts: it resumes from the last checkpoint, and each bit is the same
     def calm(folder: str) -> dict[str, Any]:
         return driver_script.trainer(folder)
 

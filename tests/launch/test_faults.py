@@ -123,7 +123,7 @@ def test_killed_members_end_as_undisturbed_ones(
         assert left_behind(killed, unit) == undisturbed(member)
         last = 12 if step is None else step
         assert noted_steps(killed, unit, 1) == list(range(last + 1))
-        # there is none after the last step, and that of the step before is the one to go on from
+        # there is none after the last step, and that of the step before is the one to resume from
         assert noted_steps(killed, unit, 2) == list(range(min(last, 12) - 1, 13))
         if kind == "draws":
             drawn = undisturbed(member)[f"posterior {member}"]
