@@ -23,11 +23,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_bnn import DeepEnsemble
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, FencedError
+from lightning_bnn.launch.backend import Attempt
 from lightning_bnn.launch.checkpoints import (
     checkpoint_step,
     last_checkpoint,
     remove_checkpoints,
 )
+from lightning_bnn.launch.member import run_attempt
+from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.likelihoods import Gaussian
@@ -254,6 +257,14 @@ def test_an_attempt_that_was_given_up_ends_at_its_next_checkpoint(tmp_path: Path
     assert noted_steps(records, UNIT, 1) == [0, 1, 2, 3, 4, 5]
     assert checkpoint_step(records, UNIT) == 4
     assert records.committed(UNIT) is None
+    told = records.progress(UNIT) or {}
+    assert told["phase"] == "failed"
+    assert "Attempt 1 of member 0 may not commit" in told["error"]
+    # one that was given up before it has begun does nothing
+    recipe = Factories(make_ensemble, make_data, {"max_epochs": EPOCHS})
+    with pytest.raises(FencedError):
+        run_attempt(recipe, Attempt(records.storage, UNIT, 1))
+    assert records.progress(UNIT) == told
 
 
 _ZOMBIE = """

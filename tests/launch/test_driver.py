@@ -196,8 +196,10 @@ def test_an_attempt_that_has_not_begun_is_not_lost() -> None:
         records.put_progress(unit, {"attempt": number - 1, "time": 1.0})  # of an attempt before it
         return 200.0, committed(records, unit, number)
 
-    (result,) = results_of(drive(work, lost_after=5.0)[0])
+    driver, backend = drive(work, lost_after=5.0)
+    (result,) = results_of(driver)
     assert (result.status, result.attempt) == ("done", 1)
+    assert backend.cancelled == []
 
 
 # ------------------------------------------------------------------------------- the end
