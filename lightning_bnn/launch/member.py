@@ -185,6 +185,7 @@ class AgreedMode(pl.Callback):
 
     def __init__(self, records: RunRecords, unit: Unit, strategy: Strategy) -> None:
         self._files, self._name = records.files, f"units/{unit.name}/mode"
+        # strategies have no public name for it yet
         self._stack: Any = getattr(strategy, "_stack", None)
         self._open = len(unit.members) > 1 and getattr(self._stack, "mode", None) == "auto"
         if self._open:

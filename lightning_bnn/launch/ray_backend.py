@@ -107,6 +107,7 @@ class RayBackend(Backend):
         self._connect()
         self._check_feasible()
         self._recipe = self._send(recipe)  # travels once, not with each attempt
+        self._versions = _versions()
         # the workers of Ray Train have the resources; what waits for them needs none
         task, options = (
             (_run_task, self.options) if self.devices == 1 else (_run_distributed, {"num_cpus": 0})
@@ -124,7 +125,7 @@ class RayBackend(Backend):
         task = self._task
         if avoid is not None:
             task = task.options(label_selector=_away_from(avoid))
-        given = (self._recipe, attempt, self.needs, _versions(), self.devices, avoid)
+        given = (self._recipe, attempt, self.needs, self._versions, self.devices, avoid)
         handle: Handle = task.remote(*given)
         self._attempts[handle] = attempt
         return handle
