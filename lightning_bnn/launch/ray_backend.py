@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -59,6 +59,16 @@ _STRATEGIES: dict[Any, dict[str, Any]] = {
     "ddp": {},
     "ddp_find_unused_parameters_true": {"find_unused_parameters": True},
 }
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a worker has to know of the cluster."""
+
+    needs: Mapping[str, float]
+    versions: Mapping[str, str]
+    devices: int
+    avoid: str | None = None
 
 
 class RayBackend(Backend):
@@ -107,7 +117,7 @@ class RayBackend(Backend):
         self._connect()
         self._check_feasible()
         self._recipe = self._send(recipe)  # travels once, not with each attempt
-        self._versions = _versions()
+        self._job = _Job(self.needs, _versions(), self.devices)
         # the workers of Ray Train have the resources; what waits for them needs none
         task, options = (
             (_run_task, self.options) if self.devices == 1 else (_run_distributed, {"num_cpus": 0})
@@ -125,8 +135,7 @@ class RayBackend(Backend):
         task = self._task
         if avoid is not None:
             task = task.options(label_selector=_away_from(avoid))
-        given = (self._recipe, attempt, self.needs, self._versions, self.devices, avoid)
-        handle: Handle = task.remote(*given)
+        handle: Handle = task.remote(self._recipe, attempt, replace(self._job, avoid=avoid))
         self._attempts[handle] = attempt
         return handle
 
@@ -414,16 +423,9 @@ def _place(needs: Mapping[str, float]) -> Place:
     return Place(facts, max(1, int(needs["CPU"])), needs.get("GPU", 0) > 0)
 
 
-def _run_task(
-    recipe: Recipe,
-    attempt: Attempt,
-    needs: Mapping[str, float],
-    versions: Mapping[str, str],
-    devices: int,
-    avoid: str | None,
-) -> Outcome:
+def _run_task(recipe: Recipe, attempt: Attempt, job: _Job) -> Outcome:
     """Train a unit on one device."""
-    return _outcome_here(recipe, attempt, versions, _place(needs))
+    return _outcome_here(recipe, attempt, job.versions, _place(job.needs))
 
 
 def _outcome_here(
@@ -442,14 +444,7 @@ class RankError(Exception):
     """Holds the outcome of one rank; the rank's exception may not survive the way back."""
 
 
-def _run_distributed(
-    recipe: Recipe,
-    attempt: Attempt,
-    needs: Mapping[str, float],
-    versions: Mapping[str, str],
-    devices: int,
-    avoid: str | None,
-) -> Outcome:
+def _run_distributed(recipe: Recipe, attempt: Attempt, job: _Job) -> Outcome:
     """Train a unit on several devices, in a worker of Ray that has none of them itself."""
     import ray.train  # an extra
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -460,7 +455,7 @@ def _run_distributed(
         return Outcome(dict(done["result"]))
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    gpu = needs.get("GPU", 0) > 0
+    needs, avoid, gpu = job.needs, job.avoid, job.needs.get("GPU", 0) > 0
     earlier = (replace(attempt, number=number) for number in range(1, attempt.number))
     remove_groups([group_memory(one, needs) for one in earlier])  # of a driver that could not
     # the first try of Ray Train to start its workers waits a minute; with a node to avoid there
@@ -470,10 +465,10 @@ def _run_distributed(
         failures["max_preemption_failures"] = 0
     with tempfile.TemporaryDirectory() as folder, _signals_kept():
         trainer = TorchTrainer(
-            partial(_run_rank, recipe, attempt, needs, versions),
+            partial(_run_rank, recipe, attempt, job),
             torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
             scaling_config=train.ScalingConfig(
-                num_workers=devices,
+                num_workers=job.devices,
                 use_gpu=gpu,
                 resources_per_worker={**needs, "memory": group_memory(attempt, needs)},
                 label_selector=None if avoid is None else _away_from(avoid),
@@ -504,9 +499,7 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _run_rank(
-    recipe: Recipe, attempt: Attempt, needs: Mapping[str, float], versions: Mapping[str, str]
-) -> None:
+def _run_rank(recipe: Recipe, attempt: Attempt, job: _Job) -> None:
     """Run an attempt in one rank."""
     from ray import train  # an extra
     from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
@@ -519,7 +512,7 @@ def _run_rank(
             )
         return RayDDPStrategy(**_STRATEGIES[asked])
 
-    context, place = train.get_context(), _place(needs)
+    context, place = train.get_context(), _place(job.needs)
     device = f"{context.get_world_size()} x {place.facts['device'].split()[0]}"
     place = replace(
         place,
@@ -528,7 +521,7 @@ def _run_rank(
         strategy=make_strategy,
         plugins=(RayLightningEnvironment(),),
     )
-    outcome = _outcome_here(recipe, attempt, versions, place)
+    outcome = _outcome_here(recipe, attempt, job.versions, place)
     if outcome.result is None:
         raise RankError(outcome)
 
