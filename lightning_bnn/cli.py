@@ -14,7 +14,7 @@ three take a checkpoint (``--ckpt_path``) or a posterior of any kind (``--poster
 writes ``<log_dir>/predictions.csv``, unless the configuration has a prediction writer. ``report``
 compares saved posteriors (see :mod:`lightning_bnn.report.command`), and ``prune`` removes from one
 what carries least signal (see :mod:`lightning_bnn.pruning.command`). ``launch`` runs many members
-of a configuration with Ray (see :mod:`lightning_bnn.launch.command`), and ``status`` shows them.
+of a configuration with Ray (see :mod:`lightning_bnn.commands.launch`), and ``status`` shows them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import lightning_bnn.data
 import lightning_bnn.nets  # noqa: F401  imported so that short names and --help know its classes
 from lightning_bnn.callbacks import PredictionWriter, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.launch import load_posterior
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["LIGHTNING_COMMANDS", "OTHER_COMMANDS", "BayesianCLI", "main"]
@@ -62,11 +62,11 @@ OTHER_COMMANDS = {
     ),
     "launch": (
         "Train many members or chains with Ray, on this machine or on a cluster.",
-        "lightning_bnn.launch.command",
+        "lightning_bnn.commands.launch",
     ),
     "status": (
         "Show how far a launched run is, from any machine.",
-        "lightning_bnn.launch.status_command",
+        "lightning_bnn.commands.status",
     ),
     "demo": (
         "Fit small data sets in several ways, and write a calibration report.",
@@ -306,7 +306,7 @@ class BayesianCLI(LightningCLI):
                 "is given. Pass --ckpt_path FILE or --posterior FOLDER of an earlier fit."
             )
         strategy = self.model
-        posterior = Posterior.load(options.posterior, strategy.net, strategy.likelihood)
+        posterior = load_posterior(options.posterior, strategy.net, strategy.likelihood)
         strategy.posterior = lambda: posterior.to(strategy.device)
 
     def after_predict(self) -> None:

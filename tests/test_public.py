@@ -62,10 +62,16 @@ PUBLIC = {
         "trace_figure",
     ],
     "lightning_bnn.launch": [
+        "Attempt",
+        "Backend",
         "LaunchedRun",
         "MemberResult",
+        "Outcome",
         "StoredRun",
+        "attempt_outcome",
         "launch",
+        "load_posterior",
+        "load_run",
         "unit_seed",
     ],
     "lightning_bnn.pruning": [

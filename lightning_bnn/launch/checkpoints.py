@@ -1,4 +1,4 @@
-"""Checkpoints from which another attempt goes on, on any machine.
+"""Checkpoints from which another attempt resumes, on any machine.
 
 An attempt saves to its own folder, under names that hold the step and the hash of the contents::
 
@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,26 +32,16 @@ from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.progress import plain_metrics
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.posteriors.files import Files, open_directory
 
-__all__ = [
-    "UnitCheckpoint",
-    "checkpoint_step",
-    "last_checkpoint",
-    "plain_types",
-    "remove_checkpoints",
-]
+__all__ = ["UnitCheckpoint", "checkpoint_step", "last_checkpoint", "plain_types"]
 
 _NAME = re.compile(r"step-([0-9]{9,})-([0-9a-f]{16})\.ckpt")
 _KEPT = 2
 _HYPER_PARAMETERS = [
-    name
+    getattr(kind, f"CHECKPOINT_HYPER_PARAMS_{what}")
     for kind in (pl.LightningModule, pl.LightningDataModule)
-    for name in (
-        kind.CHECKPOINT_HYPER_PARAMS_KEY,
-        kind.CHECKPOINT_HYPER_PARAMS_NAME,
-        kind.CHECKPOINT_HYPER_PARAMS_TYPE,
-    )
+    for what in ("KEY", "NAME", "TYPE")
 ]
 # Ranks agree on whether it is time only so often: asking costs a broadcast.
 _BATCHES_BETWEEN_QUESTIONS = 50
@@ -59,10 +50,10 @@ _BATCHES_BETWEEN_QUESTIONS = 50
 class UnitCheckpoint(Checkpoint):
     """Save a checkpoint to the folder of an attempt whenever some seconds have passed.
 
-    A fit can go on exactly only from some moments: after a batch that ended an optimizer step (the
+    A fit can resume exactly only from some moments: after a batch that ended an optimizer step (the
     gradients of others would be lost) and that no validation follows; and after the last batch of
     an epoch only when all that is done at its end is done. There is none after the last step: what
-    remains to be done then, such as taking the last draw, takes a fit that goes on.
+    remains to be done then, such as taking the last draw, needs a fit with a step still to take.
 
     Args:
         folder: Where the attempt writes.
@@ -93,8 +84,10 @@ class UnitCheckpoint(Checkpoint):
         _check_readable(states)
         loop = trainer.fit_loop
         if loop.restarted_on_epoch_end:
-            # Where steps decide when a fit ends, Lightning would do again what is done at the end
-            # of an epoch. Go on as where epochs decide it: the epoch is over.
+            # Where max_steps ends the fit and the data have no length, Lightning does the end of
+            # the epoch a second time and then fits an epoch less. It has no public way to say that
+            # the epoch is over; and without checkpoints at the end of epochs, fits of one batch an
+            # epoch would have none at all.
             loop.epoch_progress.increment_completed()
             loop._restarting = loop.epoch_loop.restarting = False
             loop.reset_restart_stage()
@@ -114,7 +107,9 @@ class UnitCheckpoint(Checkpoint):
         stepped, self._step = trainer.global_step != self._step, trainer.global_step
         asked = trainer.world_size == 1 or not self.seconds
         asked = asked or batch_idx % _BATCHES_BETWEEN_QUESTIONS == 0
-        if asked and stepped and not _is_last(trainer) and not _is_before_validation(trainer):
+        loop = trainer.fit_loop.epoch_loop
+        last = trainer.should_stop or loop.batch_progress.is_last_batch
+        if asked and stepped and not last and not _is_before_validation(trainer):
             self._save_if_due(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -145,7 +140,7 @@ class UnitCheckpoint(Checkpoint):
         # of epochs and validations that are over; asking the trainer would add those of this step
         self.metrics |= plain_metrics(trainer._logger_connector._callback_metrics)
         checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
-        for name in _HYPER_PARAMETERS:  # of any type, and a fit that goes on needs none of them
+        for name in _HYPER_PARAMETERS:  # of any type, and a fit that resumes needs none of them
             checkpoint.pop(name, None)
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "unit.ckpt")
@@ -164,7 +159,7 @@ class UnitCheckpoint(Checkpoint):
         if name not in self._saved:
             self._saved.append(name)
         for old in self._saved[:-_KEPT]:
-            patiently(lambda old=old: self.files.remove(old))  # type: ignore[misc]
+            patiently(partial(self.files.remove, old))
         del self._saved[:-_KEPT]
 
 
@@ -172,7 +167,7 @@ class UnitCheckpoint(Checkpoint):
 def plain_types() -> Iterator[None]:
     """Let checkpoints that are read hold numbers and arrays of NumPy, and paths: data, no code."""
     dtypes = [kind for kind in vars(np.dtypes).values() if isinstance(kind, type)]
-    rebuild = [np._core.multiarray.scalar, np._core.multiarray._reconstruct]  # type: ignore[attr-defined]
+    rebuild = [np._core.multiarray.scalar, np._core.multiarray._reconstruct]
     paths = [pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath]
     with torch.serialization.safe_globals([*rebuild, *dtypes, np.ndarray, np.dtype, *paths]):
         yield
@@ -185,38 +180,37 @@ def _check_readable(file: Any) -> None:
     if others:
         raise ConfigurationError(
             f"A checkpoint of this fit holds objects of {', '.join(sorted(others))}, which are not "
-            "read back, so that a member could not go on after its worker has died. Let "
+            "read back, so that a member could not resume after its worker has died. Let "
             "state_dict() of the callback or data module that has them give tensors, numbers, "
             "texts, lists and mappings."
         )
 
 
-def _is_last(trainer: pl.Trainer) -> bool:
-    """Whether this batch is the last of its epoch."""
-    return trainer.should_stop or bool(trainer.fit_loop.epoch_loop.batch_progress.is_last_batch)
-
-
 def _is_before_validation(trainer: pl.Trainer) -> bool:
-    """Whether a validation comes next: a fit that went on from here would leave it out."""
+    """Whether a validation comes next: a fit resumed from here would leave it out."""
     loop = trainer.fit_loop
     assert loop._data_fetcher is not None
     return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
 
 
-def _found(records: RunRecords, unit: Unit) -> list[tuple[int, int, str]]:
+def _files(records: RunRecords, unit: Unit, attempt: int) -> Files:
+    return open_directory(f"{records.folder(unit, attempt)}/checkpoints")
+
+
+def _stored(records: RunRecords, unit: Unit) -> list[tuple[int, int, str]]:
     """Step, attempt and name of every checkpoint of a unit, the latest first."""
-    found = []
-    for attempt in records.attempts(unit):
-        files = open_directory(f"{records.folder(unit, attempt)}/checkpoints")
-        for name in patiently(files.names):
-            if match := _NAME.fullmatch(name):
-                found.append((int(match[1]), attempt, name))
-    return sorted(found, reverse=True)
+    stored = [
+        (int(match[1]), attempt, name)
+        for attempt in records.attempts(unit)
+        for name in patiently(_files(records, unit, attempt).names)
+        if (match := _NAME.fullmatch(name))
+    ]
+    return sorted(stored, reverse=True)
 
 
 def checkpoint_step(records: RunRecords, unit: Unit) -> int:
     """The step of the latest checkpoint of a unit; 0 where there is none."""
-    return next((step for step, _, _ in _found(records, unit)), 0)
+    return next((step for step, _, _ in _stored(records, unit)), 0)
 
 
 @contextmanager
@@ -234,13 +228,13 @@ def last_checkpoint(
             that each of them could find another.
     """
     chosen, data = None, None
-    for _, attempt, name in _found(records, unit):
+    for _, attempt, name in _stored(records, unit):
         if (data := _read_whole(records, unit, attempt, name)) is not None:
             chosen = (attempt, name)
             break
     if agree is not None:
-        own, chosen = chosen, agree(chosen)
-        if chosen is not None and chosen != own:
+        here, chosen = chosen, agree(chosen)
+        if chosen is not None and chosen != here:
             data = _read_whole(records, unit, *chosen)
     if chosen is None:
         yield None
@@ -258,8 +252,7 @@ def last_checkpoint(
 
 def _read_whole(records: RunRecords, unit: Unit, attempt: int, name: str) -> bytes | None:
     """A checkpoint; None if it is missing or damaged."""
-    files = open_directory(f"{records.folder(unit, attempt)}/checkpoints")
-    data = patiently(lambda: files.get(name))
+    data = patiently(lambda: _files(records, unit, attempt).get(name))
     if data is None or hashlib.sha256(data).hexdigest()[:16] not in name:
         return None
     return data
@@ -267,6 +260,5 @@ def _read_whole(records: RunRecords, unit: Unit, attempt: int, name: str) -> byt
 
 def remove_checkpoints(records: RunRecords, unit: Unit) -> None:
     """Remove all checkpoints of a unit that is done."""
-    for _, attempt, name in _found(records, unit):
-        files = open_directory(f"{records.folder(unit, attempt)}/checkpoints")
-        patiently(lambda files=files, name=name: files.remove(name))  # type: ignore[misc]
+    for _, attempt, name in _stored(records, unit):
+        patiently(partial(_files(records, unit, attempt).remove, name))

@@ -1,14 +1,16 @@
 """One attempt at one unit, in the process that trains it: make, resume, fit, save, commit.
 
 Nothing here knows of Ray: the same function runs in a Ray task, in each rank of a Ray Train worker
-group, or by hand.
+group, in a worker of another backend, or by hand.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,22 +23,24 @@ from pytorch_lightning.plugins.environments import ClusterEnvironment, Lightning
 
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.launch.backend import Attempt, Outcome
 from lightning_bnn.launch.checkpoints import (
     UnitCheckpoint,
     last_checkpoint,
     plain_types,
     remove_checkpoints,
 )
-from lightning_bnn.launch.draws import adopt_draws
-from lightning_bnn.launch.modes import AgreedMode
+from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.progress import ProgressCallback, plain_metrics
 from lightning_bnn.launch.recipe import Parts, Recipe
 from lightning_bnn.launch.records import RunRecords
-from lightning_bnn.launch.saving import save_members
+from lightning_bnn.launch.saving import adopt_draws, member_ids, save_members
 from lightning_bnn.launch.units import Unit, unit_seed
+from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import Strategy
 
-__all__ = ["Attempt", "check_trainer_options", "run_attempt"]
+__all__ = ["Place", "attempt_outcome", "check_trainer_options", "run_attempt"]
 
 # What the launcher decides, by its own options; what is no wish, and what to do instead.
 _TAKEN: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -48,47 +52,50 @@ _TAKEN: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """What a worker has to know.
+class Place:
+    """Where an attempt runs.
 
     Attributes:
-        recipe: Makes the strategy, the data and the trainer's options.
-        storage: Where the run is stored.
-        unit: What to train.
-        number: The number of the attempt, from 1.
-        seed: The root of all seeds.
+        facts: What to tell of it, such as the ``node`` and the ``device``.
         threads: Threads of torch; None leaves them alone.
-        gpu: Whether the unit was given a GPU.
-        checkpoint_seconds: The least time between two checkpoints.
-        progress_seconds: The time between two signs of life.
-        versions: Those of the driver, which the worker must share.
+        gpu: Whether the attempt was given a GPU.
+        rank: Which rank this process is, of a unit on several devices; None on one.
+        strategy: On several devices: gives Lightning's strategy for the one that was asked for.
+        plugins: On several devices: Lightning's plugins.
     """
 
-    recipe: Recipe
-    storage: str
-    unit: Unit
-    number: int
-    seed: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
     threads: int | None = None
     gpu: bool = False
-    checkpoint_seconds: float = 60.0
-    progress_seconds: float = 5.0
-    versions: Mapping[str, str] = field(default_factory=dict)
+    rank: int | None = None
+    strategy: Callable[[Any], Any] | None = None
+    plugins: tuple[Any, ...] = ()
 
 
-def run_attempt(
-    attempt: Attempt,
-    facts: Mapping[str, Any] | None = None,
-    trainer_options: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+def attempt_outcome(recipe: Recipe, attempt: Attempt, place: Place | None = None) -> Outcome:
+    """Run an attempt, as a worker of a backend does; what it raises becomes text."""
+    place = place or Place()
+    try:
+        return Outcome(run_attempt(recipe, attempt, place))
+    except Exception as error:
+        records = RunRecords(attempt.storage)
+        told = records.progress(attempt.unit) or {}
+        # the first rank has told its last step just now; how far others are nobody tells
+        early = not place.rank and told.get("attempt") == attempt.number and not told.get("step")
+        name = f"error-{place.rank}.txt" if place.rank else "error.txt"
+        with suppress(Exception):  # the storage may be what failed
+            folder = open_directory(records.folder(attempt.unit, attempt.number))
+            folder.put(name, traceback.format_exc().encode())
+        return Outcome.of_error(error, early)
+
+
+def run_attempt(recipe: Recipe, attempt: Attempt, place: Place | None = None) -> dict[str, Any]:
     """Train a unit to its end and commit it; if it was committed before, give that.
 
     Args:
+        recipe: Makes the strategy, the data and the trainer's options.
         attempt: What to do.
-        facts: What to tell of the place, such as the node.
-        trainer_options: Added to the trainer's options, for several devices: on each of them runs
-            this function, told by ``rank`` which one it is. A ``strategy`` is a function of the
-            one that the recipe asks for.
+        place: Where; by default on the CPU of this process.
 
     Returns:
         The result as it was committed.
@@ -96,75 +103,108 @@ def run_attempt(
     Raises:
         FencedError: Another attempt has taken the place of this one.
     """
+    place = place or Place()
     records, unit = RunRecords(attempt.storage), attempt.unit
-    rank = (trainer_options or {}).get("rank")
     # a rank must not turn back alone: the others would wait for it
-    if rank is None and (done := records.committed(unit)) is not None:
+    if place.rank is None and (done := records.committed(unit)) is not None:
         return dict(done["result"])
-    first_rank = not rank
-    if first_rank:
-        records.check_granted(unit, attempt.number)
-    if attempt.threads is not None:
-        torch.set_num_threads(attempt.threads)  # a reused worker has those of its last task
-    folder = records.folder(unit, attempt.number)
-    begin = time.time()
-    progress = None
-    if first_rank:
-        progress = ProgressCallback(records, unit, attempt.number, attempt.progress_seconds, facts)
+    if place.threads is not None:
+        torch.set_num_threads(place.threads)  # a reused worker has those of its last task
+    if place.rank:
+        return _fit(recipe, attempt, place, records, [])
+    records.check_granted(unit, attempt.number)
+    progress = ProgressCallback(
+        records, unit, attempt.number, attempt.progress_seconds, place.facts
+    )
     try:
-        # after everything that could draw, before everything that may
-        pl.seed_everything(unit_seed(attempt.seed, unit.members), workers=True, verbose=False)
-        parts = attempt.recipe.build(unit.members, attempt.seed, folder)
-        _check_numbers(parts.strategy, unit)
-        checkpoint = UnitCheckpoint(
-            folder,
-            attempt.checkpoint_seconds,
-            lambda: records.check_granted(unit, attempt.number),
-        )
-        own: list[Any] = [AgreedMode(records, unit, parts.strategy), checkpoint]
-        own = own if progress is None else [progress, *own]
-        trainer = _make_trainer(parts, folder, attempt.gpu, own, trainer_options or {})
-        agree = None if rank is None else trainer.strategy.broadcast
-        with last_checkpoint(records, unit, agree) as found:
-            path, before = found or (None, None)
-            adopt_draws(records, unit, trainer, folder, before)
-            with plain_types():
-                trainer.fit(parts.strategy, parts.data, ckpt_path=path, weights_only=True)
-        result = _leave_behind(parts.strategy, trainer, records, attempt, folder)
-        result["metrics"] = {**checkpoint.metrics, **result["metrics"]}
-        result |= {"seconds": time.time() - begin, **(facts or {})}
-        if trainer.is_global_zero:
-            records.commit(unit, attempt.number, result)
-            remove_checkpoints(records, unit)
-        trainer.strategy.barrier()
-        return result
-    except BaseException:
-        if progress is not None:
-            progress.tell(phase="failed")
+        return _fit(recipe, attempt, place, records, [progress])
+    except BaseException as error:
+        progress.tell(phase="failed", error=Outcome.of_error(error).error)
         raise
     finally:
-        if progress is not None:
-            progress.stop()
+        progress.stop()
 
 
-def _check_numbers(strategy: Strategy, unit: Unit) -> None:
+def _fit(
+    recipe: Recipe, attempt: Attempt, place: Place, records: RunRecords, callbacks: list[Any]
+) -> dict[str, Any]:
+    begin, unit = time.time(), attempt.unit
+    folder = records.folder(unit, attempt.number)
+    # after everything that could draw, before everything that may
+    pl.seed_everything(unit_seed(attempt.seed, unit.members), workers=True, verbose=False)
+    parts = recipe.build(unit.members, attempt.seed, folder)
+    _check_members(parts.strategy, unit)
+    checkpoint = UnitCheckpoint(
+        folder, attempt.checkpoint_seconds, lambda: records.check_granted(unit, attempt.number)
+    )
+    callbacks = [*callbacks, AgreedMode(records, unit, parts.strategy), checkpoint]
+    trainer = _make_trainer(parts, folder, place, callbacks)
+    agree = None if place.rank is None else trainer.strategy.broadcast
+    with last_checkpoint(records, unit, agree) as last, plain_types():
+        path, before = last or (None, None)
+        adopt_draws(records, unit, trainer, folder, before)
+        trainer.fit(parts.strategy, parts.data, ckpt_path=path, weights_only=True)
+    result = _leave_behind(parts.strategy, trainer, attempt, folder)
+    result["metrics"] = {**checkpoint.metrics, **result["metrics"]}
+    result |= {"seconds": time.time() - begin, **place.facts}
+    if trainer.is_global_zero:
+        records.commit(unit, attempt.number, result)
+        remove_checkpoints(records, unit)
+    trainer.strategy.barrier()
+    return result
+
+
+def _check_members(strategy: Strategy, unit: Unit) -> None:
     """The strategy has to train the members that it was told to."""
-    for name in ("member_numbers", "chain_numbers"):
-        numbers = getattr(strategy, name, None)
-        if numbers is None:
-            continue
-        if len(unit.members) > 1 and tuple(numbers) != unit.members:
-            raise ConfigurationError(
-                f"make_bnn was asked for the members {list(unit.members)} and made a "
-                f"{type(strategy).__name__} of {list(numbers)}. Hand its argument members on "
-                "(members=members, or chains=members), and seed as well."
-            )
+    ids = member_ids(strategy)
+    if len(unit.members) == 1 or ids == unit.members:
         return
-    if len(unit.members) > 1:
+    if ids is None:
         raise ConfigurationError(
             f"{type(strategy).__name__} trains one network, so that {len(unit.members)} members "
             "cannot be stacked. Use stack=1."
         )
+    raise ConfigurationError(
+        f"make_bnn was asked for the members {list(unit.members)} and made a "
+        f"{type(strategy).__name__} of {list(ids)}. Hand its argument members on "
+        "(members=members, or chains=members), and seed as well."
+    )
+
+
+class AgreedMode(pl.Callback):
+    """Run a stack as an earlier attempt did; the first one writes down what it has measured.
+
+    Stacked or as a loop: a strategy measures which is faster, and the two differ in the last bits.
+    A later attempt at the same unit runs as the first one did, so that it ends with the same
+    weights.
+
+    Args:
+        records: The records of the run.
+        unit: What is trained.
+        strategy: Its mode is set where one was agreed on.
+    """
+
+    def __init__(self, records: RunRecords, unit: Unit, strategy: Strategy) -> None:
+        self._files, self._name = records.files, f"units/{unit.name}/mode"
+        self._stack = strategy.bank.stack if isinstance(strategy, BankStrategy) else None
+        self._open = len(unit.members) > 1 and getattr(self._stack, "mode", None) == "auto"
+        if self._open:
+            self._adopt()
+
+    def _adopt(self) -> None:
+        mode = patiently(lambda: self._files.get(self._name))
+        if mode in (b"stacked", b"loop"):
+            assert self._stack is not None
+            self._stack.mode, self._open = mode.decode(), False  # type: ignore[assignment]
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Write down how the first batch was run, before anything comes of it."""
+        if self._open and trainer.is_global_zero:
+            assert self._stack is not None
+            mode = self._stack.mode.encode()
+            if not patiently(lambda: self._files.create(self._name, mode)):
+                self._adopt()  # a zombie was first, and other attempts go by it
+        self._open = False
 
 
 def check_trainer_options(options: Mapping[str, Any]) -> None:
@@ -184,7 +224,53 @@ def check_trainer_options(options: Mapping[str, Any]) -> None:
             )
 
 
-def keep_apart(folder: str, loggers: Iterable[Any], callbacks: Iterable[Any]) -> None:
+def _as_list(option: Any) -> list[Any]:
+    """What an option of the trainer holds that may be one thing or several."""
+    return [*option] if isinstance(option, (list, tuple)) else [option] if option else []
+
+
+def _make_trainer(parts: Parts, folder: str, place: Place, ours: list[Any]) -> pl.Trainer:
+    check_trainer_options(parts.trainer)
+    options = {name: value for name, value in parts.trainer.items() if name not in _TAKEN}
+    # nobody sees the bars of many members
+    callbacks = [
+        callback
+        for callback in _as_list(options.get("callbacks"))
+        if not isinstance(callback, ProgressBar)
+    ]
+    if options.get("logger") in (None, True):
+        options["logger"] = CSVLogger(folder, name="logs", version="")
+    if parts.shared:
+        _keep_apart(folder, _as_list(options["logger"]), callbacks)
+    if options.get("accelerator", "auto") == "auto":
+        # a task without a GPU is not kept from seeing those of the node
+        options["accelerator"] = "gpu" if place.gpu else "cpu"
+    if options["accelerator"] == "gpu" and not torch.cuda.is_available():
+        raise ConfigurationError(
+            "A GPU was asked for with resources= and torch finds none on "
+            f"{os.uname().nodename}. Install torch with CUDA there, or train on the CPU with "
+            "trainer={'accelerator': 'cpu'}."
+        )
+    plugins = [*_as_list(options.get("plugins")), *place.plugins]
+    if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        plugins.append(LightningEnvironment())  # else a SLURM job would be found
+    if place.strategy is not None:
+        options["strategy"] = place.strategy(options.get("strategy"))
+    options.pop("enable_checkpointing", None)  # ours is needed, and keeps Lightning's own away
+    return pl.Trainer(
+        **{
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **options,
+            "devices": 1 if place.rank is None else "auto",
+            "default_root_dir": folder,
+            "callbacks": [*callbacks, *ours],
+            "plugins": plugins,
+        }
+    )
+
+
+def _keep_apart(folder: str, loggers: Iterable[Any], callbacks: Iterable[Any]) -> None:
     """Let loggers and checkpoints that all members share write to the folder of this attempt."""
     for logger in loggers:
         if isinstance(logger, (CSVLogger, TensorBoardLogger)):
@@ -197,77 +283,22 @@ def keep_apart(folder: str, loggers: Iterable[Any], callbacks: Iterable[Any]) ->
             callback.dirpath = f"{folder}/{name}"
 
 
-def _listed(options: dict[str, Any], name: str) -> list[Any]:
-    """What an option that may be one thing or several holds; it is taken out."""
-    given = options.pop(name, None) or []
-    return [*given] if isinstance(given, (list, tuple)) else [given]
-
-
-def _make_trainer(
-    parts: Parts, folder: str, gpu: bool, own: list[Any], added: Mapping[str, Any]
-) -> pl.Trainer:
-    check_trainer_options(parts.trainer)
-    options = {name: value for name, value in parts.trainer.items() if name not in _TAKEN}
-    # nobody sees the bars of many members
-    callbacks = [one for one in _listed(options, "callbacks") if not isinstance(one, ProgressBar)]
-    logger = options.pop("logger", True)
-    if logger is True or logger is None:
-        logger = CSVLogger(folder, name="logs", version="")
-    if parts.shared:
-        loggers = logger if isinstance(logger, (list, tuple)) else [logger]
-        keep_apart(folder, loggers, callbacks)
-    accelerator = options.pop("accelerator", "auto")
-    if accelerator == "auto":
-        # A task without a GPU is not kept from seeing those of the node.
-        accelerator = "gpu" if gpu else "cpu"
-    if accelerator == "gpu" and not torch.cuda.is_available():
-        raise ConfigurationError(
-            "A GPU was asked for with resources= and torch finds none on "
-            f"{os.uname().nodename}. Install torch with CUDA there, or train on the CPU with "
-            "trainer={'accelerator': 'cpu'}."
-        )
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-    options.pop("enable_checkpointing", None)  # ours is needed, and keeps Lightning's own away
-    defaults = {**quiet, "devices": 1}
-    placed = {name: value for name, value in added.items() if name != "rank"}
-    if "strategy" in placed:
-        placed["strategy"] = placed["strategy"](options.pop("strategy", None))
-    plugins = _listed(options, "plugins")
-    if "plugins" in placed:
-        placed["plugins"] = [*plugins, *placed["plugins"]]
-    elif not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
-        placed["plugins"] = [*plugins, LightningEnvironment()]  # else a SLURM job would be found
-    else:
-        placed["plugins"] = plugins
-    return pl.Trainer(
-        **{
-            **defaults,
-            **options,
-            "accelerator": accelerator,
-            "default_root_dir": folder,
-            "logger": logger,
-            "callbacks": [*callbacks, *own],
-            **placed,
-        }
-    )
-
-
 def _leave_behind(
-    strategy: Strategy, trainer: pl.Trainer, records: RunRecords, attempt: Attempt, folder: str
+    strategy: Strategy, trainer: pl.Trainer, attempt: Attempt, folder: str
 ) -> dict[str, Any]:
     """Save what the members leave behind; on all ranks, as SWAG may read data on each."""
-    found = {"posterior": save_members(strategy, trainer, attempt.unit, folder)}
+    members = {"posterior": save_members(strategy, trainer, attempt.unit, folder)}
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
         if isinstance(callback, SWAGMoments) and callback.snapshots >= 2:
-            found["swag"] = save_members(callback, trainer, attempt.unit, folder)
-    collected = [len(one.steps) for one in callbacks if isinstance(one, SampleCollector)]
+            members["swag"] = save_members(callback, trainer, attempt.unit, folder)
+    draws = [len(one.steps) for one in callbacks if isinstance(one, SampleCollector)]
     return {
-        "members": found,
+        "members": members,
         "attempt": attempt.number,
         "metrics": plain_metrics(trainer.callback_metrics),
         "asked": {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps},
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
-        **({"draws": collected[0]} if collected else {}),
+        **({"draws": draws[0]} if draws else {}),
     }

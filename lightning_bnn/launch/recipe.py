@@ -16,10 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytorch_lightning as pl
+
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.strategies.base import Strategy
 
-__all__ = ["Factories", "Parts", "Recipe", "check_sendable", "factory_name"]
+__all__ = ["Factories", "Parts", "Recipe", "factory_name"]
 
 GIVEN = ("members", "seed", "folder")
 
@@ -40,6 +42,14 @@ class Parts:
     data: Any
     trainer: dict[str, Any]
     shared: bool = True
+
+    def training_data(self) -> Any:
+        """The training loader, outside of a fit."""
+        if not isinstance(self.data, pl.LightningDataModule):
+            return self.data
+        self.data.prepare_data()
+        self.data.setup("fit")
+        return self.data.train_dataloader()
 
 
 class Recipe(Protocol):
@@ -64,7 +74,7 @@ class Factories:
 
     Args:
         make_bnn: Makes the strategy.
-        make_data: Makes a data module or a training loader.
+        make_datamodule: Makes a data module or a training loader.
         trainer: Options of ``Trainer``, or a function that gives them.
 
     Example:
@@ -75,29 +85,24 @@ class Factories:
         ...     return DeepEnsemble(lambda: nn.Linear(2, 1), Gaussian(0.1), members=members,
         ...                         seed=seed)
         >>> parts = Factories(make_bnn, list, {"max_epochs": 3}).build([4], seed=0, folder="")
-        >>> parts.strategy.member_numbers, parts.trainer
-        ([4], {'max_epochs': 3})
+        >>> len(parts.strategy.member_posteriors()), parts.trainer
+        (1, {'max_epochs': 3})
     """
 
     make_bnn: Callable[..., Any]
-    make_data: Callable[..., Any]
+    make_datamodule: Callable[..., Any]
     trainer: Mapping[str, Any] | Callable[..., Mapping[str, Any]]
 
     def __post_init__(self) -> None:
-        for name, factory in (("make_bnn", self.make_bnn), ("make_datamodule", self.make_data)):
+        for name, factory in vars(self).items():
+            if name == "trainer" and isinstance(factory, Mapping):
+                continue
             if not callable(factory) or isinstance(factory, Strategy):
-                raise ConfigurationError(
-                    f"{name} is a function that makes it, because live objects do not travel to "
-                    f"the workers; got {type(factory).__name__}. Pass a function."
-                )
+                wanted = "a function that makes it: live objects do not travel to the workers"
+                if name == "trainer":
+                    wanted = "a mapping of options of Trainer, or a function that gives one"
+                raise ConfigurationError(f"{name}= is {wanted}; got {type(factory).__name__}.")
             _check_signature(name, factory)
-        if callable(self.trainer):
-            _check_signature("trainer", self.trainer)
-        elif not isinstance(self.trainer, Mapping):
-            raise ConfigurationError(
-                "trainer= is a mapping of options of Trainer, or a function that gives one; got "
-                f"{type(self.trainer).__name__}."
-            )
 
     @property
     def takes_members(self) -> bool:
@@ -108,7 +113,7 @@ class Factories:
         """Make all parts anew, with the global generators as they are."""
         strategy = self.build_strategy(members, seed, folder)
         given = {"members": list(members), "seed": seed, "folder": folder}
-        data = _call(self.make_data, given, only_needed=True)
+        data = _call(self.make_datamodule, given, only_needed=True)
         if not callable(self.trainer):
             return Parts(strategy, data, dict(self.trainer))
         trainer = _call(self.trainer, given)
@@ -131,25 +136,11 @@ class Factories:
 
     def description(self) -> dict[str, Any]:
         """The names of the functions, with what is bound to them."""
-        return {"bnn": _described(self.make_bnn), "data": _described(self.make_data)}
+        return {"bnn": _described(self.make_bnn), "data": _described(self.make_datamodule)}
 
     def trainer_options(self) -> Mapping[str, Any]:
         """The options, unless a function gives them."""
         return {} if callable(self.trainer) else self.trainer
-
-
-def _check_signature(name: str, factory: Callable[..., Any]) -> None:
-    for parameter in _parameters(factory).values():
-        needed = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        )
-        if needed and parameter.name not in GIVEN:
-            raise ConfigurationError(
-                f"{name}={factory_name(factory)} needs {parameter.name!r}; a factory is called "
-                f"with those of {', '.join(GIVEN)} that it takes by name. Give it a default, or "
-                "bind it with functools.partial."
-            )
 
 
 def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -157,6 +148,18 @@ def _parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
         return inspect.signature(factory).parameters
     except ValueError:  # a builtin
         return {}
+
+
+def _check_signature(name: str, factory: Callable[..., Any]) -> None:
+    for parameter in _parameters(factory).values():
+        several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        needed = parameter.default is parameter.empty and not several
+        if needed and parameter.name not in GIVEN:
+            raise ConfigurationError(
+                f"{name}={factory_name(factory)} needs {parameter.name!r}; a factory is called "
+                f"with those of {', '.join(GIVEN)} that it takes by name. Give it a default, or "
+                "bind it with functools.partial."
+            )
 
 
 def _call(factory: Callable[..., Any], given: Mapping[str, Any], only_needed: bool = False) -> Any:
@@ -176,13 +179,13 @@ def _described(factory: Callable[..., Any]) -> str:
     if not isinstance(factory, partial):
         return name
     plain = (bool, int, float, str, type(None), Path)
-    said = [repr(value) for value in factory.args if isinstance(value, plain)]
-    said += [
+    bound = [repr(value) for value in factory.args if isinstance(value, plain)]
+    bound += [
         f"{key}={value!r}"
         for key, value in sorted(factory.keywords.items())
         if isinstance(value, plain)
     ]
-    return f"{name}({', '.join(said)})" if said else name
+    return f"{name}({', '.join(bound)})" if bound else name
 
 
 def factory_name(factory: Any) -> str:
@@ -196,48 +199,3 @@ def factory_name(factory: Any) -> str:
     inner = getattr(factory, "func", factory)
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     return f"{getattr(inner, '__module__', type(inner).__module__)}.{name}"
-
-
-def check_sendable(ray: Any, recipe: Recipe, parts: Mapping[str, Any]) -> None:
-    """Raise unless a recipe can travel to the workers; name the part, and the object in it.
-
-    Args:
-        ray: The module, connected.
-        recipe: What goes to the workers.
-        parts: The arguments of the user that it is made of, by name.
-    """
-    error = _problem(ray, recipe)
-    if error is None:
-        return
-    for name, part in parts.items():
-        if (reason := _problem(ray, part)) is not None:
-            raise ConfigurationError(
-                f"{name} cannot be sent to a worker: {_culprit(ray, part) or reason}. Make such "
-                "objects inside of the function, where they are used."
-            ) from error
-    raise error
-
-
-def _problem(ray: Any, value: Any) -> Exception | None:
-    """Why something cannot be sent, if so."""
-    try:
-        ray.put(value)
-    except Exception as error:  # of any kind: it may come from the object itself
-        return error
-    return None
-
-
-def _culprit(ray: Any, part: Any) -> str | None:
-    """The name of the variable that a function holds and that cannot be sent."""
-    inner = getattr(part, "func", part)
-    held: dict[str, Any] = {}
-    if inspect.isfunction(inner):
-        closure = inspect.getclosurevars(inner)
-        held = {**closure.globals, **closure.nonlocals}
-    elif isinstance(part, Mapping):
-        held = dict(part)
-    for name, value in held.items():
-        if (error := _problem(ray, value)) is not None:
-            reason = str(error).strip().split("\n")[0]
-            return f"it uses {name!r}, a {type(value).__name__} ({reason})"
-    return None

@@ -3,18 +3,22 @@
 Layout of the storage of a run, a local path or an fsspec URL::
 
     <storage>/run.json                          what the run is; written once
-    <storage>/units/<unit>/lease.json           the attempt that may commit
+    <storage>/units/<unit>/lease.json           the attempt that may commit; why the unit has failed
     <storage>/units/<unit>/progress.json        how far it is; replaced every few seconds
     <storage>/units/<unit>/commit.json          the result; written once, and the end of the unit
     <storage>/units/<unit>/attempt-<n>/         all that attempt n writes: checkpoints, draws, logs,
                                                 posteriors
 
 A unit is done when its commit is there. An attempt writes to a folder of its own only, so that a
-*zombie*, which goes on although its node was given up, is in nobody's way; and it may commit only
-while the lease names it and no other attempt has committed. Writing a commit is exclusive (a hard
-link locally, a conditional PUT on S3), so a unit has one result however many attempts end.
+*zombie*, which still runs although its node was given up, is in nobody's way; and it may commit
+only while the lease names it and no other attempt has committed. Writing a commit is exclusive (a
+hard link locally, a conditional PUT on S3), so a unit has one result however many attempts end.
 
 The run, leases and commits end with a hash of themselves.
+
+One driver has a run at a time, where that can be known. On a local disk its claim is a lock of the
+process, gone the moment that it dies. On remote storage only drivers of the same process see each
+other; of two others the later one takes the run over, and the earlier one ends when it finds out.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning_bnn.errors import ConfigurationError, FencedError, PosteriorFormatError
@@ -35,6 +40,10 @@ __all__ = ["RunRecords"]
 
 _FORMAT = "lightning_bnn.{}"
 _ATTEMPT = re.compile(r"attempt-([0-9]{4,})")
+
+# The runs that this process drives: the lock of a process does not keep out itself.
+_CLAIMED: set[str] = set()
+_CLAIMING = threading.Lock()
 
 
 class RunRecords:
@@ -86,19 +95,11 @@ class RunRecords:
             was, now = found.get(name), body.get(name)
             if name == "units" and was is not None and now is not None and now[: len(was)] == was:
                 continue  # the same, or more members than before
-            if name == "units" and was is not None and now is not None:
-                sizes = {len(unit) for unit in was[:-1]} == {len(unit) for unit in now[:-1]}
-                if sizes and len(was[-1]) < len(was[0]):
-                    raise ConfigurationError(
-                        f"{self.files} holds a run whose last stack has {len(was[-1])} of "
-                        f"{len(was[0])} members; it cannot be filled up, because a stack trains "
-                        f"as a whole. Go on with {sum(map(len, was))} members, or use another "
-                        "storage=."
-                    )
             if was != now:
+                hint = "Members can be added after full stacks only. " if name == "units" else ""
                 raise ConfigurationError(
                     f"{self.files} holds a run with {name}={was!r:.200}; this one has "
-                    f"{name}={now!r:.200}. Use the same options to go on with it, or another "
+                    f"{name}={now!r:.200}. {hint}Use the same options to resume it, or another "
                     "storage= for a new run."
                 )
         if found != body:
@@ -124,6 +125,45 @@ class RunRecords:
             )
         return [Unit(tuple(members)) for members in run["units"]]
 
+    def claim(self) -> Callable[[], None]:
+        """Keep other drivers from the run until the result is called.
+
+        Raises:
+            ConfigurationError: Another driver has it.
+
+        Example:
+            >>> release = RunRecords("memory://claim-doc").claim()
+            >>> try:
+            ...     RunRecords("memory://claim-doc/").claim()
+            ... except ConfigurationError as error:
+            ...     print(error)
+            The run in memory://claim-doc is under way in this process. Wait for it, or cancel() it.
+            >>> release()
+            >>> RunRecords("memory://claim-doc").claim()()
+        """
+        with _CLAIMING:
+            if self.storage in _CLAIMED:
+                raise ConfigurationError(
+                    f"The run in {self.storage} is under way in this process. Wait for it, or "
+                    "cancel() it."
+                )
+            try:
+                unlock = self.files.claim()
+            except ConfigurationError as error:
+                raise ConfigurationError(
+                    f"The run in {self.storage} is under way: another process on this storage "
+                    "drives it. Wait for that one or end it; or use another storage= for a new run."
+                ) from error
+            _CLAIMED.add(self.storage)
+
+        def release() -> None:
+            with _CLAIMING:
+                if self.storage in _CLAIMED:
+                    _CLAIMED.remove(self.storage)
+                    unlock()
+
+        return release
+
     # ---------------------------------------------------------------- attempts
 
     def folder(self, unit: Unit, attempt: int | None = None) -> str:
@@ -136,15 +176,25 @@ class RunRecords:
         names = patiently(lambda: self.files.names(f"units/{unit.name}"))
         return sorted(int(found[1]) for name in names if (found := _ATTEMPT.fullmatch(name)))
 
-    def grant(self, unit: Unit, attempt: int) -> None:
-        """Let an attempt commit, and no other from now on. Only the driver of a run does this."""
+    def grant(self, unit: Unit, attempt: int, error: str | None = None) -> None:
+        """Let an attempt commit, and no other from now on. Only the driver of a run does this.
+
+        Args:
+            unit: What is trained.
+            attempt: The number of the attempt.
+            error: Why the unit has failed: then there will be no such attempt.
+        """
+        lease = {"attempt": attempt, **({} if error is None else {"error": error})}
         name = f"units/{unit.name}/lease.json"
-        patiently(lambda: self.files.put(name, _sealed("lease", {"attempt": attempt})))
+        patiently(lambda: self.files.put(name, _sealed("lease", lease)))
+
+    def lease(self, unit: Unit) -> dict[str, Any]:
+        """The ``attempt`` that may commit, 0 if there was none; and the ``error`` of a failure."""
+        return self._read(f"units/{unit.name}/lease.json", "lease") or {"attempt": 0}
 
     def granted(self, unit: Unit) -> int:
         """The attempt that may commit; 0 where there was none."""
-        lease = self._read(f"units/{unit.name}/lease.json", "lease")
-        return 0 if lease is None else int(lease["attempt"])
+        return int(self.lease(unit)["attempt"])
 
     def check_granted(self, unit: Unit, attempt: int) -> None:
         """Raise a FencedError if another attempt has taken the place of this one."""
@@ -174,8 +224,8 @@ class RunRecords:
         """The attempt that has committed and its result; None while there is none."""
         return self._read(f"units/{unit.name}/commit.json", "commit")
 
-    def committed_names(self) -> set[str]:
-        """The names of the units that may have a commit: those that have a folder."""
+    def unit_names(self) -> set[str]:
+        """The names of the units that have a folder: no other can have a commit."""
         names = patiently(lambda: self.files.names("units"))
         return {name for name in names if UNIT_NAME.fullmatch(name)}
 
@@ -189,10 +239,10 @@ class RunRecords:
         """The last progress that a unit told of, if any can be read."""
         try:
             data = self.files.get(f"units/{unit.name}/progress.json")
-            found = None if data is None else json.loads(data)
+            progress = None if data is None else json.loads(data)
         except Exception:  # of whatever client reads the storage; there will be another
             return None
-        return found if isinstance(found, dict) else None
+        return progress if isinstance(progress, dict) else None
 
     def _read(self, name: str, kind: str) -> dict[str, Any] | None:
         data = patiently(lambda: self.files.get(name))

@@ -1,31 +1,76 @@
-"""What members leave behind: a posterior for each, in the folder of the attempt.
+"""What members leave in the folder of an attempt: draws while they run, posteriors at the end.
 
-Draws that a :class:`~lightning_bnn.callbacks.SampleCollector` has written lie there already; of
-these only the place and the number of the chain are noted.
+A :class:`~lightning_bnn.callbacks.SampleCollector` with a directory writes to ``draws`` in the
+folder of the attempt, whatever directory it was given: members must not share one. An attempt that
+resumes from a checkpoint of an earlier one first copies that one's draws, up to the checkpoint.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
 
-from lightning_bnn.callbacks import SWAGMoments
+from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.launch.patience import patiently
+from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors import MixturePosterior, Posterior
+from lightning_bnn.posteriors import MixturePosterior
+from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import Strategy
 
-__all__ = ["Place", "save_members"]
+__all__ = ["adopt_draws", "member_ids", "save_members"]
 
-# Where a member's posterior is, from the folder of the unit on, and which chain of it
-Place = dict[str, Any]
+
+def member_ids(strategy: pl.LightningModule) -> tuple[int, ...] | None:
+    """The numbers of the members or chains of a strategy; None if it trains one network."""
+    return tuple(strategy.ids) if isinstance(strategy, BankStrategy) else None
+
+
+def adopt_draws(
+    records: RunRecords, unit: Unit, trainer: pl.Trainer, folder: str, before: int | None
+) -> None:
+    """Let every collector write to the folder of an attempt.
+
+    Args:
+        records: The records of the run.
+        unit: What is trained.
+        trainer: Its collectors are looked at.
+        folder: Where the attempt writes.
+        before: The attempt whose checkpoint it resumes from, if any.
+    """
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    collectors = [one for one in callbacks if isinstance(one, SampleCollector) and one.dirpath]
+    for number, collector in enumerate(collectors):
+        name = "draws" if number == 0 else f"draws-{number}"
+        collector.dirpath = f"{folder}/{name}"
+        if before is not None and trainer.is_global_zero:
+            _copy(f"{records.folder(unit, before)}/{name}", collector.dirpath)
+    trainer.strategy.barrier()
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a stream: blobs before records, so that a record never lacks its blob; last its head."""
+    old, new = open_directory(source), open_directory(target)
+    # a zombie may still be adding to it: what is newer than the checkpoint is dropped later
+    records = patiently(lambda: old.names("records"))
+    blobs = patiently(lambda: old.names("blobs"))
+    names = [f"blobs/{name}" for name in blobs] + [f"records/{name}" for name in records]
+    for name in [*names, "manifest.json"]:
+        data = patiently(partial(old.get, name))
+        if data is not None:
+            patiently(partial(new.put, name, data))
 
 
 def save_members(
     source: Strategy | SWAGMoments, trainer: pl.Trainer, unit: Unit, folder: str
-) -> dict[str, Place]:
+) -> dict[str, dict[str, Any]]:
     """Save the posterior of each member of a unit that is left.
+
+    Draws that a collector has written lie in the folder already; of these only the place and the
+    number of the chain are noted.
 
     Args:
         source: What gives the posteriors.
@@ -34,35 +79,26 @@ def save_members(
         folder: Where the attempt writes.
 
     Returns:
-        By the number of the member, where its posterior is.
+        By the number of the member, where its posterior is: the ``place`` from the folder of the
+        unit on, and which ``chain`` of it.
     """
     attempt = folder.rsplit("/", 1)[-1]
-    strategy = trainer.lightning_module
-    numbers = getattr(strategy, "member_numbers", None) or getattr(strategy, "chain_numbers", None)
-    numbered = numbers is not None and tuple(numbers) == unit.members
+    stacked = member_ids(trainer.lightning_module) == unit.members
     collector = getattr(source, "collector", None)
-    if collector is not None and len(collector) and collector.dirpath is not None and numbered:
+    if collector is not None and len(collector) and collector.dirpath is not None and stacked:
         place = f"{attempt}/{collector.dirpath.rstrip('/').rsplit('/', 1)[-1]}"
-        return {
-            str(number): {"place": place, "chain": chain}
-            for chain, number in enumerate(unit.members)
-        }
+        return {str(id): {"place": place, "chain": row} for row, id in enumerate(unit.members)}
     swag = isinstance(source, SWAGMoments)
-    parts = source.member_posteriors()
-    if swag and numbered:
-        parts = {unit.members[row]: part for row, part in parts.items()}
-    if not numbered:  # one member, whatever it is made of
-        together = list(parts.values())
-        whole = together[0] if len(together) == 1 else MixturePosterior(together)
-        parts = {unit.members[0]: whole}
+    posteriors = source.member_posteriors()
+    if not stacked:  # one member, whatever it is made of
+        parts = list(posteriors.values())
+        posteriors = {unit.members[0]: parts[0] if len(parts) == 1 else MixturePosterior(parts)}
+    elif swag:  # which has them by row
+        posteriors = {unit.members[row]: posterior for row, posterior in posteriors.items()}
     places = {}
-    for number, posterior in parts.items():
-        name = f"{'swag' if swag else 'posterior'}-{number:05d}"
+    for id, posterior in posteriors.items():
+        name = f"{'swag' if swag else 'posterior'}-{id:05d}"
         if trainer.is_global_zero:
-            _save(posterior, f"{folder}/{name}")
-        places[str(number)] = {"place": f"{attempt}/{name}"}
+            patiently(partial(posterior.save, f"{folder}/{name}"))
+        places[str(id)] = {"place": f"{attempt}/{name}"}
     return places
-
-
-def _save(posterior: Posterior, place: str) -> None:
-    patiently(lambda: posterior.save(place))

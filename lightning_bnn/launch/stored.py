@@ -5,20 +5,127 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from torch import nn
 
+from lightning_bnn.diagnostics import Diagnosis, diagnose
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.launch.records import RunRecords
-from lightning_bnn.launch.results import MemberResult, member_results
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
+from lightning_bnn.posteriors.files import open_directory
 
-__all__ = ["Kind", "StoredRun"]
+__all__ = [
+    "Kind",
+    "MemberResult",
+    "StoredRun",
+    "diagnose_chains",
+    "load_posterior",
+    "load_run",
+    "member_results",
+]
 
 Kind = Literal["posterior", "swag"]
+Status = Literal["done", "diverged", "failed"]
+_LEAST_DRAWS = 4  # with fewer there is no R-hat
+
+
+@dataclass(frozen=True)
+class MemberResult:
+    """How a member ended.
+
+    Attributes:
+        member: Its number.
+        status: ``"done"``; ``"diverged"``: it has no finite weights, though others of its stack
+            may; ``"failed"``: no attempt came to an end.
+        attempt: The attempt that ended it, from 1.
+        metrics: What was logged last, by name; of a stack, of all its members together.
+        node: The node that it ran on last.
+        uri: Where its posterior is.
+        error: What went wrong, if something did.
+        seconds: How long its last attempt took.
+        steps: Optimizer steps in all.
+
+    Example:
+        >>> MemberResult(3, "done", attempt=1, metrics={"train_loss": 0.2}).ok
+        True
+    """
+
+    member: int
+    status: Status
+    attempt: int
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    node: str | None = None
+    uri: str | None = None
+    error: str | None = None
+    seconds: float | None = None
+    steps: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it has a posterior."""
+        return self.status == "done"
+
+
+def member_results(
+    records: RunRecords, unit: Unit, result: Mapping[str, Any]
+) -> list[MemberResult]:
+    """The results of the members of a unit that was committed."""
+    places = result["members"]["posterior"]
+
+    def of_member(member: int) -> MemberResult:
+        place = places.get(str(member))
+        return MemberResult(
+            member,
+            "diverged" if place is None else "done",
+            attempt=result["attempt"],
+            metrics=result["metrics"],
+            node=result.get("node"),
+            uri=None if place is None else f"{records.folder(unit)}/{place['place']}",
+            error="its weights are not finite" if place is None else None,
+            seconds=result.get("seconds"),
+            steps=result.get("steps"),
+        )
+
+    return [of_member(member) for member in unit.members]
+
+
+def load_run(storage: str | os.PathLike[str]) -> StoredRun:
+    """Open a launched run for reading: ``load_run("runs/a").posterior(net)``.
+
+    Args:
+        storage: The directory or URL that was given to ``launch``.
+
+    Raises:
+        ConfigurationError: There is no run here.
+
+    Example:
+        >>> load_run("memory://no-such-run")
+        Traceback (most recent call last):
+        ...
+        lightning_bnn.errors.ConfigurationError: memory://no-such-run holds no run: ...
+    """
+    run = StoredRun(storage)
+    run.units()
+    return run
+
+
+def load_posterior(
+    directory: str | os.PathLike[str], net: nn.Module, likelihood: Likelihood | None = None
+) -> Posterior:
+    """Read a saved posterior, or that of a launched run, whichever the directory holds.
+
+    Args:
+        directory: What was given to ``Posterior.save`` or to ``launch``.
+        net: A network of the architecture of the posterior; its values do not matter.
+        likelihood: Needed only if it is one of your own.
+    """
+    if open_directory(directory).get("run.json", 1) is None:
+        return Posterior.load(directory, net, likelihood)
+    return load_run(directory).posterior(net, likelihood)
 
 
 class StoredRun:
@@ -26,6 +133,10 @@ class StoredRun:
 
     Args:
         storage: The directory or URL that was given to ``launch``.
+
+    Attributes:
+        storage: Where it is stored.
+        records: Its records.
     """
 
     def __init__(self, storage: str | os.PathLike[str]) -> None:
@@ -44,16 +155,13 @@ class StoredRun:
 
     def committed(self) -> dict[Unit, dict[str, Any]]:
         """The results of the units that are done, in order."""
-        present = self.records.committed_names()
-        found = {}
-        for unit in self.units():
-            if unit.name in present and unit.name not in self._committed:
-                commit = self.records.committed(unit)
-                if commit is not None:
-                    self._committed[unit.name] = commit["result"]
-            if unit.name in self._committed:
-                found[unit] = self._committed[unit.name]
-        return found
+        units = self.units()
+        begun = self.records.unit_names() - set(self._committed)
+        for unit in units:
+            commit = self.records.committed(unit) if unit.name in begun else None
+            if commit is not None:
+                self._committed[unit.name] = commit["result"]
+        return {unit: self._committed[unit.name] for unit in units if unit.name in self._committed}
 
     def results(self) -> list[MemberResult]:
         """The results of the members that are done or have diverged, in order."""
@@ -81,58 +189,80 @@ class StoredRun:
         Raises:
             ConfigurationError: No member is done yet.
         """
-        parts = []
+        components: list[Posterior] = []
         for unit, committed in self.committed().items():
             if kind not in committed["members"]:
                 raise ConfigurationError(
                     f"{self.storage}: {unit} has left no posterior of the kind {kind!r}, only "
                     f"{sorted(committed['members'])}. For 'swag' the trainer needs SWAGMoments."
                 )
-            places = committed["members"][kind]
-            parts += self._load(unit, places, net, likelihood)
+            for place in committed["members"][kind].values():  # in the order of the members
+                components.append(self._load(unit, place, net, likelihood))
         if running:
-            parts += self._running(net, likelihood)
-        if not parts:
+            components += self._running(net, likelihood)
+        if not components:
             drawn = ", and no chain has a draw" if running else ""
             raise ConfigurationError(
                 f"No member of the run in {self.storage} is done yet{drawn}; there are "
-                f"{self.members}. Wait for the first, or launch the run again to go on."
+                f"{self.members}. Wait for the first, or launch the run again to resume it."
             )
-        return MixturePosterior(parts)
+        return MixturePosterior(components)
 
     def _load(
-        self,
-        unit: Unit,
-        places: Mapping[str, Mapping[str, Any]],
-        net: nn.Module,
-        likelihood: Likelihood | None,
-    ) -> list[Posterior]:
-        parts: list[Posterior] = []
-        for member in unit.members:
-            place = places.get(str(member))
-            if place is None:
-                continue
-            part = Posterior.load(f"{self.records.folder(unit)}/{place['place']}", net, likelihood)
-            if "chain" in place:
-                assert isinstance(part, DrawsPosterior)
-                part = part.chain(place["chain"])
-            parts.append(part)
-        return parts
+        self, unit: Unit, place: Mapping[str, Any], net: nn.Module, likelihood: Likelihood | None
+    ) -> Posterior:
+        stored = Posterior.load(f"{self.records.folder(unit)}/{place['place']}", net, likelihood)
+        if "chain" not in place:
+            return stored
+        assert isinstance(stored, DrawsPosterior)
+        return stored.chain(place["chain"])
 
     def _running(self, net: nn.Module, likelihood: Likelihood | None) -> list[Posterior]:
-        """The chains of units that are not done, as far as their draws have come."""
-        done = {unit.name for unit in self.committed()}
-        parts: list[Posterior] = []
-        for unit in self.units():
-            if unit.name in done:
-                continue
-            found = []
+        """The chains of units that are not done, with the draws that they have so far."""
+        chains: list[Posterior] = []
+        done = self.committed()
+        for unit in (unit for unit in self.units() if unit not in done):
+            streams: list[Any] = []
             for attempt in self.records.attempts(unit):
                 place = f"{self.records.folder(unit, attempt)}/draws"
                 with suppress(PosteriorFormatError):  # no draw yet
-                    found.append(Posterior.load(place, net, likelihood))
+                    streams.append(Posterior.load(place, net, likelihood))
             # the last has the draws of those before it, but may be taking them over just now
-            longest = max(found, key=len, default=None)  # type: ignore[arg-type]
-            if isinstance(longest, DrawsPosterior):
-                parts += [longest.chain(number) for number in range(longest.chains)]
-        return parts
+            if streams:
+                longest = max(streams, key=len)
+                chains += [longest.chain(number) for number in range(longest.chains)]
+        return chains
+
+
+def diagnose_chains(
+    posterior: MixturePosterior, chains: int, inputs: Any, **options: Any
+) -> Diagnosis:
+    """R-hat and ESS over the chains that have some draws by now, wherever they ran or still run.
+
+    Args:
+        posterior: What there is of the run.
+        chains: How many chains the run has in all.
+        inputs: Where to watch predictions: a loader, a batch or a tensor.
+        options: As for :func:`lightning_bnn.diagnostics.diagnose`.
+
+    Raises:
+        ConfigurationError: No chain has enough draws.
+    """
+    drawn: list[Posterior] = [
+        component
+        for component in posterior.components
+        if isinstance(component, DrawsPosterior)
+        and len(component) >= _LEAST_DRAWS * component.chains
+    ]
+    if not drawn:
+        raise ConfigurationError(
+            f"No member of the run has {_LEAST_DRAWS} draws yet, so that there is nothing to "
+            "compare. For chains the trainer needs SampleCollector(dirpath='draws'); members of "
+            "ensembles and of variational inference are no chains."
+        )
+    diagnosis = diagnose(MixturePosterior(drawn), inputs, **options)
+    if len(drawn) == chains:
+        return diagnosis
+    missing = chains - len(drawn)
+    note = f"{missing} of {chains} chains have fewer than {_LEAST_DRAWS} draws: left out."
+    return replace(diagnosis, notes=(*diagnosis.notes, note))

@@ -7,13 +7,11 @@ in whatever order and in however many attempts it runs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.checks import check_whole
 from lightning_bnn.random import member_seed
 
 __all__ = ["Unit", "plan_units", "unit_seed"]
@@ -52,15 +50,10 @@ def plan_units(members: int, stack: int = 1) -> list[Unit]:
         >>> [unit.members for unit in plan_units(5, stack=2)]
         [(0, 1), (2, 3), (4,)]
     """
-    for name, value in (("members", members), ("stack", stack)):
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-            raise ConfigurationError(f"{name}= is a whole number, at least 1; got {value!r}.")
-    return list(_split(range(members), int(stack)))
-
-
-def _split(numbers: Sequence[int], size: int) -> Iterator[Unit]:
-    for start in range(0, len(numbers), size):
-        yield Unit(tuple(numbers[start : start + size]))
+    members, stack = check_whole("members", members, 1), check_whole("stack", stack, 1)
+    return [
+        Unit(tuple(range(first, min(first + stack, members)))) for first in range(0, members, stack)
+    ]
 
 
 def unit_seed(seed: int, members: Sequence[Any]) -> int:

@@ -29,7 +29,6 @@ from lightning_bnn.network import (
     network_tensors,
 )
 from lightning_bnn.posteriors import store
-from lightning_bnn.posteriors.files import open_directory
 from lightning_bnn.posteriors.fitted_network import fitted_network
 from lightning_bnn.posteriors.prunable import Prunable
 from lightning_bnn.predictive import Predictive
@@ -240,17 +239,13 @@ class Posterior(Prunable, ABC):
         """Read a posterior of ``net`` from a directory or an fsspec URL.
 
         Args:
-            directory: Where it was saved, or the storage of a launched run: then the mixture over
-                all members that are done.
+            directory: Where it was saved. (The posterior of a launched run is read by
+                ``lightning_bnn.launch.load_run(storage).posterior(net)``.)
             net: A network of the architecture that it was saved with; only its structure and
                 its frozen code matter, not its values. For a compact posterior, also the network
                 that it was pruned from, which is made smaller.
             likelihood: Needed only if the posterior was made with a likelihood of your own.
         """
-        if open_directory(directory).get("run.json", 1) is not None:
-            from lightning_bnn.launch.stored import StoredRun
-
-            return StoredRun(directory).posterior(net, likelihood)
         stored = store.read(directory)
         _class_of(stored.kind)
         network = stored.fields.get("network", [])

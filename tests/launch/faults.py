@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
-from lightning_bnn.launch.checkpoints import UnitCheckpoint
-from lightning_bnn.launch.member import Attempt, run_attempt
+from lightning_bnn.launch.backend import Attempt
+from lightning_bnn.launch.member import Place, run_attempt
 from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
@@ -21,6 +23,7 @@ from lightning_bnn.posteriors import store
 from lightning_bnn.posteriors.stream import DrawStream
 from tests.launch.programs import make_data
 
+ROOT = Path(__file__).parents[2]
 PATIENCE = 600.0  # for what takes seconds on an idle machine
 
 
@@ -71,20 +74,8 @@ class Raise(pl.Callback):
             raise self.error
 
 
-class SavedUntil(pl.Callback):
-    """Let there be a checkpoint after each step up to one, and none after it."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, UnitCheckpoint):
-                callback.seconds = 0.0 if trainer.global_step < self.step else 3600.0
-
-
 class Note(pl.Callback):
-    """Write down after which step a fit goes on, and every step that it takes."""
+    """Write down after which step a fit resumes, and every step that it takes."""
 
     def __init__(self, folder: str) -> None:
         self.path = Path(folder) / "steps"
@@ -113,17 +104,10 @@ def run_by_hand(
     """Run an attempt in this process, without Ray, and give the records."""
     records = RunRecords(storage)
     records.grant(unit, attempt)
-    recipe = Factories(make_bnn, data, trainer)
     run_attempt(
-        Attempt(
-            recipe,
-            records.storage,
-            unit,
-            attempt,
-            seed=0,
-            threads=1,
-            checkpoint_seconds=checkpoint_seconds,
-        )
+        Factories(make_bnn, data, trainer),
+        Attempt(records.storage, unit, attempt, checkpoint_seconds=checkpoint_seconds),
+        Place(threads=1),
     )
     return records
 
@@ -162,3 +146,20 @@ def wait_for(condition: Callable[[], Any], what: str = "it") -> Any:
         assert time.monotonic() < end, f"{what} took too long"
         time.sleep(0.1)
     return found
+
+
+@contextmanager
+def processes_end(**settings: str) -> Iterator[dict[str, str]]:
+    """An environment for processes that all end with the block, and whatever they have started.
+
+    The processes of Ray have groups of their own, but inherit the environment.
+    """
+    mark = f"LIGHTNING_BNN_TEST_{secrets.token_hex(8)}"
+    kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    try:
+        yield {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **settings, mark: "1"}
+    finally:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if mark.encode() in (folder / "environ").read_bytes():
+                    os.kill(int(folder.name), signal.SIGKILL)

@@ -23,11 +23,14 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_bnn import DeepEnsemble
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, FencedError
+from lightning_bnn.launch.backend import Attempt
 from lightning_bnn.launch.checkpoints import (
     checkpoint_step,
     last_checkpoint,
     remove_checkpoints,
 )
+from lightning_bnn.launch.member import run_attempt
+from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.likelihoods import Gaussian
@@ -113,14 +116,7 @@ def test_none_are_left_when_the_unit_is_done(tmp_path: Path) -> None:
     assert checkpoint_step(records, UNIT) == 0
     with last_checkpoint(records, UNIT) as found:
         assert found is None
-
-
-def test_without_any_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
-    records = RunRecords(tmp_path)
-    assert checkpoint_step(records, UNIT) == 0
-    with last_checkpoint(records, UNIT) as found:
-        assert found is None
-    remove_checkpoints(records, UNIT)
+    remove_checkpoints(records, UNIT)  # nothing to do
 
 
 def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
@@ -142,39 +138,16 @@ def test_what_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     assert len(names(records)) == 5
 
 
-def test_a_unit_on_remote_storage(undisturbed: dict[str, Any], tmp_path: Path) -> None:
-    storage = f"memory:/{tmp_path}"
-
-    def remote(folder: str, stop: int | None = None) -> dict[str, Any]:
-        return {**options(str(tmp_path), stop), "logger": False}
-
-    with pytest.raises(Interrupted):
-        run_by_hand(storage, make_ensemble, lambda folder: remote(folder, stop=6))
-    assert checkpoint_step(RunRecords(storage), UNIT) == 5
-    records = run_by_hand(storage, make_ensemble, remote, attempt=2)
-    assert left_behind(records, UNIT) == undisturbed
-    assert names(records, 1) == names(records, 2) == []
+# ------------------------------------------------------------------------------- resuming
 
 
-# ------------------------------------------------------------------------------- going on
-
-
-def test_another_attempt_goes_on_where_the_last_was(
-    undisturbed: dict[str, Any], tmp_path: Path
-) -> None:
-    interrupted(tmp_path, stop=6)
-    records = run_by_hand(tmp_path, make_ensemble, options, attempt=2)
-    assert noted_steps(records, UNIT, 1) == [0, 1, 2, 3, 4, 5, 6]
-    assert noted_steps(records, UNIT, 2) == [5, 6, 7, 8, 9, 10, 11, 12]
-    assert left_behind(records, UNIT) == undisturbed
-
-
-@pytest.mark.parametrize("stop", [1, 4, 5, 12])
-def test_at_the_beginning_and_the_end_of_epochs(
+@pytest.mark.parametrize("stop", [1, 4, 5, 6, 12])  # at the ends of epochs, and within one
+def test_another_attempt_resumes_where_the_last_was(
     undisturbed: dict[str, Any], tmp_path: Path, stop: int
 ) -> None:
     interrupted(tmp_path, stop=stop)
     records = run_by_hand(tmp_path, make_ensemble, options, attempt=2)
+    assert noted_steps(records, UNIT, 1) == list(range(stop + 1))
     assert noted_steps(records, UNIT, 2) == list(range(stop - 1, 13))
     assert left_behind(records, UNIT) == undisturbed
 
@@ -284,6 +257,14 @@ def test_an_attempt_that_was_given_up_ends_at_its_next_checkpoint(tmp_path: Path
     assert noted_steps(records, UNIT, 1) == [0, 1, 2, 3, 4, 5]
     assert checkpoint_step(records, UNIT) == 4
     assert records.committed(UNIT) is None
+    told = records.progress(UNIT) or {}
+    assert told["phase"] == "failed"
+    assert "Attempt 1 of member 0 may not commit" in told["error"]
+    # one that was given up before it has begun does nothing
+    recipe = Factories(make_ensemble, make_data, {"max_epochs": EPOCHS})
+    with pytest.raises(FencedError):
+        run_attempt(recipe, Attempt(records.storage, UNIT, 1))
+    assert records.progress(UNIT) == told
 
 
 _ZOMBIE = """
@@ -366,7 +347,7 @@ class Counter(pl.Callback):
 
 
 def resumed(storage: Path, stop: int, data: Any, *callbacks: Any) -> dict[str, Any]:
-    """What an attempt leaves behind that goes on after one that was interrupted."""
+    """What an attempt leaves behind that resumes after one that was interrupted."""
     go = partial(run_by_hand, storage, make_ensemble, data=data)
     with pytest.raises(Interrupted):
         go(lambda folder: options(folder, stop, *callbacks))

@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.launch.faults import PATIENCE, wait_for
+from tests.launch.faults import PATIENCE, ROOT, processes_end, wait_for
 
 pytest.importorskip("ray", reason="Ray is not installed (the extra 'ray')")
 pytestmark = [
@@ -29,7 +28,6 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("ip") is None, reason="needs ip, of iproute2"),
 ]
 
-ROOT = Path(__file__).parents[2]
 NEAR, FAR = "198.51.100.1", "198.51.100.2"
 PORT, S3_PORT = 6379, 5000
 
@@ -69,21 +67,10 @@ def ip(*words: str) -> None:
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Start a process on a host; it ends with the test, and all that it has started."""
-    mark = f"LIGHTNING_BNN_TEST_{secrets.token_hex(8)}"
     token = tmp_path / "token"
     token.write_text(secrets.token_hex(32))
     token.chmod(0o600)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment = {
-        **kept,
-        **documented_settings(),
-        "RAY_AUTH_TOKEN_PATH": str(token),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        mark: "1",
-    }
-
+    settings = {**documented_settings(), "RAY_AUTH_TOKEN_PATH": str(token)}
     started: list[subprocess.Popen[bytes]] = []
 
     def go(host: str, *words: str, **more: str) -> subprocess.Popen[bytes]:
@@ -91,7 +78,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
             process = subprocess.Popen(
                 ["ip", "netns", "exec", host, *words],
                 cwd=ROOT,
-                env={**environment, **more},
+                env={**environment, **settings, **more},
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -99,15 +86,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
         started.append(process)
         return process
 
-    try:
+    with processes_end(RAY_USAGE_STATS_ENABLED="0") as environment:
         yield go
-    finally:
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if mark.encode() in (folder / "environ").read_bytes():
-                    os.kill(int(folder.name), signal.SIGKILL)
-        for process in started:
-            process.wait()
+    for process in started:
+        process.wait()
 
 
 def answers(host: str, port: int) -> bool:

@@ -18,10 +18,9 @@ from ray.util.placement_group import placement_group, placement_group_table
 
 from lightning_bnn import Posterior
 from lightning_bnn.errors import ConfigurationError, LaunchError
-from lightning_bnn.launch import LaunchedRun, MemberResult, launch
+from lightning_bnn.launch import Attempt, LaunchedRun, MemberResult, Outcome, launch
 from lightning_bnn.launch.checkpoints import last_checkpoint
-from lightning_bnn.launch.distributed import RankError, group_memory, judge, remove_groups
-from lightning_bnn.launch.driver import Outcome
+from lightning_bnn.launch.ray_backend import RankError, group_memory, judge, remove_groups
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.posteriors.files import open_directory
@@ -76,7 +75,7 @@ def _start_with_trouble(folder: Path, kill: bool) -> LaunchedRun:
 
 
 def _check_second_attempt(run: LaunchedRun, by_hand: Posterior) -> None:
-    """It goes on from the checkpoint of the first and ends as if nothing had happened."""
+    """It resumes from the checkpoint of the first and ends as if nothing had happened."""
     (result,) = _wait(run)
     assert (result.attempt, result.steps, result.ok) == (2, 8, True)
     folder = Path(run.records.folder(Unit((0,)), 2))
@@ -124,12 +123,6 @@ def test_a_diverging_member_is_not_tried_again(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"rank 1: .*NonFiniteError: .* at step 1 .*hold NaN"):
         _wait(run)
     assert RunRecords(tmp_path).attempts(Unit((0,))) == [1]
-
-
-def test_more_devices_than_there_are_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"each of its 5 devices needs CPU 1, .* have: CPU 2"):
-        start(make_chains, make_data, 2, storage=tmp_path, trainer=make_trainer, devices=5)
-    assert not list(tmp_path.iterdir())
 
 
 def test_ranks_do_not_share_a_gpu(tmp_path: Path) -> None:
@@ -191,7 +184,7 @@ def test_all_ranks_take_the_checkpoint_of_the_first(tmp_path: Path) -> None:
 
 
 def test_groups_are_found_by_their_mark() -> None:
-    memory, other = (group_memory("runs", Unit((0,)), number, {}) for number in (1, 2))
+    memory, other = (group_memory(Attempt("runs", Unit((0,)), number), {}) for number in (1, 2))
     group = placement_group([{"CPU": 0.1, "memory": memory}])
     assert group.wait(PATIENCE)
     assert remove_groups([other]) == 0

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,9 @@ from lightning_bnn.launch.checkpoints import checkpoint_step
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import plan_units
 from tests.launch import driver_script
-from tests.launch.faults import left_behind, noted_steps, run_by_hand, wait_for
+from tests.launch.faults import ROOT, left_behind, noted_steps, processes_end, run_by_hand, wait_for
 from tests.launch.programs import make_net
 
-ROOT = Path(__file__).parents[2]
 UNITS = plan_units(driver_script.MEMBERS)
 
 pytestmark = [
@@ -35,30 +31,18 @@ pytestmark = [
 @pytest.fixture
 def driver(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
     """A driver in a process of its own; whatever it has started ends with the test."""
-    mark = f"LIGHTNING_BNN_TEST_{secrets.token_hex(8)}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", mark: "1"}
-    environment.pop("RAY_ADDRESS", None)
     name = getattr(request, "param", "main")
     code = f"import sys; from tests.launch.driver_script import {name}; {name}(sys.argv[1])"
-    with open(tmp_path / "said", "wb") as said:
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    with open(tmp_path / "said", "wb") as said, processes_end() as environment:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path / "run")],
-            cwd=ROOT,
-            env=environment,
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
+            command, cwd=ROOT, env=environment, stdout=said, stderr=said, start_new_session=True
         )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        # the processes of Ray have groups of their own; all have inherited the mark
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if mark.encode() in (folder / "environ").read_bytes():
-                    os.kill(int(folder.name), signal.SIGKILL)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
 
 
 def marks(storage: Path) -> list[tuple[int, int]]:
@@ -100,7 +84,7 @@ def test_a_driver_killed_and_started_again(driver: subprocess.Popen[bytes], tmp_
     assert marks(storage) == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 1), (3, 2)]
     assert [records.attempts(unit) for unit in UNITS] == [[1], [1], [1, 2], [1, 2]]
 
-    # what was done before counts: it goes on from the last checkpoint, and each bit is the same
+    # what was done before counts: it resumes from the last checkpoint, and each bit is the same
     def calm(folder: str) -> dict[str, Any]:
         return driver_script.trainer(folder)
 
@@ -128,13 +112,3 @@ def test_a_program_that_ends_by_an_error_cancels_its_run(
     assert time.monotonic() - begin < 45
     assert records.committed(UNITS[3]) is None
     records.files.claim()()  # another driver may have it
-
-
-def test_a_run_that_is_done_is_not_run_again(tmp_path: Path) -> None:
-    storage = tmp_path / "run"
-    driver_script.start(storage, driver_script.trainer).wait()
-    before = marks(storage)
-    again = driver_script.start(storage, driver_script.trainer)
-    assert again.missing() == []
-    assert [result.attempt for result in again.wait()] == [1] * driver_script.MEMBERS
-    assert marks(storage) == before

@@ -1,10 +1,9 @@
-"""Workers that are killed, stand still or stumble, and members that diverge, in real fits."""
+"""Workers that are killed or stand still, and runs that are cancelled, in real fits on Ray."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,16 +13,12 @@ import pytest
 
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, LaunchError
-from lightning_bnn.launch import MemberResult, StoredRun, launch
+from lightning_bnn.launch import launch
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from tests.launch.faults import (
-    PATIENCE,
     Kill,
     Note,
-    Poison,
-    Raise,
-    SavedUntil,
     attempt_number,
     left_behind,
     noted_steps,
@@ -35,7 +30,6 @@ from tests.launch.programs import (
     make_chains,
     make_data,
     make_ensemble,
-    make_net,
     make_variational,
 )
 
@@ -129,141 +123,11 @@ def test_killed_members_end_as_undisturbed_ones(
         assert left_behind(killed, unit) == undisturbed(member)
         last = 12 if step is None else step
         assert noted_steps(killed, unit, 1) == list(range(last + 1))
-        # there is none after the last step, and that of the step before is the one to go on from
+        # there is none after the last step, and that of the step before is the one to resume from
         assert noted_steps(killed, unit, 2) == list(range(min(last, 12) - 1, 13))
         if kind == "draws":
             drawn = undisturbed(member)[f"posterior {member}"]
             assert list(drawn) == [2, 4, 6, 8, 10, 12]
-
-
-@pytest.mark.slow
-def test_steps_that_are_repeated_give_the_same(
-    tmp_path: Path, undisturbed: Callable[[int], dict[str, Any]]
-) -> None:
-    def trainer(members: list[int], folder: str) -> dict[str, Any]:
-        options = killed_trainer(members, folder)
-        options["callbacks"].insert(0, SavedUntil(3))
-        return options
-
-    run = start(make_killed, make_data, 2, storage=tmp_path, trainer=trainer)
-    assert [result.attempt for result in run.wait()] == [2, 2]
-    records = RunRecords(tmp_path)
-    for member in range(2):
-        unit = Unit((member,))
-        assert left_behind(records, unit) == undisturbed(member)
-        step = KILLED[member][2]
-        assert step is not None
-        assert noted_steps(records, unit, 1) == list(range(step + 1))
-        assert noted_steps(records, unit, 2) == list(range(3, 13))
-
-
-# ------------------------------------------------------------------------------- members that fail
-
-
-def poisoned_trainer(members: list[int], step: int = 3) -> dict[str, Any]:
-    callbacks = [Poison(step, row=members.index(1))] if 1 in members else []
-    return {"max_epochs": 2, "callbacks": callbacks}
-
-
-def test_one_member_that_diverges_is_not_tried_again_and_the_others_are_done(
-    tmp_path: Path,
-) -> None:
-    go = partial(start, make_ensemble, make_data, 3, storage=tmp_path, trainer=poisoned_trainer)
-    run = go(on_failure="skip")
-    results = run.wait()
-    assert [result.status for result in results] == ["done", "failed", "done"]
-    assert [result.attempt for result in results] == [1, 1, 1]
-    assert "NonFiniteError" in str(results[1].error)
-    assert len(run.posterior().components) == 2
-    records = RunRecords(tmp_path)
-    assert records.attempts(Unit((1,))) == [1]
-    error = Path(records.folder(Unit((1,)), 1)) / "error.txt"
-    assert "Traceback" in error.read_text()
-    assert "NonFiniteError" in error.read_text()
-    # started again, it is the only one that runs
-    run = go(on_failure="skip", min_members=3)
-    with pytest.raises(
-        LaunchError, match=r"2 members are done and 1 are not; member 1 failed.*min"
-    ):
-        run.wait()
-    run = go()
-    with pytest.raises(LaunchError, match=r"2 members are done and 1 are not; member 1 failed"):
-        run.wait()
-    assert [len(records.attempts(unit)) for unit in records.units()] == [1, 3, 1]
-    assert len(StoredRun(tmp_path).posterior(make_net()).components) == 2
-
-
-@pytest.mark.slow
-def test_divergence_in_the_first_step_does_not_end_the_run(tmp_path: Path) -> None:
-    run = start(
-        make_ensemble,
-        make_data,
-        3,
-        storage=tmp_path,
-        trainer=partial(poisoned_trainer, step=0),
-    )
-    with pytest.raises(LaunchError, match=r"2 members are done and 1 are not"):
-        run.wait()
-    assert [result.member for result in StoredRun(tmp_path).results()] == [0, 2]
-
-
-def test_a_stack_with_a_diverged_member_gives_the_others(tmp_path: Path) -> None:
-    run = start(
-        make_ensemble,
-        make_data,
-        4,
-        stack=2,
-        storage=tmp_path,
-        trainer=poisoned_trainer,
-        on_failure="skip",
-    )
-    results = run.wait()
-    assert [result.status for result in results] == ["done", "diverged", "done", "done"]
-    assert results[1].uri is None
-    assert [result.attempt for result in results] == [1, 1, 1, 1]
-    assert len(run.posterior().components) == 3
-    # it is done, with what it gave
-    again = start(make_ensemble, make_data, 4, stack=2, storage=tmp_path, trainer=poisoned_trainer)
-    with pytest.raises(LaunchError, match=r"member 1 diverged: its weights are not finite"):
-        again.wait()
-    assert RunRecords(tmp_path).attempts(Unit((0, 1))) == [1]
-
-
-def make_mistake(members: list[int], seed: int) -> Any:
-    if members == [0]:
-        return make_ensemble(members, seed=seed, no_such_option=1)  # type: ignore[call-arg]
-    time.sleep(2 * PATIENCE)
-    return make_ensemble(members, seed)
-
-
-def test_a_mistake_before_the_first_step_ends_the_run_at_once(tmp_path: Path) -> None:
-    run = start(make_mistake, make_data, 5, storage=tmp_path, trainer={"max_epochs": 1})
-    results: list[MemberResult] = []
-    with pytest.raises(LaunchError, match=r"member 0 failed: TypeError.*no_such_option"):
-        results.extend(run.as_completed())
-    assert [(one.member, one.status, one.attempt) for one in results] == [(0, "failed", 1)]
-    records = RunRecords(tmp_path)
-    text = (Path(records.folder(UNIT, 1)) / "error.txt").read_text()
-    assert "in make_mistake" in text
-    assert "no_such_option" in text
-
-
-def stumbling_trainer(members: list[int], folder: str) -> dict[str, Any]:
-    errors = {1: RuntimeError("an accident"), 2: OSError("the disk is full")}
-    number = attempt_number(folder)
-    callbacks = [Raise(number, errors[number])] if number in errors else []
-    return {"max_epochs": 1, "callbacks": callbacks}
-
-
-@pytest.mark.slow
-def test_accidents_are_tried_again_and_leave_their_errors(tmp_path: Path) -> None:
-    run = start(make_ensemble, make_data, 1, storage=tmp_path, trainer=stumbling_trainer, retries=2)
-    (result,) = run.wait()
-    assert (result.attempt, result.steps) == (3, 4)
-    records = RunRecords(tmp_path)
-    for attempt, text in ((1, "RuntimeError: an accident"), (2, "OSError: the disk is full")):
-        assert text in (Path(records.folder(UNIT, attempt)) / "error.txt").read_text()
-    assert not (Path(records.folder(UNIT, 3)) / "error.txt").exists()
 
 
 # ------------------------------------------------------------------------------- lost and cancelled

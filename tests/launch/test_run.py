@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import RichProgressBar
 from lightning_bnn import MixturePosterior, Posterior
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, LaunchError
-from lightning_bnn.launch import MemberResult, StoredRun, launch
+from lightning_bnn.launch import MemberResult, launch, load_run
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.posteriors import LowRankPosterior
@@ -45,12 +45,10 @@ def test_members_equal_those_trained_by_hand(tmp_path: Path) -> None:
     inputs = torch.randn(5, 2)
     expected = MixturePosterior(by_hand).predict(inputs)
     assert torch.equal(posterior.predict(inputs).outputs, expected.outputs)
-    # each result says where its member is, and the storage is a posterior like any other
+    # each result says where its member is
     for result in results:
         one = Posterior.load(str(result.uri), make_net())
         assert same_weights(one, by_hand[result.member])
-    whole = Posterior.load(tmp_path, make_net())
-    assert torch.equal(whole.predict(inputs).mean, expected.mean)
 
 
 def test_chains_equal_those_run_by_hand_draw_for_draw(tmp_path: Path) -> None:
@@ -111,14 +109,14 @@ def test_the_same_again_runs_nothing_and_more_members_only_those(tmp_path: Path)
 def test_a_run_read_from_storage_needs_no_ray(tmp_path: Path) -> None:
     run = start(make_ensemble, make_data, 2, storage=tmp_path, trainer=TRAINER)
     results = run.wait()
-    stored = StoredRun(tmp_path)
+    stored = load_run(tmp_path)
     assert stored.results() == results
     assert same_weights(stored.posterior(make_net()), run.posterior(), count=2)
     assert isinstance(results[0], MemberResult)
     with pytest.raises(ConfigurationError, match="no posterior of the kind 'swag'"):
         stored.posterior(make_net(), kind="swag")
     with pytest.raises(ConfigurationError, match=r"holds no run: there is no run.json"):
-        StoredRun(tmp_path / "elsewhere").results()
+        load_run(tmp_path / "elsewhere")
 
 
 def test_what_members_write_lies_in_their_own_folders(tmp_path: Path) -> None:
@@ -167,13 +165,6 @@ def test_storage_of_another_run(tmp_path: Path) -> None:
         start(make_chains, make_data, 2, storage=tmp_path, trainer=TRAINER)
     with pytest.raises(ConfigurationError, match="units="):
         start(make_ensemble, make_data, 2, stack=2, storage=tmp_path, trainer=TRAINER)
-
-
-def test_storage_that_cannot_be_written(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(ConfigurationError, match="is a file; a run is stored in a directory"):
-        start(make_ensemble, make_data, 1, storage=blocked, trainer=TRAINER)
 
 
 def test_options_that_the_launcher_sets(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ import torch
 
 from lightning_bnn import DrawsPosterior, Posterior
 from lightning_bnn.errors import ConfigurationError, FencedError
-from lightning_bnn.launch.member import Attempt, run_attempt
+from lightning_bnn.launch import Attempt, load_run
+from lightning_bnn.launch.member import run_attempt
 from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.records import RunRecords
-from lightning_bnn.launch.stored import StoredRun
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors.files import open_directory
@@ -70,8 +70,8 @@ def test_an_attempt_from_beginning_to_posterior(storage: str) -> None:
     records.grant(unit, 1)
     recipe = Factories(make_ensemble, make_data, {"max_epochs": 3})
     # a checkpoint after each batch: they go through S3 too
-    run_attempt(Attempt(recipe, storage, unit, 1, 0, checkpoint_seconds=0))
-    posterior = StoredRun(storage).posterior(make_net())
+    run_attempt(recipe, Attempt(storage, unit, 1, checkpoint_seconds=0))
+    posterior = load_run(storage).posterior(make_net())
     by_hand = fit_by_hand(make_ensemble, 0, max_epochs=3)
     assert same_weights(posterior, by_hand)
     assert not open_directory(f"{records.folder(unit, 1)}/checkpoints").names()

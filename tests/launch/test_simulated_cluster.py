@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.launch.cluster_script import MEMBERS
-from tests.launch.faults import PATIENCE
+from tests.launch.faults import PATIENCE, ROOT, processes_end
 
-ROOT = Path(__file__).parents[2]
 DEVICES = {"first": {"0"}, "second": {"0", "1"}, "third": {"0"}}
 
 
@@ -32,10 +27,7 @@ def test_three_nodes_of_which_one_is_lost(tmp_path: Path) -> None:
 
 def run_cluster(directory: Path) -> dict[str, Any]:
     """What the cluster's own driver says: it has a Ray of its own, which ends with it."""
-    mark = f"LIGHTNING_BNN_TEST_{secrets.token_hex(8)}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", mark: "1"}
-    environment.pop("RAY_ADDRESS", None)
-    try:
+    with processes_end() as environment:
         done = subprocess.run(
             [sys.executable, "-m", "tests.launch.cluster_script", str(directory)],
             cwd=ROOT,
@@ -44,13 +36,8 @@ def run_cluster(directory: Path) -> dict[str, Any]:
             text=True,
             timeout=3 * PATIENCE,
         )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
-        return dict(json.loads((directory / "said.json").read_text()))
-    finally:
-        for folder in Path("/proc").glob("[0-9]*"):  # what is left, if it failed
-            with suppress(OSError):
-                if mark.encode() in (folder / "environ").read_bytes():
-                    os.kill(int(folder.name), signal.SIGKILL)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    return dict(json.loads((directory / "said.json").read_text()))
 
 
 def overlap(one: dict[str, Any], other: dict[str, Any]) -> bool:

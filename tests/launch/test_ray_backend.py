@@ -1,33 +1,32 @@
-"""What is asked of nodes before a member runs there, and of those that come later."""
+"""Ray as a backend: what is asked of nodes before a member runs there, and what can be sent."""
 
 from __future__ import annotations
 
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_bnn.errors import LaunchError
-from lightning_bnn.launch import cluster, launch
-from lightning_bnn.launch.driver import Driver, Outcome
-from lightning_bnn.launch.member import Attempt
+from lightning_bnn.errors import ConfigurationError, LaunchError
+from lightning_bnn.launch import Attempt, launch, ray_backend
+from lightning_bnn.launch.member import Place
+from lightning_bnn.launch.ray_backend import RayBackend
 from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.records import RunRecords
-from lightning_bnn.launch.tasks import attempt_outcome
 from lightning_bnn.launch.units import Unit
 from tests.launch.programs import make_data, make_ensemble
 
 start = partial(launch, allow_open_cluster=True, seed=0, trainer={"max_epochs": 1})
 UNIT = Unit((0,))
-RESULT = {"members": {"posterior": {"0": {"place": "here"}}}, "metrics": {}, "attempt": 1}
 
 
 @pytest.mark.usefixtures("local_ray")
 def test_a_node_with_other_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = {**cluster.own_versions(), "torch": "1.0"}
-    monkeypatch.setattr(cluster, "own_versions", lambda: own)
+    versions = {**ray_backend._versions(), "torch": "1.0"}
+    monkeypatch.setattr(ray_backend, "_versions", lambda: versions)
     with pytest.raises(LaunchError, match=r"The node .* has torch .*, and the driver has 1\.0"):
         start(make_ensemble, make_data, 1, storage=tmp_path)
     assert RunRecords(tmp_path).granted(UNIT) == 0
@@ -49,40 +48,31 @@ def test_a_module_that_no_worker_has(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("local_ray")
-def test_a_request_that_no_node_can_meet(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=r"it needs CPU 1, GPU 1, and the nodes .* have: CPU 2"):
-        start(make_ensemble, make_data, 1, storage=tmp_path / "run", resources={"GPU": 1})
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_node_that_came_later_with_other_versions_is_avoided(
-    local_ray: Any, tmp_path: Path
-) -> None:
-    attempt = Attempt(
-        Factories(make_ensemble, make_data, {}),
-        str(tmp_path),
-        UNIT,
-        1,
-        seed=0,
-        versions={**cluster.own_versions(), "torch": "1.0"},
-    )
-    outcome = attempt_outcome(attempt, {"node": "late"})
+def test_a_worker_with_other_versions_asks_for_another_node(tmp_path: Path) -> None:
+    """Of a node that joined after all nodes were asked."""
+    versions = {**ray_backend._versions(), "torch": "1.0"}
+    recipe = Factories(make_ensemble, make_data, {})
+    attempt, place = Attempt(str(tmp_path), UNIT, 1), Place({"node": "late"})
+    outcome = ray_backend._outcome_here(recipe, attempt, versions, place)
     assert (outcome.result, outcome.final, outcome.node) == (None, False, "late")
     assert "the driver has 1.0" in str(outcome.error)
     assert not list(tmp_path.iterdir())
 
-    outcomes, avoided = [outcome, Outcome(RESULT)], []
 
-    def submit(attempt: Attempt, avoid: str | None) -> Any:
-        avoided.append(avoid)
-        return local_ray.put(outcomes[len(avoided) - 1])
+def test_what_cannot_be_sent_is_named(local_ray: Any) -> None:
+    lock = threading.Lock()
 
-    driver = Driver(
-        local_ray, RunRecords(tmp_path), [UNIT], attempt, submit, 1, 60.0, stop_early=True
-    )
-    driver.run()
-    assert avoided == [None, "late"]
-    assert driver.results.get().status == "done"  # type: ignore[union-attr]
+    def closes_over_it(members: list[int], seed: int) -> Any:
+        with lock:
+            return make_ensemble(members, seed)
+
+    backend = RayBackend(allow_open_cluster=True)
+    recipe = Factories(closes_over_it, make_data, {})
+    with pytest.raises(ConfigurationError, match=r"make_bnn cannot be sent .* 'lock', a lock"):
+        backend.open(recipe)
+    options = {"callbacks": [], "profiler": lock}
+    with pytest.raises(ConfigurationError, match=r"trainer cannot be sent .*'profiler', a lock"):
+        backend.open(Factories(make_ensemble, make_data, options))
 
 
 @pytest.mark.parametrize(
@@ -102,6 +92,6 @@ def test_which_clusters_can_grow(
     monkeypatch.delenv("RAY_USAGE_STATS_KUBERAY_IN_USE", raising=False)
     if text is not None:
         (tmp_path / "ray_bootstrap_config.yaml").write_text(text)
-    assert cluster.can_grow() is grows
+    assert ray_backend._can_grow() is grows
     monkeypatch.setenv("RAY_USAGE_STATS_KUBERAY_IN_USE", "1")
-    assert cluster.can_grow()
+    assert ray_backend._can_grow()

@@ -15,22 +15,23 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from lightning_bnn.commands.status import main
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch import launch
 from lightning_bnn.launch.records import RunRecords
-from lightning_bnn.launch.status_command import main
 from lightning_bnn.launch.units import Unit
 from tests.launch.programs import make_data, make_ensemble
-from tests.launch.test_rows import begin, commit, tell
+from tests.launch.simulated import Threads
+from tests.launch.test_progress import begin, commit, tell
 
 
 @pytest.fixture(scope="module")
-def finished(local_ray: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The storage of a run of three members, two of them stacked."""
     storage = tmp_path_factory.mktemp("status")
     launch(
         make_ensemble, make_data, 3, stack=2, storage=storage, trainer={"max_epochs": 2},
-        allow_open_cluster=True,
+        backend=Threads(),
     ).wait()  # fmt: skip
     return str(storage)
 

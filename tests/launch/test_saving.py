@@ -9,12 +9,13 @@ import pytest
 
 from lightning_bnn import Posterior
 from lightning_bnn.callbacks import SampleCollector
-from lightning_bnn.launch.draws import adopt_draws
+from lightning_bnn.launch import load_run
 from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.launch.saving import adopt_draws
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.posteriors.stream import DrawStream
 from tests.launch.faults import Note, Raise, left_behind, noted_steps, run_by_hand
-from tests.launch.programs import make_chains, make_net
+from tests.launch.programs import make_chains, make_net, same_weights
 from tests.trainers import quiet_trainer
 
 UNIT = Unit((0,))
@@ -136,6 +137,10 @@ def test_chains_of_a_stack_are_told_apart(tmp_path: Path) -> None:
     }
     both = Posterior.load(f"{records.folder(unit, 1)}/draws", make_net())
     assert len(both) == 12  # type: ignore[arg-type]
+    records.begin({"units": [[3, 4]]})
+    first, second = load_run(tmp_path).posterior(make_net()).components
+    assert [len(first), len(second)] == [6, 6]  # type: ignore[arg-type]
+    assert not same_weights(first, second, count=6)
 
 
 def test_several_collectors_have_folders_of_their_own(tmp_path: Path) -> None:
@@ -172,3 +177,5 @@ def test_draws_on_remote_storage(undisturbed: dict[str, Any], tmp_path: Path) ->
     records = run_by_hand(storage, make_chains, remote, attempt=2)
     assert stream(records, 2).steps() == [2, 4, 6, 8, 10, 12]
     assert left_behind(records, UNIT) == undisturbed
+    for attempt in (1, 2):
+        assert not records.files.names(f"units/{UNIT.name}/attempt-{attempt:04d}/checkpoints")

@@ -1,10 +1,10 @@
-"""Show how a launched run stands, from any machine that reaches its storage.
+"""``lightning-bnn status``: how a launched run stands, from any machine that reaches its storage.
 
 ``lightning-bnn status --storage s3://bucket/run7`` reads the records of a run and prints a table:
-what each member does, where, how far it is, and how long it will take. It needs neither Ray nor the
-program that was launched, and works while a run is under way as well as afterwards. With
-``--diagnose`` it says whether chains agree; for that it makes the network and the data of the
-configuration that was launched.
+what each member does, where, how far it is, how long it will take, and why it has failed. It needs
+neither Ray nor the program that was launched, and works while a run is under way as well as
+afterwards. With ``--diagnose`` it says whether chains agree; for that it makes the network and the
+data of the configuration that was launched.
 """
 
 from __future__ import annotations
@@ -16,20 +16,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
+from lightning_bnn.commands.launch import ConfigurationRecipe
+from lightning_bnn.diagnostics import Diagnosis
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
-from lightning_bnn.launch.live import RunDisplay
+from lightning_bnn.launch.progress import Row, RunDisplay, RunReader, RunTable, summarise
 from lightning_bnn.launch.records import RunRecords
-from lightning_bnn.launch.rows import Row, run_rows
-from lightning_bnn.launch.summary import summarise
-from lightning_bnn.launch.table import rich_table
+from lightning_bnn.launch.stored import diagnose_chains, load_run
 from lightning_bnn.random import isolated_random_state
-
-if TYPE_CHECKING:
-    from lightning_bnn.diagnostics import Diagnosis
 
 __all__ = ["main", "rows_as_json"]
 
@@ -63,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _INTERRUPTED
     else:
         width = None if sys.stdout.isatty() else _WIDTH_IN_A_FILE
-        Console(width=width).print(rich_table(rows))
+        Console(width=width).print(RunTable(rows))
     if options.diagnose:
         print(_diagnosis(records))
     return 0
@@ -71,28 +68,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _diagnosis(records: RunRecords) -> Diagnosis:
     """R-hat and ESS of the chains so far, with the network and the data of the configuration."""
-    from lightning_bnn.launch.chains import diagnose_chains, training_data
-    from lightning_bnn.launch.configuration import ConfigurationRecipe
-    from lightning_bnn.launch.stored import StoredRun
-
     text = records.files.get("config.yaml")
     if text is None:
         raise ConfigurationError(
             f"--diagnose needs the network and the data, and {records.storage} has no config.yaml: "
             "the run was launched from Python. There, call run.diagnose(), or "
-            "StoredRun(storage).posterior(net, running=True).diagnose(inputs)."
+            "load_run(storage).posterior(net, running=True).diagnose(inputs)."
         )
-    run = StoredRun(records.storage)
+    run = load_run(records.storage)
     with isolated_random_state(seed=0), tempfile.TemporaryDirectory() as folder:
         parts = ConfigurationRecipe(text.decode(), None).build([0], 0, folder)
         posterior = run.posterior(parts.strategy.net, parts.strategy.likelihood, running=True)
-        return diagnose_chains(posterior, run.members, training_data(parts.data))
+        return diagnose_chains(posterior, run.members, parts.training_data())
 
 
 def _read(storage: str) -> tuple[RunRecords, list[Row]]:
     try:
         records = RunRecords(storage)
-        return records, run_rows(records, time.time())
+        return records, RunReader(records).rows(time.time())
     except LightningBNNError:
         raise
     except Exception as error:  # each kind of remote storage has errors of its own
@@ -106,8 +99,8 @@ def rows_as_json(storage: str, rows: Sequence[Row]) -> dict[str, Any]:
     """The rows of a run and their summary, for a program.
 
     Example:
-        >>> found = rows_as_json("runs/a", [Row((0, 1), "done", steps=40)])
-        >>> found["summary"], found["units"][0]["members"], found["units"][0]["steps"]
+        >>> document = rows_as_json("runs/a", [Row((0, 1), "done", steps=40)])
+        >>> document["summary"], document["units"][0]["members"], document["units"][0]["steps"]
         ({'members': 2, 'counts': {'done': 2}, 'eta': None}, (0, 1), 40)
     """
     return {
@@ -124,17 +117,12 @@ def _parser() -> argparse.ArgumentParser:
         description="Show what the members of a launched run do, read from the storage of the run: "
         "from any machine, while it runs and afterwards.",
     )
-    parser.add_argument(
-        "--storage", required=True, metavar="FOLDER",
-        help="the directory or the URL that the run was launched with",
-    )  # fmt: skip
-    parser.add_argument(
-        "--watch", action="store_true",
-        help="go on until the run ends: a live table on a terminal, a line now and then elsewhere",
-    )  # fmt: skip
-    parser.add_argument(
-        "--diagnose", action="store_true",
-        help="say below it whether the chains so far agree: R-hat and ESS of predictions",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print the rows as JSON, for scripts")
+    add = parser.add_argument
+    add("--storage", required=True, metavar="FOLDER",
+        help="the directory or the URL that the run was launched with")  # fmt: skip
+    add("--watch", action="store_true",
+        help="until the run ends: a live table on a terminal, some lines elsewhere")  # fmt: skip
+    add("--diagnose", action="store_true",
+        help="say below it whether the chains so far agree: R-hat and ESS")  # fmt: skip
+    add("--json", action="store_true", help="print the rows as JSON, for scripts")
     return parser

@@ -9,13 +9,14 @@ import pytest
 import torch
 import yaml
 
-from lightning_bnn import Posterior
 from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.cli import main as command_line
+from lightning_bnn.commands.launch import ConfigurationRecipe, main, read_recipe
+from lightning_bnn.commands.status import main as status
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.launch import LaunchedRun, StoredRun, launch
-from lightning_bnn.launch.chains import diagnose_chains
-from lightning_bnn.launch.command import main
-from lightning_bnn.launch.status_command import main as status
+from lightning_bnn.launch import LaunchedRun, launch, load_run
+from lightning_bnn.launch.saving import member_ids
+from lightning_bnn.launch.stored import diagnose_chains
 from lightning_bnn.nets import MLP
 from lightning_bnn.posteriors import MixturePosterior
 from tests.launch.faults import wait_for
@@ -40,7 +41,10 @@ def chains(tmp_path: Path) -> str:
 
 @pytest.mark.usefixtures("local_ray")
 def test_chains_from_a_configuration(
-    chains: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    chains: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     storage = str(tmp_path / "run")
     words = ["--config", chains, "--members", "2", "--storage", storage, "--allow-open-cluster"]
@@ -51,13 +55,16 @@ def test_chains_from_a_configuration(
     assert "2 chains of 10 draws" in said
     assert "R-hat" in said
     assert f"The posterior of 2 members is in {storage}" in said
-    components = Posterior.load(storage, MLP(1, [20, 20], 1, torch.nn.Tanh)).components  # type: ignore[attr-defined]
+    components = load_run(storage).posterior(MLP(1, [20, 20], 1, torch.nn.Tanh)).components
     assert [len(one) for one in components] == [10, 10]
     # the same from any machine; and once more, nothing is left to do
     assert status(["--storage", storage, "--diagnose"]) == 0
     assert "2 chains of 10 draws" in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert command_line(["test", "--config", chains, "--posterior", storage]) == 0
+    assert "test_nll" in capsys.readouterr().out
     assert main(words) == 0
-    records = StoredRun(storage).records
+    records = load_run(storage).records
     assert [records.attempts(unit) for unit in records.units()] == [[1], [1]]
 
 
@@ -112,3 +119,45 @@ def test_members_that_are_no_chains() -> None:
     posterior = MixturePosterior([fit_by_hand(make_ensemble, 0, max_epochs=1)])
     with pytest.raises(ConfigurationError, match=r"No member of the run has 4 draws.*no chains"):
         diagnose_chains(posterior, 1, torch.zeros(3, 2))
+
+
+# ------------------------------------------------------------------------------- the recipe
+
+
+def read(name: str, *options: str) -> tuple[ConfigurationRecipe, int, int | None]:
+    return read_recipe(["--config", str(CONFIGS / f"{name}.yaml"), *options])
+
+
+def test_an_ensemble_trains_the_members_that_it_is_told_to(tmp_path: Path) -> None:
+    recipe, seed, members = read("digits_ensemble", "--trainer.max_epochs", "2")
+    assert (recipe.ids_option, seed, members) == ("members", 0, 10)
+    parts = recipe.build([3, 4], 7, str(tmp_path))
+    assert member_ids(parts.strategy) == (3, 4)
+    assert parts.strategy.seed == 7  # type: ignore[attr-defined]
+    assert parts.trainer["max_epochs"] == 2
+    assert parts.trainer["logger"].save_dir == str(tmp_path)
+    assert "devices" not in parts.trainer  # a default: the launcher decides it
+
+
+def test_chains_and_restarts(tmp_path: Path) -> None:
+    recipe, _, chains = read("digits_sgmcmc")
+    assert (recipe.ids_option, chains) == ("chains", 4)
+    assert member_ids(recipe.build([5], 0, str(tmp_path)).strategy) == (5,)
+    recipe, _, members = read("digits_vi", "--model.init_args.seed", "3")
+    assert (recipe.ids_option, members) == (None, None)
+    first, second = (recipe.build([0], 0, str(tmp_path)).strategy for _ in range(2))
+    assert first.noise.seed != second.noise.seed  # type: ignore[attr-defined]
+
+
+def test_what_must_not_change_between_two_starts() -> None:
+    first, _, _ = read("digits_ensemble")
+    longer, _, _ = read("digits_ensemble", "--trainer.max_epochs", "99")
+    more, _, _ = read("digits_ensemble", "--model.init_args.members", "3")
+    other, _, _ = read("digits_ensemble", "--data.init_args.batch_size", "32")
+    assert first.description() == longer.description() == more.description()
+    assert first.description() != other.description()
+
+
+def test_without_a_strategy() -> None:
+    with pytest.raises(ConfigurationError, match="launch needs a strategy, and none is named"):
+        read_recipe([])
