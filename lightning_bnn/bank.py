@@ -202,6 +202,7 @@ class Bank(nn.Module):
         """The mean energies of the sets in ``rows``, whose parameters are given."""
         seen = view(rows)
         prior = target.prior if seen.prior is None else seen.prior
+        assert prior is not None
         rest = list(others)
         points = rest.pop(0) if self.points is not None else None
         learned = self.learned_layout.views(rest.pop(0)) if self.learned is not None else None

@@ -45,7 +45,7 @@ class Target:
 
     Args:
         likelihood: How outputs of the network give targets.
-        prior: The prior, bound to a flat vector of weights.
+        prior: The prior, bound to a flat vector of weights; None for a flat one.
         num_data: N; may be set later, when the training data are known.
         temperature: T; 1 is the Bayes posterior.
         point_prior: The prior of trained weights that are point estimates, if there are any.
@@ -66,7 +66,7 @@ class Target:
     def __init__(
         self,
         likelihood: Likelihood,
-        prior: FlatPrior,
+        prior: FlatPrior | None = None,
         num_data: int | None = None,
         temperature: float = 1.0,
         point_prior: FlatPrior | None = None,
@@ -147,7 +147,7 @@ class Target:
         if weights.dim() == 1:
             return self.mean_energy(weights[None], outputs[None], targets)[0]
         data = self.data_energy(outputs, targets, own_targets, counts, learned)
-        return self.add_prior(data, self.prior.energy(weights))
+        return data if self.prior is None else self.add_prior(data, self.prior.energy(weights))
 
     def add_prior(self, data_energy: Tensor, prior_energy: Tensor) -> Tensor:
         """The mean energy from that of the data and −log p(w)."""

@@ -94,7 +94,9 @@ class Strategy(pl.LightningModule, ABC):
         self._restored_order: int | None = None
         self._unwrap: Callable[[], None] | None = None
         self._diverged_at: Tensor | None = None  # by row, the step of the first energy not finite
-        self._finished_at: int | None = None
+        self.finished: dict[str, Tensor] = {}  # what finish() has found, by name
+        self._finished_at: int | None = None  # after which step
+        self.target = Target(self.likelihood, num_data=num_data)
 
     # ---------------------------------------------------------------- what a strategy adds
 
@@ -106,12 +108,16 @@ class Strategy(pl.LightningModule, ABC):
     def posterior(self) -> Posterior:
         """The posterior as it stands now; later training does not change it."""
 
-    def finish(self, batches: Iterable[Any]) -> None:
+    def finish(self, batches: Iterable[Any]) -> Mapping[str, Tensor]:
         """Override it for one pass over the training data after a fit.
 
-        It is called once, on all ranks, when the last step was taken, with batches on the
-        training's device. What it computes belongs into buffers, for a checkpoint to hold it.
+        It is called once, when the last step was taken, on every rank with its own share of the
+        data. What it returns is kept in :attr:`finished` and in checkpoints.
+
+        Args:
+            batches: The training batches, on the training's device.
         """
+        return {}
 
     @property
     def ids(self) -> list[int]:
@@ -487,13 +493,8 @@ class Strategy(pl.LightningModule, ABC):
         if not overridden or self._finished_at == self.global_step or trial:
             return
         with training_batches(self.trainer, None, self.global_step, own_share=True) as batches:
-            self.finish(batches)
+            self.finished = dict(self.finish(batches))
         self._finished_at = self.global_step
-
-    @property
-    def finished(self) -> bool:
-        """Whether :meth:`finish` has seen the weights as they stand after the last step."""
-        return self._finished_at is not None
 
     def _is_fitting(self) -> bool:
         return self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
@@ -524,6 +525,7 @@ class Strategy(pl.LightningModule, ABC):
             "order": self._order,
             "mode": self._snapshot.mode if self._snapshot is not None else self._mode,
             "finished_at": self._finished_at,
+            "finished": self.finished,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -535,7 +537,7 @@ class Strategy(pl.LightningModule, ABC):
             if name in saved and tensor.is_floating_point():
                 tensor.data = tensor.data.to(saved[name].dtype)
         own = checkpoint.get("lightning_bnn", {})
-        self._finished_at = own.get("finished_at")
+        self._finished_at, self.finished = own.get("finished_at"), own.get("finished", {})
         if not self._is_fitting():
             return  # a test or a loaded module must not turn back a later fit
         self._random_state = own.get("random_state")

@@ -1,0 +1,62 @@
+"""Everything that keeps the contract, by kind: ours, and the toys."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from torch import nn
+
+from lightning_bnn import SGMCMC, DeepEnsemble, VariationalBNN
+from lightning_bnn.families import MeanField
+from lightning_bnn.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+)
+from lightning_bnn.priors import Normal
+from lightning_bnn.samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, SGNHT
+from lightning_bnn.strategies import Strategy
+from tests.contract import toys
+
+PRIOR = Normal(0.0, 1.0)
+MakeStrategy = Callable[[nn.Module, Likelihood], Strategy]
+
+SAMPLERS: dict[str, Any] = {s.__name__: s for s in (SGLD, PSGLD, SGHMC, SGNHT, BAOA)}
+FAMILIES: dict[str, Any] = {"MeanField": MeanField, "softplus": partial(MeanField, "softplus")}
+LIKELIHOODS: dict[str, Any] = {
+    made.__name__: made
+    for made in (Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson)
+}
+SECTIONS: dict[str, Any] = {}
+STRATEGIES: dict[str, MakeStrategy] = {
+    "DeepEnsemble": partial(DeepEnsemble, prior=PRIOR, members=2, seed=0),
+    "chunks": partial(DeepEnsemble, prior=PRIOR, members=3, chunk=2, seed=0, bootstrap=True),
+    "flipout": partial(VariationalBNN, prior=PRIOR, estimator="flipout", seed=0),
+    "HMC": partial(SGMCMC, prior=PRIOR, sampler=partial(HMC, lr=1e-4), chains=2, seed=0),
+}
+
+_KINDS = {
+    "sampler": SAMPLERS,
+    "family": FAMILIES,
+    "likelihood": LIKELIHOODS,
+    "section": SECTIONS,
+    "strategy": STRATEGIES,
+}
+for _module in pkgutil.iter_modules(toys.__path__, f"{toys.__name__}."):
+    _kind, _make = import_module(_module.name).CONTRACT
+    _KINDS[_kind][_make.__name__] = _make
+
+# a sampler and a family keep the contract of a strategy, too
+for _name, _sampler in SAMPLERS.items():
+    STRATEGIES[_name] = partial(
+        SGMCMC, prior=PRIOR, sampler=partial(_sampler, lr=1e-4), chains=2, seed=0
+    )
+for _name, _family in FAMILIES.items():
+    STRATEGIES[_name] = partial(VariationalBNN, prior=PRIOR, family=_family(), seed=0)
