@@ -306,11 +306,11 @@ class DeepEnsemble(EnsembleVariants):
         ]
         return parts[0] if len(parts) == 1 else MixturePosterior(parts)
 
-    def member_likelihood(self, index: int) -> Likelihood:
-        """The likelihood with what the member in row ``index`` has learned."""
+    def likelihood_of(self, row: int) -> Likelihood:
+        """The likelihood with what a member has learned."""
         if self.learned is None:
             return self.likelihood
-        return self._likelihood_with(self.learned.detach()[index])
+        return self._likelihood_with(self.learned.detach()[row])
 
     def _likelihood_with(self, learned: Tensor) -> Likelihood:
         likelihood = deepcopy(self.likelihood)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from pytorch_lightning.trainer.states import TrainerFn
@@ -52,10 +52,19 @@ from lightning_bnn.strategies.chains import (
 )
 from lightning_bnn.target import Target
 
-if TYPE_CHECKING:
-    from lightning_bnn.callbacks import SampleCollector
+__all__ = ["SGMCMC", "Collector"]
 
-__all__ = ["SGMCMC"]
+
+class Collector(Protocol):
+    """What keeps the draws of a fit: a :class:`~lightning_bnn.callbacks.SampleCollector`."""
+
+    def __len__(self) -> int:
+        """The number of draws so far."""
+        ...
+
+    def posterior(self) -> DrawsPosterior:
+        """The posterior of all draws so far."""
+        ...
 
 
 class SGMCMC(Strategy):
@@ -130,7 +139,7 @@ class SGMCMC(Strategy):
         self.sampler_factory = sampler or partial(SGHMC, lr=1e-3)
         self.warm_up = warm_up
         self.seed = int(torch.randint(2**62, ()).item()) if seed is None else int(seed)
-        self.collector: SampleCollector | None = None
+        self.collector: Collector | None = None
         prior = Normal() if prior is None else prior
         trainable = trainable_names(self.net)
         check_prior(prior, trainable)
@@ -184,6 +193,21 @@ class SGMCMC(Strategy):
     def chains(self) -> int:
         """K, the number of chains."""
         return len(self.chain_numbers)
+
+    @property
+    def ids(self) -> list[int]:
+        """The numbers of the chains."""
+        return self.chain_numbers
+
+    @property
+    def trained(self) -> list[str]:
+        """The names of the parameters that are sampled."""
+        return self._layout.names
+
+    @property
+    def settling_steps(self) -> int:
+        """The steps of the warm-up, and those in which the sampler adapts."""
+        return self.warm_up + getattr(self._optimizer_sampler, "adapt_steps", 0)
 
     # ---------------------------------------------------------------- the energy
 
@@ -425,10 +449,8 @@ class SGMCMC(Strategy):
 
     def setup(self, stage: str) -> None:
         """Forget the draws of an earlier fit, if this one collects none."""
-        from lightning_bnn.callbacks import SampleCollector
-
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if stage == "fit" and not any(isinstance(one, SampleCollector) for one in callbacks):
+        if stage == "fit" and not any(callback is self.collector for callback in callbacks):
             self.collector = None
 
     def on_fit_start(self) -> None:

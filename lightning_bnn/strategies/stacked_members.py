@@ -54,7 +54,7 @@ class StackedMembers(Strategy):
         scheduler_interval: Whether a scheduler steps each ``"epoch"`` or each ``"step"``.
     """
 
-    alive: Tensor
+    drops_diverged = True
     learned: nn.Parameter | None
 
     def __init__(
@@ -106,6 +106,22 @@ class StackedMembers(Strategy):
     def members(self) -> int:
         """M, the number of members."""
         return len(self.member_numbers)
+
+    @property
+    def ids(self) -> list[int]:
+        """The numbers of the members."""
+        return self.member_numbers
+
+    @property
+    def alive(self) -> Tensor:
+        """Which members have not been dropped, boolean, (M,); a buffer."""
+        alive: Any = self.__getattr__("alive")  # where modules look up buffers
+        return alive
+
+    @property
+    def trained(self) -> list[str]:
+        """The names of the parameters that training changes."""
+        return self._layout.names
 
     def _stacked_parameters(self) -> list[nn.Parameter]:
         return [self.weights] if self.learned is None else [self.weights, self.learned]
@@ -240,7 +256,7 @@ class StackedMembers(Strategy):
                 f"{culprit} The weights are those of the last step; the checkpoints before it are "
                 "good."
             )
-        self.alive &= ~fallen
+        self.alive.logical_and_(~fallen)
         rank_zero_warn(
             f"The energy of member {names} is not finite {where}: dropped. The other "
             f"{int(self.alive.sum())} go on untouched. A lower learning rate or gradient clipping "

@@ -133,6 +133,13 @@ class EnsembleVariants(StackedMembers):
             return each_tensor(lambda tensor: tensor[rows], inputs), True
         return inputs, False
 
+    def inputs_of(self, batch: Any, row: int) -> Any:
+        """The inputs that a member sees of a training batch."""
+        if not isinstance(batch, MemberBatch):
+            return super().inputs_of(batch, row)
+        inputs, separate = self._inputs_of(slice(row, row + 1), batch)
+        return each_tensor(lambda tensor: tensor[0], inputs) if separate else inputs
+
     def _targets_of(self, rows: slice, batch: MemberBatch) -> Any:
         targets = self.split(batch.batch)[1]
         if self.independent_batches:

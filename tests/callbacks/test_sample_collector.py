@@ -742,7 +742,7 @@ def test_testing_an_earlier_checkpoint(tmp_path: Path, place: str) -> None:
     [
         ({"burn_in": 12}, {}, r"burn_in=12, every=1\) would take no draw: the fit has 12 steps\."),
         ({"burn_in": 8, "every": 5}, {}, "burn_in=8, every=5.*12 steps"),
-        ({"every": 6}, {"warm_up": 12}, "12 steps, 12 of them a warm-up"),
+        ({"every": 6}, {"warm_up": 12}, "12 steps, 12 of them to warm up and adapt"),
         (
             {"every": "cycle"},
             {"scheduler": partial(Cyclical, cycle_length=13)},
@@ -751,7 +751,7 @@ def test_testing_an_earlier_checkpoint(tmp_path: Path, place: str) -> None:
         (
             {"every": "cycle"},
             {"scheduler": partial(Cyclical, cycle_length=12), "warm_up": 1},
-            "1 of them a warm-up",
+            "1 of them to warm up",
         ),
         ({"every": "cycle"}, {}, r"every='cycle' needs a cyclical schedule.*got \[\]"),
         (
@@ -762,7 +762,7 @@ def test_testing_an_earlier_checkpoint(tmp_path: Path, place: str) -> None:
         (
             {},
             {"scheduler": partial(Cyclical, cycle_length=14), "warm_up": 5},
-            "5 of them a warm-up; a step that explores",
+            "5 of them to warm up and adapt; a step that explores",
         ),
     ],
 )
@@ -783,9 +783,7 @@ def test_hmc_that_only_adapts_gives_no_draw() -> None:
         trainer.fit(bnn, loader(batch_size=EXAMPLES))
         return collector
 
-    with pytest.raises(
-        ConfigurationError, match="6 steps, 1 of them a warm-up, 5 of them to adapt"
-    ):
+    with pytest.raises(ConfigurationError, match="6 steps, 6 of them to warm up and adapt"):
         run(5)
     assert run(4).steps == [6]
 

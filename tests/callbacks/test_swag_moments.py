@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_bnn import SGMCMC, DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.callbacks import SWAGMoments
-from lightning_bnn.callbacks.swag_running import RunningMoments
+from lightning_bnn.callbacks.running_moments import RunningMoments
 from lightning_bnn.ensembles import MemberBatch
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.likelihoods import Gaussian
@@ -585,7 +585,7 @@ def test_a_deep_ensemble_gives_multiswag(tmp_path: Path) -> None:
     assert [type(part) for part in posterior.components] == [LowRankPosterior] * 3
     noise = [learned(part.likelihood) for part in posterior.components]
     assert len(set(noise)) == 3
-    assert noise == [learned(module.member_likelihood(row)) for row in range(3)]
+    assert noise == [learned(module.likelihood_of(row)) for row in range(3)]
     posterior.save(tmp_path / "posterior")
     loaded = Posterior.load(tmp_path / "posterior", network())
     inputs = torch.randn(5, 3)
@@ -960,8 +960,8 @@ def test_groups_of_parameters_that_are_added_while_averaging() -> None:
 
     swag = plain_swag(start=4, lr=0.02, anneal=2, anneal_shape="linear")
     fit(Frozen(), swag, Unfreeze())
-    assert swag.rate.first == [0.01, 0.001]
-    assert [group["lr"] for group in swag._trainer.optimizers[0].param_groups] == [0.02, 0.02]
+    assert swag.state_dict()["first_rates"] == [0.01, 0.001]
+    assert [group["lr"] for group in swag._fitted[0].optimizers[0].param_groups] == [0.02, 0.02]
 
 
 # -------------------------------------------------------------------- bad input

@@ -249,7 +249,7 @@ def test_what_the_likelihood_learns_is_each_members_own(tmp_path: Path) -> None:
     alone = make(partial(mlp, 2), members=[1], **options)
     fit(alone, 30, data=data)
     torch.testing.assert_close(alone.learned[0], ensemble.learned[1], rtol=1e-4, atol=1e-5)
-    assert ensemble.member_likelihood(2).log_scale.exp() == scales[2]
+    assert ensemble.likelihood_of(2).log_scale.exp() == scales[2]
 
     posterior = ensemble.posterior()
     assert isinstance(posterior, MixturePosterior)

@@ -1,0 +1,121 @@
+"""One more pass over the training data of a trainer, which the training does not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from itertools import islice
+from typing import Any
+
+import pytorch_lightning as pl
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.random import isolated_random_state
+from lightning_bnn.strategies.resume import ResumableLoader, loader_generators
+
+__all__ = ["single_loader", "training_batches"]
+
+
+@contextmanager
+def training_batches(
+    trainer: pl.Trainer, limit: int | None = None, seed: int = 0, loader: Any = None
+) -> Iterator[Iterator[Any]]:
+    """The batches of a pass over the training data, on the training's device.
+
+    Hooks of the module see the trainer as it is in training, so that augmentation takes place. The
+    pass runs in this process, in an order that the seed decides. The loader that is in use, its
+    samplers' generators and the global random state are left as they are. (A loader that is no
+    ``DataLoader`` is iterated once more; data that change by being read cannot be left alone.)
+    Where a sampler shares the data out to several ranks, all of them see the share of the first.
+
+    Args:
+        trainer: A trainer that fits, or has fitted.
+        limit: The most batches; None for all.
+        seed: Decides the order, and what augmentation draws.
+        loader: The training data; by default those that the trainer has. It drops them when it
+            validates or tests.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from torch.utils.data import TensorDataset
+        >>> from lightning_bnn import VariationalBNN
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> loader = DataLoader(TensorDataset(torch.randn(8, 2), torch.randn(8, 1)), batch_size=4)
+        >>> trainer = pl.Trainer(max_steps=1, accelerator="cpu", logger=False,
+        ...                      enable_checkpointing=False, enable_progress_bar=False,
+        ...                      enable_model_summary=False)
+        >>> trainer.fit(VariationalBNN(nn.Linear(2, 1), Gaussian(0.1)), loader)
+        >>> with training_batches(trainer, seed=1) as batches:
+        ...     [len(inputs) for inputs, targets in batches]
+        [4, 4]
+    """
+    loader = single_loader(trainer.train_dataloader if loader is None else loader)
+    generators = loader_generators(loader)
+    states = [generator.get_state() for generator in generators]
+    stage = trainer.state.stage
+    with isolated_random_state(seed):
+        try:
+            for generator in generators:
+                generator.manual_seed(seed)
+            trainer.training = True
+            yield (_prepared(trainer, batch) for batch in islice(_copied(loader), limit))
+        finally:
+            trainer.state.stage = stage
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_state(state)
+
+
+def single_loader(loader: Any) -> Any:
+    """The user's loader, or a ConfigurationError where there are several.
+
+    Example:
+        >>> single_loader([DataLoader([1]), DataLoader([2])])
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: BatchNorm's statistics need one training data ...
+    """
+    while isinstance(loader, ResumableLoader):
+        loader = loader.loader
+    members = loader.values() if isinstance(loader, dict) else loader
+    if isinstance(loader, (list, tuple, dict)) and any(
+        isinstance(member, (DataLoader, ResumableLoader)) for member in members
+    ):
+        raise ConfigurationError(
+            "BatchNorm's statistics need one training data loader, by itself; the trainer has a "
+            f"{type(loader).__name__} with {len(loader)}."
+        )
+    return loader
+
+
+def _copied(loader: Any) -> Any:
+    """A loader of the same batches, without worker processes and with its own iterator."""
+    if not isinstance(loader, DataLoader):
+        return loader
+    copied = copy(loader)  # of any subclass: what it makes of batches must stay
+    vars(copied).update(
+        sampler=_share_of_first_rank(loader.sampler),
+        batch_sampler=_share_of_first_rank(loader.batch_sampler),
+        num_workers=0, timeout=0, persistent_workers=False, generator=None, _iterator=None,
+    )  # fmt: skip
+    return copied
+
+
+def _share_of_first_rank(sampler: Any) -> Any:
+    """A sampler, or a batch sampler around one, as the first rank has it."""
+    inner = getattr(sampler, "sampler", None)
+    if isinstance(sampler, DistributedSampler):
+        sampler = copy(sampler)
+        sampler.rank = 0
+    elif isinstance(inner, DistributedSampler):
+        sampler = copy(sampler)
+        sampler.sampler = _share_of_first_rank(inner)
+    return sampler
+
+
+def _prepared(trainer: pl.Trainer, batch: Any) -> Any:
+    """What Lightning does to a batch before the training step."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
