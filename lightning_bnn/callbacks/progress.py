@@ -15,20 +15,17 @@ Unit = Literal["epochs", "steps"]
 
 def training_length(trainer: pl.Trainer, module: pl.LightningModule, unit: Unit) -> float | None:
     """After how many epochs or steps a fit ends at the latest; None where that is not known."""
-    steps = trainer.max_steps if trainer.max_steps >= 0 else None
-    epochs = None if trainer.max_epochs in (-1, None) else trainer.max_epochs
-    per_epoch = steps_per_epoch(trainer, module)
-    if unit == "steps" and epochs is not None:
-        length: float | None = None if per_epoch is None else epochs * per_epoch
-        other: float | None = steps
-    elif unit == "steps":
-        return steps
-    elif steps is None:
-        return epochs
-    else:
-        length, other = None if per_epoch is None else steps / per_epoch, epochs
-    # where one limit cannot be told in the unit that is asked for, the fit may end before the other
-    return None if length is None else min(length, math.inf if other is None else other)
+    per_epoch, lengths = steps_per_epoch(trainer, module), []
+    for name, limit in (("steps", trainer.max_steps), ("epochs", trainer.max_epochs)):
+        if limit in (-1, None):
+            continue
+        if name == unit:
+            lengths.append(float(limit))
+        elif per_epoch is None:
+            return None  # the fit may end by this limit before the other
+        else:
+            lengths.append(limit * per_epoch if unit == "steps" else limit / per_epoch)
+    return min(lengths, default=None)
 
 
 def steps_per_epoch(trainer: pl.Trainer, module: pl.LightningModule) -> int | None:

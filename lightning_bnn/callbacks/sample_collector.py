@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -20,24 +21,25 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import nn
 
 from lightning_bnn.callbacks.progress import training_length
-from lightning_bnn.callbacks.sources import Source, copy_to_cpu, not_finite, source_of
+from lightning_bnn.callbacks.sources import (
+    Source,
+    copy_to_cpu,
+    not_finite,
+    source_of,
+    with_training_statistics,
+)
 from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import DrawsPosterior
 from lightning_bnn.posteriors.base import Weights
-from lightning_bnn.posteriors.batch_norm import (
-    batch_norm_layers,
-    recompute_batch_norm,
-    training_batch_norm,
-)
+from lightning_bnn.posteriors.batch_norm import batch_norm_layers, training_batch_norm
 from lightning_bnn.posteriors.draws import create_stream, unstack
 from lightning_bnn.posteriors.files import absolute, open_directory
 from lightning_bnn.posteriors.stream import DrawStream
 from lightning_bnn.strategies import SGMCMC
 from lightning_bnn.strategies.base import cyclical_schedule
-from lightning_bnn.strategies.training_batches import training_batches
 
 __all__ = ["SampleCollector", "draw_is_due"]
 
@@ -70,6 +72,22 @@ def draw_is_due(step: int, seen: int, burn_in: int, every: Every, ended_cycle: b
     return (step - burn_in) // every > max(0, seen - burn_in) // every
 
 
+@dataclass
+class _State:
+    """What a checkpoint holds."""
+
+    steps: list[int] = field(default_factory=list)  # after which draws were taken
+    seen: int = 0  # the last step that was looked at
+    pending: bool = False  # whether its draw was still to come when the checkpoint was made
+    chains: int = 1
+    stream: str | None = None  # the id of the stream that has the draws
+    draws: list[Weights] = field(default_factory=list)  # or the draws themselves
+    learned: Weights = field(default_factory=dict)  # by the likelihood, at the last draw
+
+    def copy(self) -> _State:
+        return replace(self, steps=list(self.steps), draws=list(self.draws))
+
+
 class SampleCollector(pl.Callback):
     """Take draws of the weights while training, and make a posterior of them.
 
@@ -89,9 +107,6 @@ class SampleCollector(pl.Callback):
         refresh_batch_norm: The number of training batches from which BatchNorm's running
             statistics are recomputed for each draw; with 0 a draw has those of its chain, and so
             has a layer that is in evaluation mode while training.
-
-    Attributes:
-        steps: The steps after which draws were taken.
 
     Example:
         >>> import torch
@@ -124,27 +139,26 @@ class SampleCollector(pl.Callback):
         self.max_draws = None if max_draws is None else check_whole("max_draws", max_draws, 1)
         self.dirpath = None if dirpath is None else absolute(dirpath)
         self.refresh_batch_norm = check_whole("refresh_batch_norm", refresh_batch_norm, 0)
-        self.steps: list[int] = []
-        self._draws: list[Weights] = []
-        self._learned: Weights = {}  # by the likelihood, at the last draw
-        self._chains = 1
-        self._seen = 0  # the last step that was looked at
-        self._pending = False  # whether its draw was still to come when the checkpoint was made
+        self._state = _State()
         self._stream: DrawStream | None = None
-        self._stream_id: str | None = None
         self._release: Callable[[], None] | None = None  # lets other runs have the directory
         self._stage = ""
         self._resumes = False  # whether the fit continues with the draws that there are
-        self._restored: dict[str, Any] | None = None
-        self._put_by: dict[str, Any] | None = None  # while another checkpoint is tested
+        self._restored = False
+        self._put_by: _State | None = None  # while another checkpoint is tested
         self._source: Source | None = None
         self._trainer: pl.Trainer | None = None
         self._fitted: pl.LightningModule | None = None
         self._net_copy: nn.Module | None = None
 
+    @property
+    def steps(self) -> list[int]:
+        """The steps after which draws were taken."""
+        return self._state.steps
+
     def __len__(self) -> int:
         """The number of draws, of all chains together."""
-        return len(self.steps) * self._chains
+        return len(self.steps) * self._state.chains
 
     def posterior(self, likelihood: Likelihood | None = None) -> DrawsPosterior:
         """The posterior of all draws so far, step after step and in it chain after chain.
@@ -157,7 +171,7 @@ class SampleCollector(pl.Callback):
         if source is None or not self.steps:
             raise ConfigurationError(
                 f"No draws were collected yet: the first is taken after burn_in={self.burn_in} "
-                f"steps, and the trainer has taken {self._seen}."
+                f"steps, and the trainer has taken {self._state.seen}."
             )
         likelihood = likelihood or source.likelihood
         if likelihood is None:
@@ -167,7 +181,7 @@ class SampleCollector(pl.Callback):
             )
         if self.dirpath is not None:
             stream = self._stream or DrawStream.open(self.dirpath, last_step=self.steps[-1])
-            if stream.id != self._stream_id:
+            if stream.id != self._state.stream:
                 raise ConfigurationError(
                     f"The draws in {self.dirpath} are of another run than those that this "
                     "collector has taken. Put the directory back, or load what is there with "
@@ -175,30 +189,25 @@ class SampleCollector(pl.Callback):
                 )
             return DrawsPosterior.from_stream(stream, source.net, likelihood, self.steps)
         likelihood = deepcopy(likelihood)
-        if self._learned:
-            likelihood.load_state_dict(self._learned)
-        draws = [draw for snapshot in self._draws for draw in unstack(snapshot)]
-        return DrawsPosterior(source.net, likelihood, draws, chains=self._chains)
+        if self._state.learned:
+            likelihood.load_state_dict(self._state.learned)
+        draws = [draw for snapshot in self._state.draws for draw in unstack(snapshot)]
+        return DrawsPosterior(source.net, likelihood, draws, chains=self._state.chains)
 
     # ---------------------------------------------------------------- before training
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Tell SGMCMC where its draws are collected: by the first collector."""
         self._trainer, self._source = trainer, source_of(pl_module)
-        self._restored, self._stage = None, stage
+        self._restored, self._stage = False, stage
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         collectors = [callback for callback in callbacks if isinstance(callback, SampleCollector)]
-        for other in collectors:
-            if other is not self and other.state_key == self.state_key:
-                raise ConfigurationError(
-                    f"Two collectors of the trainer are {self.state_key}: they would take the same "
-                    "draws, and a checkpoint cannot tell them apart. Leave one out."
-                )
-            if other is not self and self.dirpath and _same_place(self.dirpath, other.dirpath):
-                raise ConfigurationError(
-                    f"Two collectors of the trainer have the same dirpath={self.dirpath!r}. Give "
-                    "each a directory of its own."
-                )
+        places = [os.path.realpath(other.dirpath) for other in collectors if other.dirpath]
+        if len(set(places)) < len(places):
+            raise ConfigurationError(
+                f"Two collectors of the trainer have the same dirpath, among {places}. Give each a "
+                "directory of its own."
+            )
         if isinstance(pl_module, SGMCMC):
             pl_module.collector = collectors[0]
 
@@ -207,16 +216,16 @@ class SampleCollector(pl.Callback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         # a trainer that fits again counts its steps on; a new one starts from 0
-        again = self._fitted is pl_module and 0 < self._seen <= trainer.global_step
-        self._resumes, self._fitted = self._restored is not None or again, pl_module
+        again = self._fitted is pl_module and 0 < self._state.seen <= trainer.global_step
+        self._resumes, self._fitted = self._restored or again, pl_module
         if not self._resumes:
-            if self._draws:
+            if self._state.draws:
                 rank_zero_warn(
                     f"SampleCollector drops the {len(self)} draws of an earlier fit that it has in "
                     "memory, as this fit starts anew. Take collector.posterior() before it, or "
                     "pass dirpath= to keep draws."
                 )
-            self._adopt({})
+            self._state, self._stream = _State(), None
         if self.refresh_batch_norm:
             batch_norm_layers(source_of(pl_module).net)
 
@@ -232,17 +241,17 @@ class SampleCollector(pl.Callback):
             return
         source = source_of(pl_module)
         if not self._resumes:
-            self._seen = trainer.global_step
+            self._state.seen = trainer.global_step
         self._check_schedule(trainer, pl_module)
-        if not self.steps and not self._pending:
+        if not self.steps and not self._state.pending:
             self._refuse_to_take_nothing(trainer, pl_module)
         if self.refresh_batch_norm:
             self._net_copy = copy_network(source.net)
         if self.dirpath is not None:
-            self._stream_id = _on_first_rank(trainer, lambda: self._open(trainer, source))
-        if self._pending:
+            self._state.stream = _on_first_rank(trainer, lambda: self._open(trainer, source))
+        if self._state.pending:
             self._take(trainer, source)
-            self._pending, self._seen = False, trainer.global_step
+            self._state.pending, self._state.seen = False, trainer.global_step
 
     def _check_schedule(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Raise unless the cycles of a cyclical schedule are known, and counted in steps."""
@@ -276,7 +285,7 @@ class SampleCollector(pl.Callback):
             due = draw_is_due(step, step - 1, self.burn_in, self.every, ended)
             return due and (schedule is None or schedule.samples_at(step - start))
 
-        first = max(self._seen, self.burn_in, settling) + 1
+        first = max(self._state.seen, self.burn_in, settling) + 1
         if any(is_taken(step) for step in range(first, int(total) + 1)):
             return
         raise ConfigurationError(
@@ -296,7 +305,7 @@ class SampleCollector(pl.Callback):
         if stream is None:
             weights = source.current_draws()
             stream = create_stream(self.dirpath, source.net, source.likelihood, weights)
-        stream.truncate(after_step=self._seen)
+        stream.truncate(after_step=self._state.seen)
         self._stream = stream
         return stream.id
 
@@ -315,26 +324,27 @@ class SampleCollector(pl.Callback):
                     "options that it had."
                 ) from error
             return None
-        said = (
-            f"The checkpoint says that {self.dirpath} has the draws of {len(self.steps)} steps"
-            + (f", the last of step {self.steps[-1]}" if self.steps else "")
-        )
-        fix = "Put the directory back, or pass dirpath= where it is now."
+        stream = None
         try:
-            stream = DrawStream.open(self.dirpath, last_step=self._seen)
+            stream = DrawStream.open(self.dirpath, last_step=self._state.seen)
+            missing = sorted(set(self.steps) - set(stream.steps()))
+            problem = f"it lacks those of step {missing[0]}" if missing else ""
+            if stream.id != self._state.stream:
+                problem = "those that are there are of another run"
         except PosteriorFormatError as error:
-            if self.steps:
-                raise ConfigurationError(f"{said}, and {error} {fix}") from error
+            problem = str(error)
+        if not problem:
+            return stream
+        if self.steps or (stream is not None and stream.recorded_steps()):
+            raise ConfigurationError(
+                f"The checkpoint says that {self.dirpath} has the draws of {len(self.steps)} steps"
+                + (f", the last of step {self.steps[-1]}" if self.steps else "")
+                + f"; but {problem.rstrip('.')}. Put the directory back, or pass dirpath= where it "
+                "is now."
+            )
+        if stream is None:
             DrawStream.check_free(self.dirpath)
-            return None
-        if stream.id != self._stream_id:
-            if not self.steps and not stream.recorded_steps():
-                return None  # neither has a draw to lose
-            raise ConfigurationError(f"{said}; those that are there are of another run. {fix}")
-        missing = sorted(set(self.steps) - set(stream.steps()))
-        if missing:
-            raise ConfigurationError(f"{said}; it lacks those of step {missing[0]}. {fix}")
-        return stream
+        return None  # neither has a draw to lose
 
     # ---------------------------------------------------------------- while training
 
@@ -347,7 +357,7 @@ class SampleCollector(pl.Callback):
         source = source_of(pl_module)
         if self._is_due(trainer, source):
             self._take(trainer, source)
-        self._seen = trainer.global_step
+        self._state.seen = trainer.global_step
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if there is nothing to make a posterior of."""
@@ -374,7 +384,7 @@ class SampleCollector(pl.Callback):
         if self._release is not None:
             self._release()
         if self._put_by is not None:
-            self._adopt(self._put_by)
+            self._state, self._stream = self._put_by, None
         self._release = self._put_by = None
 
     def _is_due(self, trainer: pl.Trainer, source: Source) -> bool:
@@ -382,42 +392,36 @@ class SampleCollector(pl.Callback):
         if full or not source.sampling:
             return False
         ended = source.ended_cycle
-        return draw_is_due(trainer.global_step, self._seen, self.burn_in, self.every, ended)
+        return draw_is_due(trainer.global_step, self._state.seen, self.burn_in, self.every, ended)
 
     def _take(self, trainer: pl.Trainer, source: Source) -> None:
         step, weights = trainer.global_step, source.current_draws()
         _check_finite(source, weights, step)
-        if self.refresh_batch_norm and trainer.is_global_zero:
-            weights = self._refresh(trainer, source, weights, step)
+        layers = training_batch_norm(source.net) if self.refresh_batch_norm else []
+        if layers and trainer.is_global_zero:
+            assert self._net_copy is not None
+            weights = with_training_statistics(
+                source, self._net_copy, weights, layers, trainer, self.refresh_batch_norm, step
+            )
         learned = {} if source.likelihood is None else source.likelihood.state_dict()
         if self.dirpath is None:
             names = {name for name, _ in source.net.named_buffers()}
             buffers = {name: tensor for name, tensor in weights.items() if name in names}
             # running statistics are of the batches that a rank has seen
-            self._draws.append(copy_to_cpu({**weights, **trainer.strategy.broadcast(buffers)}))
-            self._learned = copy_to_cpu(learned)
+            self._state.draws.append(
+                copy_to_cpu({**weights, **trainer.strategy.broadcast(buffers)})
+            )
+            self._state.learned = copy_to_cpu(learned)
         else:
             epoch = {"epoch": trainer.current_epoch}
             # the others wait, and may read the draws next
             _on_first_rank(trainer, lambda: self._append(step, weights, learned, epoch))
-        self._chains = len(next(iter(weights.values())))
+        self._state.chains = len(next(iter(weights.values())))
         self.steps.append(step)
 
     def _append(self, *snapshot: Any) -> None:
         assert self._stream is not None
         self._stream.append(*snapshot)
-
-    def _refresh(self, trainer: pl.Trainer, source: Source, weights: Weights, step: int) -> Weights:
-        assert self._net_copy is not None
-        layers = training_batch_norm(source.net)
-        if not layers:
-            return weights
-        with (
-            training_batches(trainer, self.refresh_batch_norm, seed=step) as batches,
-            trainer.precision_plugin.forward_context(),
-        ):
-            inputs = (source.inputs_of(batch, 0) for batch in batches)
-            return recompute_batch_norm(self._net_copy, weights, inputs, layers)
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -438,32 +442,15 @@ class SampleCollector(pl.Callback):
         """The steps of all draws; where they are, or the draws themselves."""
         # another callback may save before this one has had its turn
         fitting = self._trainer is not None and self._source is not None and self._stage == "fit"
-        return self._state(fitting and self._is_due(self._trainer, self._source))  # type: ignore[arg-type]
-
-    def _state(self, pending: bool) -> dict[str, Any]:
-        return {
-            "steps": list(self.steps),
-            "seen": self._seen,
-            "pending": pending,
-            "chains": self._chains,
-            "stream": self._stream_id,
-            "draws": list(self._draws),
-            "learned": self._learned,
-        }
+        pending = fitting and self._is_due(self._trainer, self._source)  # type: ignore[arg-type]
+        return {**vars(self._state.copy()), "pending": pending}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the checkpoint's draws; those that there are return after a test of it."""
-        self._restored = state_dict
+        self._restored = True
         if self.steps and self._stage != "fit":
-            self._put_by = self._state(self._pending)
-        self._adopt(state_dict)
-
-    def _adopt(self, state: dict[str, Any]) -> None:
-        self.steps = list(state.get("steps", []))
-        self._seen, self._pending = state.get("seen", 0), state.get("pending", False)
-        self._chains, self._stream_id = state.get("chains", 1), state.get("stream")
-        self._draws, self._learned = list(state.get("draws", [])), state.get("learned", {})
-        self._stream = None
+            self._put_by = self._state
+        self._state, self._stream = _State(**state_dict).copy(), None
 
 
 def _check_finite(source: Source, weights: Weights, step: int) -> None:
@@ -480,12 +467,6 @@ def _check_finite(source: Source, weights: Weights, step: int) -> None:
             "diverged, and the draw was not taken. All draws before it are good. Lower the "
             "learning rate or the temperature, or clip gradients."
         )
-
-
-def _same_place(place: str, other: str | None) -> bool:
-    if other is None or "://" in place or "://" in other:
-        return other is not None and place.rstrip("/") == other.rstrip("/")
-    return os.path.realpath(place) == os.path.realpath(other)
 
 
 def _on_first_rank(trainer: pl.Trainer, call: Callable[[], str | None]) -> str | None:

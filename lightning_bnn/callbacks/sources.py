@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import network_tensors
+from lightning_bnn.posteriors.base import Weights
+from lightning_bnn.posteriors.batch_norm import recompute_batch_norm
 from lightning_bnn.selection import trainable_names
 from lightning_bnn.strategies import Strategy
 from lightning_bnn.strategies.base import cyclical_schedule
+from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import split_batch
 
-__all__ = ["PlainModule", "Source", "copy_to_cpu", "not_finite", "source_of"]
+__all__ = [
+    "PlainModule",
+    "Source",
+    "copy_to_cpu",
+    "not_finite",
+    "source_of",
+    "with_training_statistics",
+]
 
 
 class PlainModule:
@@ -56,14 +66,6 @@ class PlainModule:
         known = getattr(module, "likelihood", None) if likelihood is None else likelihood
         self.likelihood = known if isinstance(known, Likelihood) else None
         self.ids, self.alive = [0], torch.ones(1, dtype=torch.bool)
-        try:
-            _ = self.net
-        except AttributeError as error:
-            children = [name for name, _ in module.named_children()]
-            raise ConfigurationError(
-                f"net={net_name!r} is no module of {type(module).__name__}; it has {children}, and "
-                "is itself net='self'."
-            ) from error
 
     @property
     def net(self) -> nn.Module:
@@ -87,7 +89,7 @@ class PlainModule:
         schedule = cyclical_schedule(self.module.trainer)
         return schedule is not None and schedule.ends_cycle(schedule.last_epoch - 1)
 
-    def current_draws(self) -> dict[str, Tensor]:
+    def current_draws(self) -> Weights:
         """The network's weights and buffers as they stand, with a leading axis of one."""
         return {name: tensor.detach()[None] for name, tensor in network_tensors(self.net).items()}
 
@@ -124,6 +126,47 @@ def not_finite(weights: Mapping[str, Tensor]) -> dict[int, str]:
     return rows
 
 
-def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_training_statistics(
+    source: Source,
+    net: nn.Module,
+    weights: Weights,
+    layers: Collection[str],
+    trainer: pl.Trainer,
+    limit: int,
+    seed: int = 0,
+    row: int = 0,
+    loader: Any = None,
+) -> Weights:
+    """Draws, each with BatchNorm's statistics recomputed for it from the training data.
+
+    Args:
+        source: Tells the inputs of a batch.
+        net: A network that is not in use; its values serve for what is not in ``weights``.
+        weights: Parameters and buffers with a leading axis of draws.
+        layers: The names of the layers that get new statistics.
+        trainer: Has the data.
+        limit: The most batches.
+        seed: Decides the order of the data.
+        row: The member whose inputs are seen.
+        loader: The training data, where the trainer may have dropped them.
+    """
+    dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
+
+    def cast(leaf: Any) -> Any:
+        # a trainer in bfloat16 gives such inputs, and averaged weights are not
+        floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.to(dtype) if floating else leaf
+
+    with (
+        training_batches(trainer, limit, seed, loader) as batches,
+        trainer.precision_plugin.forward_context(),
+    ):
+        device = trainer.strategy.root_device
+        weights = {name: tensor.to(device) for name, tensor in weights.items()}
+        inputs = (tree_map(cast, source.inputs_of(batch, row)) for batch in batches)
+        return recompute_batch_norm(net.to(device), weights, inputs, layers)
+
+
+def copy_to_cpu(tensors: Mapping[str, Tensor]) -> Weights:
     """Copies that outlive the next step."""
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

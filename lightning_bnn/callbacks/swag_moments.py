@@ -23,28 +23,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from lightning_bnn.callbacks.progress import Unit, completed, training_length
 from lightning_bnn.callbacks.running_moments import RunningMoments
-from lightning_bnn.callbacks.sources import PlainModule, Source, copy_to_cpu, not_finite
+from lightning_bnn.callbacks.sources import (
+    PlainModule,
+    Source,
+    copy_to_cpu,
+    not_finite,
+    with_training_statistics,
+)
 from lightning_bnn.checks import check_number, check_option, check_whole, is_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import DrawsPosterior, LowRankPosterior, MixturePosterior, Posterior
 from lightning_bnn.posteriors.base import Weights
-from lightning_bnn.posteriors.batch_norm import recompute_batch_norm, training_batch_norm
+from lightning_bnn.posteriors.batch_norm import training_batch_norm
 from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.strategies import Strategy
-from lightning_bnn.strategies.training_batches import single_loader, training_batches
+from lightning_bnn.strategies.training_batches import single_loader
 
 __all__ = ["SWAGMoments", "annealed"]
 
@@ -67,6 +73,22 @@ def annealed(first: float, last: float, share: float, shape: AnnealShape) -> flo
         return last
     weight = share if shape == "linear" else (1 - math.cos(math.pi * share)) / 2
     return first + (last - first) * weight
+
+
+@dataclass
+class _State:
+    """What a checkpoint holds; replaced by the callback, never changed inside."""
+
+    moments: RunningMoments | None = None
+    names: list[str] = field(default_factory=list)  # of the weights, as they lie in the moments
+    last: dict[str, Any] = field(default_factory=dict)  # what the last snapshot has beside weights
+    start: int | None = None  # the position at which averaging begins
+    seen: int = 0  # the last position that was looked at
+    step: int = 0  # of the last snapshot
+    pending: int | None = None  # a snapshot that was still to come when the checkpoint was made
+    first_rates: list[float] | None = None  # when averaging began, or their group was added later
+    # BatchNorm's, by kind of draws and by row; none are left from before the last snapshot
+    statistics: dict[str, dict[int, Weights]] = field(default_factory=dict)
 
 
 class SWAGMoments(pl.Callback):
@@ -121,16 +143,6 @@ class SWAGMoments(pl.Callback):
         (3, 4, 3)
     """
 
-    _moments: RunningMoments | None
-    _names: list[str]  # of the weights, in the order in which they lie in the moments
-    _last: dict[str, Any]  # what belongs to the last snapshot beside its weights
-    _statistics: dict[str, dict[int, Weights]]  # BatchNorm's, by kind of draws and row
-    _begin: int | None  # the position at which averaging begins
-    _seen: int  # the last position that was looked at
-    _step: int  # of the last snapshot
-    _pending: int | None  # a snapshot that was still to come when the checkpoint was made
-    _first_rates: list[float] | None  # when averaging began, or their group was added later
-
     def __init__(
         self,
         start: int | float = 0.75,  # int: a command line would make 1.0 of 1
@@ -176,16 +188,16 @@ class SWAGMoments(pl.Callback):
         self._source: Source | None = None
         self._fitted: tuple[pl.Trainer, pl.LightningModule] | None = None
         self._data: tuple[pl.Trainer, Any, float] | None = None  # the last fit's, for BatchNorm
-        self._restored: dict[str, Any] | None = None
+        self._state = _State()
+        self._restored: _State | None = None
         self._in_batch = self._checked = False
-        self._adopt({})
 
     # ---------------------------------------------------------------- what it leaves behind
 
     @property
     def snapshots(self) -> int:
         """The number of snapshots that were taken."""
-        return 0 if self._moments is None else self._moments.count
+        return 0 if self._state.moments is None else self._state.moments.count
 
     @property
     def moments(self) -> RunningMoments:
@@ -194,13 +206,15 @@ class SWAGMoments(pl.Callback):
         Raises:
             ConfigurationError: No snapshot was taken yet.
         """
-        if self._moments is None:
+        if self._state.moments is None or self._source is None:
             raise ConfigurationError(
-                "SWAGMoments has taken no snapshot yet: the first is taken after start="
-                f"{self.start} {'of training' if isinstance(self.start, float) else self.unit} and "
-                f"{self.every} more {self.unit}."
+                "SWAGMoments has taken no snapshot yet: a Trainer whose callback it is takes the "
+                f"first after start={self.start} "
+                f"{'of training' if isinstance(self.start, float) else self.unit} and {self.every} "
+                f"more {self.unit}. (If that Trainer has fitted in other processes, by ddp_spawn, "
+                "the moments were lost with them: use strategy='ddp'.)"
             )
-        return self._moments
+        return self._state.moments
 
     def gaussian(self, rank: int | None = None) -> Posterior:
         """The Gaussian itself; of an ensemble the mixture of one for each member.
@@ -243,7 +257,7 @@ class SWAGMoments(pl.Callback):
             seed: As for :meth:`posterior`.
         """
         rank = self._usable_rank(rank)
-        if draws is None and not self._last["batch_norm"]:
+        if draws is None and not self._state.last["batch_norm"]:
             return dict(self._gaussians(rank))
         count = _DRAWS if draws is None else check_whole("draws", draws, 1)
         generator = torch.Generator().manual_seed(seed)
@@ -261,7 +275,6 @@ class SWAGMoments(pl.Callback):
 
     def _usable_rank(self, wanted: int | None) -> int:
         """How many deviations a posterior takes: by default all that are kept."""
-        self._known_source()
         kept = len(self.moments.deviations)
         if self.snapshots < 2:
             raise ConfigurationError(
@@ -271,26 +284,22 @@ class SWAGMoments(pl.Callback):
         if wanted is None:
             return kept
         _check_rank(wanted)
-        if wanted and not kept:
-            raise ConfigurationError(
-                f"rank={wanted} needs deviations, and SWAGMoments(rank=0) keeps none. Leave rank= "
-                f"of posterior() out, or make the callback with rank={wanted} and train again."
-            )
         if wanted > kept:
             raise ConfigurationError(
                 f"rank={wanted} needs as many deviations; {self.snapshots} snapshots were taken, "
-                f"and the last {kept} deviations are kept. Pass rank={kept} to posterior() to use "
-                "what there is, or train longer."
+                f"and SWAGMoments(rank={self.rank}) keeps the last {kept}. Pass rank={kept} to "
+                "posterior() to use what there is, or train longer, or with a larger rank=."
             )
         return wanted
 
     def _gaussians(self, rank: int) -> dict[int, LowRankPosterior]:
         """The Gaussian of each member that was not dropped, by its row."""
-        source, moments, last = self._known_source(), self.moments, self._last
+        moments, source = self.moments, self._known_source()
+        names, last = self._state.names, self._state.last
         tensors = {**source.current_draws(), **last["buffers"]}
-        layout = FlatLayout({name: tensors[name][0] for name in self._names})
+        layout = FlatLayout({name: tensors[name][0] for name in names})
         net, dtype = source.net, moments.mean.dtype
-        if tensors[self._names[0]].dtype != dtype:  # the moments of bfloat16 weights are float32
+        if tensors[names[0]].dtype != dtype:  # the moments of bfloat16 weights are float32
             net = copy_network(net).to(dtype)
             tensors = {k: t.to(dtype) if t.is_floating_point() else t for k, t in tensors.items()}
         gaussians = {}
@@ -306,7 +315,7 @@ class SWAGMoments(pl.Callback):
                 layout.views(moments.mean[row]),
                 layout.views(moments.variance[row]),
                 layout.views(torch.stack(columns)) if columns else None,
-                {name: t[row].to("cpu") for name, t in tensors.items() if name not in self._names},
+                {name: t[row].to("cpu") for name, t in tensors.items() if name not in names},
                 self.scale,
             ).to("cpu")
         if not gaussians:
@@ -321,25 +330,28 @@ class SWAGMoments(pl.Callback):
         return components[0] if len(self.moments.mean) == 1 else MixturePosterior(components)
 
     def _stored(
-        self, name: str, rank: int, draw: Callable[[LowRankPosterior], Weights]
+        self, kind: str, rank: int, draw: Callable[[LowRankPosterior], Weights]
     ) -> dict[int, Posterior]:
         """Draws of each member's Gaussian, with BatchNorm's statistics of each."""
-        parts: dict[int, Posterior] = {}
         gaussians = self._gaussians(rank)
-        # which members are left decides which random numbers a member's draws are made of
-        key = f"{name}, of members {list(gaussians)}, {self.refresh_batch_norm or 'all'} batches"
-        statistics = self._statistics.setdefault(key, {}) if self._last["batch_norm"] else {}
-        for row, part in gaussians.items():
-            weights = draw(part)
-            if self._last["batch_norm"] and row not in statistics:
-                statistics[row] = self._refreshed(row, part, weights)
-            weights = {**weights, **statistics.get(row, {})}
-            parts[row] = DrawsPosterior(part.net, part.likelihood, unstack(weights), part.fixed)
-        return parts
+        weights = {row: draw(part) for row, part in gaussians.items()}
+        if self._state.last["batch_norm"]:
+            # which members are left decides which random numbers a member's draws are made of
+            key = f"{kind}, members {list(gaussians)}, {self.refresh_batch_norm or 'all'} batches"
+            fresh = self._state.statistics.get(key) or {
+                row: self._fresh_statistics(row, part, weights[row])
+                for row, part in gaussians.items()
+            }
+            self._state.statistics = {**self._state.statistics, key: fresh}
+            weights = {row: {**weights[row], **fresh[row]} for row in weights}
+        return {
+            row: DrawsPosterior(part.net, part.likelihood, unstack(weights[row]), part.fixed)
+            for row, part in gaussians.items()
+        }
 
     # ---------------------------------------------------------------- BatchNorm's statistics
 
-    def _refreshed(self, row: int, part: LowRankPosterior, weights: Weights) -> Weights:
+    def _fresh_statistics(self, row: int, part: LowRankPosterior, weights: Weights) -> Weights:
         """Statistics from the training data, of each draw of a member's weights."""
         if self._data is None:
             raise ConfigurationError(
@@ -349,23 +361,11 @@ class SWAGMoments(pl.Callback):
                 "take gaussian(), which leaves the statistics as they are."
             )
         trainer, loader, _ = self._data
-        source, device = self._known_source(), trainer.strategy.root_device
-        net = copy_network(part.net).to(device)
+        net, layers = copy_network(part.net), self._state.last["batch_norm"]
         net.load_state_dict(part.fixed, strict=False)
-        dtype = self.moments.mean.dtype
-
-        def cast(leaf: Any) -> Any:
-            # a trainer in bfloat16 gives such inputs, and the moments are not
-            floating = isinstance(leaf, Tensor) and leaf.is_floating_point()
-            return leaf.to(dtype) if floating else leaf
-
-        with (
-            training_batches(trainer, self._batches(), loader=loader) as batches,
-            trainer.precision_plugin.forward_context(),
-        ):
-            moved = {name: tensor.to(device) for name, tensor in weights.items()}
-            inputs = (tree_map(cast, source.inputs_of(batch, row)) for batch in batches)
-            fresh = recompute_batch_norm(net, moved, inputs, self._last["batch_norm"])
+        fresh = with_training_statistics(
+            self._known_source(), net, weights, layers, trainer, self._batches(), 0, row, loader
+        )
         return {name: tensor.to("cpu") for name, tensor in fresh.items() if name not in weights}
 
     def _batches(self) -> int:
@@ -402,12 +402,13 @@ class SWAGMoments(pl.Callback):
                     "of SWAGMoments out."
                 )
             return module
-        if not self.net:
+        if self.net is None or (
+            self.net != "self" and self.net not in dict(module.named_modules())
+        ):
             children = [child for child, _ in module.named_children()]
             raise ConfigurationError(
-                f"SWAGMoments needs to know which part of {name} is the network. Pass net= with "
-                f"the name of an attribute, such as {(children or ['model'])[0]!r}, or net='self' "
-                "if the module itself is."
+                f"net= tells SWAGMoments which module of {name} is the network: one of {children}, "
+                f"or 'self' for {name} itself; got {self.net!r}."
             )
         source = PlainModule(module, self.net, self.likelihood)
         if source.likelihood is None:
@@ -419,45 +420,40 @@ class SWAGMoments(pl.Callback):
         return source
 
     def _known_source(self) -> Source:
-        if self._source is None:
-            raise ConfigurationError(
-                "SWAGMoments has taken no snapshot yet: it is one of a Trainer's callbacks, and "
-                "that Trainer has not fitted; or it has in other processes (ddp_spawn), and the "
-                "moments were lost with them. Use strategy='ddp' then."
-            )
+        assert self._source is not None
         return self._source
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume with earlier snapshots or start anew."""
         # a trainer that fits again counts its steps on; a new one starts from 0
         same = self._fitted is not None and self._fitted[1] is pl_module
-        again = same and 0 < self._step <= trainer.global_step
+        again = same and 0 < self._state.step <= trainer.global_step
         self._fitted = trainer, pl_module
         self._in_batch = self._checked = False
         if self._restored is not None:
-            self._adopt(self._restored)
+            self._state = replace(self._restored)
         elif not again:
             if self.snapshots:
                 rank_zero_warn(
                     f"SWAGMoments drops the {self.snapshots} snapshots of an earlier fit, as this "
                     "fit starts anew. Take swag.posterior() before it."
                 )
-            self._adopt({})
+            self._state = _State()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find when averaging begins; refuse a fit that ends before it or takes too little."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         length = training_length(trainer, pl_module, self.unit)
-        begun = self.snapshots or self._first_rates
-        if self._begin is None or not begun:
-            self._begin = self._resolve_start(length)
+        begun = self.snapshots or self._state.first_rates
+        if self._state.start is None or not begun:
+            self._state.start = self._resolve_start(length)
         self._weights()  # raises where they cannot be averaged
-        if self._pending is not None:
-            self._take(trainer, self._pending)
-            self._pending = None
+        if self._state.pending is not None:
+            self._take(trainer, self._state.pending)
+            self._state.pending = None
         now = trainer.global_step if self.unit == "steps" else trainer.current_epoch
-        self._seen = max(self._seen, now)
+        self._state.seen = max(self._state.seen, now)
         if length is not None:
             self._check_length(length)
 
@@ -475,14 +471,14 @@ class SWAGMoments(pl.Callback):
 
     def _check_length(self, length: float) -> None:
         """Raise if the fit will take fewer than two snapshots, warn if fewer than the rank."""
-        assert self._begin is not None
-        more = self._due_by(math.floor(length + 1e-9)) - self._due_by(self._seen)
+        assert self._state.start is not None
+        more = self._due_by(math.floor(length + 1e-9)) - self._due_by(self._state.seen)
         total = self.snapshots + more
         if total >= max(2, self.rank or 0):
             return
-        when = f"one every {self.every} {self.unit} after the first {self._begin}"
-        if length <= self._begin:
-            when = f"as the fit ends before averaging begins, after {self._begin} {self.unit}"
+        when = f"one every {self.every} {self.unit} after the first {self._state.start}"
+        if length <= self._state.start:
+            when = f"as the fit ends before averaging begins, after {self._state.start} {self.unit}"
         expected = f"{total} snapshots in the {length:g} {self.unit} of this fit, {when}"
         fix = "train longer, start earlier or take snapshots more often (every_n_steps=)"
         if total < 2:
@@ -497,8 +493,8 @@ class SWAGMoments(pl.Callback):
 
     def _due_by(self, position: int) -> int:
         """The number of snapshots up to a position, if there is one after each ``every``."""
-        assert self._begin is not None
-        return max(0, position - self._begin) // self.every
+        assert self._state.start is not None
+        return max(0, position - self._state.start) // self.every
 
     # ---------------------------------------------------------------- while training
 
@@ -527,20 +523,20 @@ class SWAGMoments(pl.Callback):
         They are set before every batch, so that a scheduler's values are never used, and are a
         function of how far training has gone, so that they are the same after a resume.
         """
-        assert self._begin is not None
+        assert self._state.start is not None
         position: float = trainer.global_step
         if self.unit == "epochs":
             batches = trainer.num_training_batches
             # of an epoch of unknown length all is one step
             position = trainer.current_epoch + (batch_idx / batches if batches < math.inf else 1)
-        gone = position - self._begin
+        gone = position - self._state.start
         if gone < 0:
             return
         share = gone / self.anneal if self.anneal else 1.0
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        known = self._first_rates or []  # a group may be added to an optimizer later
-        self._first_rates = [*known, *(float(group["lr"]) for group in groups[len(known) :])]
-        for group, first in zip(groups, self._first_rates, strict=True):
+        known = self._state.first_rates or []  # a group may be added to an optimizer later
+        self._state.first_rates = [*known, *(float(group["lr"]) for group in groups[len(known) :])]
+        for group, first in zip(groups, self._state.first_rates, strict=True):
             value = annealed(first, last, share, self.anneal_shape)
             if isinstance(group["lr"], Tensor):  # as compiled and capturable optimizers have it
                 group["lr"].fill_(value)
@@ -562,23 +558,19 @@ class SWAGMoments(pl.Callback):
     def _due(self, trainer: pl.Trainer) -> int | None:
         """The position of a snapshot that is to be taken now, or None."""
         position = completed(trainer, self.unit) if self._in_batch else None
-        due = position is not None and self._due_by(position) > self._due_by(self._seen)
+        due = position is not None and self._due_by(position) > self._due_by(self._state.seen)
         return position if due else None
 
     def _weights(self) -> Weights:
         """The weights that are averaged: those that are trained at the first snapshot."""
         source = self._known_source()
-        current, names = source.current_draws(), self._names or source.trained
-        if not names:
+        current, names = source.current_draws(), self._state.names or source.trained
+        dtypes = sorted({str(current[name].dtype) for name in names})
+        if len(dtypes) != 1:
             raise ConfigurationError(
-                "SWAGMoments averages weights that are trained, and no parameter of the network "
-                "has requires_grad=True."
-            )
-        dtypes = {current[name].dtype for name in names}
-        if len(dtypes) > 1:
-            raise ConfigurationError(
-                "SWAGMoments needs weights of one floating-point dtype; got "
-                f"{sorted(map(str, dtypes))}. Convert the network with net.float()."
+                "SWAGMoments averages weights that are trained, of one floating-point dtype; the "
+                f"network has trained ones of {dtypes}. Set requires_grad=True, or convert the "
+                "network with net.float()."
             )
         return {name: current[name] for name in names}
 
@@ -589,8 +581,8 @@ class SWAGMoments(pl.Callback):
         # low precision loses the sums of many snapshots
         flat = flat.to("cpu", torch.promote_types(flat.dtype, torch.float32), copy=True)
         kept = _RANK if self.rank is None else self.rank
-        moments = self._moments
-        self._moments = moments.add(flat, kept) if moments else RunningMoments.of(flat, kept)
+        moments = self._state.moments
+        self._state.moments = moments.add(flat, kept) if moments else RunningMoments.of(flat, kept)
         current, net = source.current_draws(), source.net
         beside = {
             "buffers": copy_to_cpu({k: current[k] for k, _ in net.named_buffers() if k in current}),
@@ -601,9 +593,9 @@ class SWAGMoments(pl.Callback):
             "batch_norm": training_batch_norm(net),
         }
         # running statistics are of the batches that a rank has seen
-        self._last = trainer.strategy.broadcast(beside)
-        self._names, self._statistics = list(weights), {}
-        self._seen, self._step = position, trainer.global_step
+        self._state.last = trainer.strategy.broadcast(beside)
+        self._state.names, self._state.statistics = list(weights), {}
+        self._state.seen, self._state.step = position, trainer.global_step
 
     def _check_finite(self, weights: Weights, step: int) -> None:
         """Raise a NonFiniteError unless the weights that count are finite.
@@ -624,12 +616,13 @@ class SWAGMoments(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if there is nothing to make a posterior of; leave out who was dropped since."""
-        if self._moments is not None:
-            self._last["alive"] = _rows(self._known_source().alive)
+        if self._state.moments is not None:
+            alive = {"alive": _rows(self._known_source().alive)}
+            self._state.last = {**self._state.last, **alive}
         elif not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
-                f"SWAGMoments took no snapshot: averaging begins after {self._begin} {self.unit}, "
-                f"and the fit ended in epoch {trainer.current_epoch} after step "
+                f"SWAGMoments took no snapshot: averaging begins after {self._state.start} "
+                f"{self.unit}, and the fit ended in epoch {trainer.current_epoch} after step "
                 f"{trainer.global_step}. Start earlier or train longer.",
                 category=UserWarning,
             )
@@ -649,34 +642,22 @@ class SWAGMoments(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The moments, where the schedule stands, and statistics that were recomputed."""
+        moments = self._state.moments
         # another callback may save before this one has had its turn
         due = None if self._fitted is None else self._due(self._fitted[0])
         return {
-            "moments": None if self._moments is None else self._moments.state_dict(),
-            "names": list(self._names),
-            "last": dict(self._last),
-            "start": self._begin,
-            "seen": self._seen,
-            "step": self._step,
-            "pending": self._pending if due is None else due,
-            "first_rates": self._first_rates,
-            "statistics": {key: dict(rows) for key, rows in self._statistics.items()},
+            **vars(self._state),
+            "moments": None if moments is None else moments.state_dict(),
+            "pending": self._state.pending if due is None else due,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state for a fit that resumes; one without snapshots takes it at once."""
-        self._restored = state_dict
+        saved = state_dict["moments"]
+        moments = None if saved is None else RunningMoments(**saved)
+        self._restored = _State(**{**state_dict, "moments": moments})
         if not self.snapshots:  # else a test of an earlier checkpoint would lose later ones
-            self._adopt(state_dict)
-
-    def _adopt(self, state: dict[str, Any]) -> None:
-        moments = state.get("moments")
-        self._moments = None if moments is None else RunningMoments(**moments)
-        self._names, self._last = list(state.get("names", [])), dict(state.get("last", {}))
-        self._statistics = dict(state.get("statistics", {}))
-        self._begin, self._seen = state.get("start"), state.get("seen", 0)
-        self._step, self._pending = state.get("step", 0), state.get("pending")
-        self._first_rates = state.get("first_rates")
+            self._state = replace(self._restored)
 
 
 def _check_rank(rank: int) -> None:
