@@ -87,7 +87,7 @@ class _State:
     step: int = 0  # of the last snapshot
     pending: int | None = None  # a snapshot that was still to come when the checkpoint was made
     first_rates: list[float] | None = None  # when averaging began, or their group was added later
-    # BatchNorm's, by kind of draws and by row; none are left from before the last snapshot
+    # BatchNorm's, by kind of draws and by row, of those that were made since the last snapshot
     statistics: dict[str, dict[int, Weights]] = field(default_factory=dict)
 
 
@@ -342,7 +342,9 @@ class SWAGMoments(pl.Callback):
                 row: self._fresh_statistics(row, part, weights[row])
                 for row, part in gaussians.items()
             }
-            self._state.statistics = {**self._state.statistics, key: fresh}
+            others = {k: v for k, v in self._state.statistics.items() if k != key}
+            # the two that were asked for last: draws and their average
+            self._state.statistics = {**dict(list(others.items())[-1:]), key: fresh}
             weights = {row: {**weights[row], **fresh[row]} for row in weights}
         return {
             row: DrawsPosterior(part.net, part.likelihood, unstack(weights[row]), part.fixed)
