@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -83,9 +83,6 @@ class _State:
     stream: str | None = None  # the id of the stream that has the draws
     draws: list[Weights] = field(default_factory=list)  # or the draws themselves
     learned: Weights = field(default_factory=dict)  # by the likelihood, at the last draw
-
-    def copy(self) -> _State:
-        return replace(self, steps=list(self.steps), draws=list(self.draws))
 
 
 class SampleCollector(pl.Callback):
@@ -443,14 +440,15 @@ class SampleCollector(pl.Callback):
         # another callback may save before this one has had its turn
         fitting = self._trainer is not None and self._source is not None and self._stage == "fit"
         pending = fitting and self._is_due(self._trainer, self._source)  # type: ignore[arg-type]
-        return {**vars(self._state.copy()), "pending": pending}
+        lists = {"steps": list(self.steps), "draws": list(self._state.draws)}  # both grow
+        return {**vars(self._state), **lists, "pending": pending}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the checkpoint's draws; those that there are return after a test of it."""
         self._restored = True
         if self.steps and self._stage != "fit":
             self._put_by = self._state
-        self._state, self._stream = _State(**state_dict).copy(), None
+        self._state, self._stream = _State(**state_dict), None
 
 
 def _check_finite(source: Source, weights: Weights, step: int) -> None:

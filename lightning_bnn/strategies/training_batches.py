@@ -90,14 +90,14 @@ def single_loader(loader: Any) -> Any:
 
 
 def _copied(loader: Any) -> Any:
-    """A loader of the same batches, without worker processes and with its own iterator."""
+    """A loader of the same batches without worker processes, and so with an iterator of its own."""
     if not isinstance(loader, DataLoader):
         return loader
     copied = copy(loader)  # of any subclass: what it makes of batches must stay
     vars(copied).update(
         sampler=_share_of_first_rank(loader.sampler),
         batch_sampler=_share_of_first_rank(loader.batch_sampler),
-        num_workers=0, timeout=0, persistent_workers=False, generator=None, _iterator=None,
+        num_workers=0, timeout=0, persistent_workers=False, generator=None,
     )  # fmt: skip
     return copied
 

@@ -364,14 +364,16 @@ class Noisy(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("make", [chains, Plain])
-@pytest.mark.parametrize("with_generator", [False, True])
-def test_recomputing_does_not_disturb_the_training(make: Any, with_generator: bool) -> None:
+@pytest.mark.parametrize("kind", ["plain", "generator", "persistent workers"])
+def test_recomputing_does_not_disturb_the_training(make: Any, kind: str) -> None:
     ends = []
     for refresh in (0, 3):
-        generator = torch.Generator().manual_seed(8) if with_generator else None
-        recorder, module = Recorder(), make()
-        batches = DataLoader(Noisy(), batch_size=BATCH, shuffle=True, generator=generator)
-        fit(module, recorder, SampleCollector(refresh_batch_norm=refresh), batches=batches)
+        options: dict[str, Any] = {"generator": torch.Generator().manual_seed(8)}
+        if kind == "persistent workers":
+            options = {"num_workers": 1, "persistent_workers": True}
+        batches = DataLoader(Noisy(), BATCH, shuffle=True, **({} if kind == "plain" else options))
+        recorder, collector = Recorder(), SampleCollector(refresh_batch_norm=refresh)
+        fit(make(), recorder, collector, batches=batches)
         ends.append(recorder.weights)
     for step, weights in ends[0].items():
         for name, tensor in weights.items():

@@ -221,12 +221,6 @@ def test_frozen_weights_stay_as_they_are() -> None:
     assert torch.equal(posterior.fixed["0.weight"], module.body[0].weight)
 
 
-def test_a_fast_dev_run_takes_nothing() -> None:
-    swag = plain_swag()
-    fit(PLAIN(), swag, fast_dev_run=True)
-    assert swag.snapshots == 0
-
-
 # -------------------------------------------------------------------- learning rate
 
 DECAY = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
@@ -433,20 +427,6 @@ def test_later_training_does_not_change_a_posterior() -> None:
     assert torch.equal(posterior.mean["0.weight"], before)
 
 
-def test_chains_give_a_mixture_of_gaussians(tmp_path: Path) -> None:
-    swag = SWAGMoments(start=0.5)
-    fit(chains(), swag)
-    posterior = swag.posterior()
-    assert isinstance(posterior, MixturePosterior)
-    assert [type(part) for part in posterior.components] == [LowRankPosterior] * 3
-    means = [part.mean["0.weight"] for part in posterior.components]
-    assert not torch.equal(means[0], means[1])
-    posterior.save(tmp_path)
-    loaded = Posterior.load(tmp_path, network())
-    inputs = torch.randn(5, 3)
-    torch.testing.assert_close(loaded.predict(inputs).mean, posterior.predict(inputs).mean)
-
-
 def test_the_average_is_the_mean_and_deterministic() -> None:
     swag = SWAGMoments(start=0.5)
     fit(chains(), swag)
@@ -496,18 +476,24 @@ def test_a_deep_ensemble_gives_multiswag(tmp_path: Path) -> None:
     assert type(alone.posterior()) is LowRankPosterior
 
 
-@pytest.mark.parametrize("step", [42, 45, 48])
-def test_members_that_diverge_are_left_out(step: int) -> None:
-    """At the step of a snapshot, between two, or in the last step, before it is noticed."""
-
-    whole, swag = SWAGMoments(start=0.5), SWAGMoments(start=0.5)
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [
+        (42, {"start": 0.5}),  # at the step of a snapshot
+        (45, {"start": 0.5}),  # between two
+        (48, {"start": 0.5}),  # in the last step, before it is noticed
+        (45, {"start": 4, "every_n_steps": 10}),  # after the last, of step 44
+    ],
+)
+def test_members_that_diverge_are_left_out(step: int, options: Any) -> None:
+    whole, swag = SWAGMoments(**options), SWAGMoments(**options)
     fit(ensemble(), whole)
     if step == 48:
         fit(ensemble(), swag, spoil(48, row=1, column=13))
     else:
         with pytest.warns(UserWarning, match="member 1 is not finite .* dropped"):
             fit(ensemble(), swag, spoil(step, row=1, column=13))
-    assert swag.snapshots == 4
+    assert swag.snapshots == whole.snapshots == 4
     parts = swag.posterior().components
     assert len(parts) == len(swag.average().components) == 2
     for part, row in zip(parts, (0, 2), strict=True):
