@@ -207,7 +207,8 @@ class SGMCMC(Strategy):
     @property
     def settling_steps(self) -> int:
         """The steps of the warm-up, and those in which the sampler adapts."""
-        return self.warm_up + getattr(self._optimizer_sampler, "adapt_steps", 0)
+        sampler = getattr(self, "_optimizer_sampler", None)  # made when a fit begins
+        return self.warm_up + getattr(sampler, "adapt_steps", 0)
 
     # ---------------------------------------------------------------- the energy
 

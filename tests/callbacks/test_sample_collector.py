@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from lightning_bnn import SGMCMC, DrawsPosterior, Posterior, VariationalBNN
 from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.callbacks.sample_collector import _on_first_rank
 from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import files
@@ -782,7 +783,6 @@ def test_a_directory_is_one_runs_during_the_burn_in_too(tmp_path: Path) -> None:
 
 def test_any_error_of_the_first_rank_reaches_the_others() -> None:
     """Two ranks in one process: what the first broadcasts is what the second gets."""
-    from lightning_bnn.callbacks import sample_collector as module
 
     class Rank:
         sent: Any = None
@@ -798,6 +798,6 @@ def test_any_error_of_the_first_rank_reaches_the_others() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        module._on_first_rank(Rank(0), fail)  # type: ignore[arg-type]
+        _on_first_rank(Rank(0), fail)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"first rank: OSError: .*No space left"):
-        module._on_first_rank(Rank(1), fail)  # type: ignore[arg-type]
+        _on_first_rank(Rank(1), fail)  # type: ignore[arg-type]
