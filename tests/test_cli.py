@@ -424,7 +424,10 @@ def test_several_posteriors_of_swag(
 
     def made(number: int) -> SWAGMoments:
         swag = SWAGMoments()
-        monkeypatch.setattr(swag, "_moments", SimpleNamespace(count=number) if number else None)
+        zero, moments = torch.zeros(1, 1), None
+        if number:
+            moments = {"count": number, "mean": zero, "squares": zero, "deviations": []}
+        swag.load_state_dict({"moments": moments})
         monkeypatch.setattr(swag, "posterior", lambda: posterior)
         return swag
 

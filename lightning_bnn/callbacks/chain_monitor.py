@@ -34,6 +34,7 @@ from lightning_bnn.diagnostics.statistics import require_arviz
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.stacked import StackedModule
+from lightning_bnn.strategies import SGMCMC
 
 __all__ = ["ChainMonitor"]
 
@@ -127,12 +128,11 @@ class ChainMonitor(pl.Callback):
         self._restored = None
         if stage != "fit":
             return
-        for name in ("current_draws", "sampling", "net", "likelihood"):
-            if not hasattr(pl_module, name):
-                raise ConfigurationError(
-                    "ChainMonitor watches a strategy that runs chains, such as SGMCMC; "
-                    f"{type(pl_module).__name__} has no {name!r}."
-                )
+        if not isinstance(pl_module, SGMCMC):
+            raise ConfigurationError(
+                "ChainMonitor watches the chains of SGMCMC, and "
+                f"{type(pl_module).__name__} runs none."
+            )
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume the record or start a new one; choose given examples; find the burn-in."""

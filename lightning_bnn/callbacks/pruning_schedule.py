@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 
-from lightning_bnn.callbacks.swag_schedule import Unit, _steps_per_epoch, training_length
+from lightning_bnn.callbacks.progress import Unit, steps_per_epoch, training_length
 from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["PruningRule", "Shape", "check_places", "resolve"]
@@ -113,7 +113,7 @@ def resolve(
         ConfigurationError: The length is needed and not known, or the fit is too short.
     """
     places = (start,) if shape == "once" else (start, end)
-    epoch = _steps_per_epoch(trainer, module)
+    epoch = steps_per_epoch(trainer, module)
     whole = all(isinstance(place, int) for place in places)
     unit: Unit = "epochs" if epoch is None and whole else "steps"
     if unit == "epochs" and every_n_steps is not None:

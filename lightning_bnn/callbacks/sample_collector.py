@@ -1,11 +1,11 @@
-"""Collect draws while a trainer runs: after a burn-in, every so many steps.
+"""Collect posterior draws while a trainer runs: after a burn-in, every so many steps.
 
 A draw belongs to an optimizer step. After step s a draw is taken of every chain if s > burn-in,
 (s − burn-in) is a multiple of ``every`` and the step was one of sampling (not of a warm-up, not of
 the exploration part of a cyclical schedule). Draws go to the disk as they are taken (see
 :mod:`lightning_bnn.posteriors.stream`) or are kept in memory and in the checkpoint. What is on the
-disk and what a checkpoint says always fit: a fit that goes on from a checkpoint drops the draws
-that were taken after it, and takes them again.
+disk and what a checkpoint says always fit: a resumed fit drops the draws that were taken after its
+checkpoint, and takes them again.
 """
 
 from __future__ import annotations
@@ -13,56 +13,91 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import nn
 
-from lightning_bnn.callbacks.draw_rule import (
-    DrawRule,
-    Weights,
-    check_count,
-    check_finite,
-    check_schedule,
-    ended_cycle,
-    network_of,
-    refuse_to_take_nothing,
-    sampled,
-    strategy_of,
-    weights_of,
+from lightning_bnn.callbacks.progress import training_length
+from lightning_bnn.callbacks.sources import (
+    Source,
+    copy_to_cpu,
+    not_finite,
+    source_of,
+    with_training_statistics,
 )
-from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.checks import check_whole
+from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import DrawsPosterior
-from lightning_bnn.posteriors.batch_norm import (
-    batch_norm_layers,
-    recompute_batch_norm,
-    training_batch_norm,
-)
+from lightning_bnn.posteriors.base import Weights
+from lightning_bnn.posteriors.batch_norm import batch_norm_layers, training_batch_norm
 from lightning_bnn.posteriors.draws import create_stream, unstack
 from lightning_bnn.posteriors.files import absolute, open_directory
 from lightning_bnn.posteriors.stream import DrawStream
-from lightning_bnn.strategies.training_batches import training_batches
-from lightning_bnn.target import split_batch
+from lightning_bnn.strategies import SGMCMC
+from lightning_bnn.strategies.base import cyclical_schedule
 
-__all__ = ["SampleCollector"]
+__all__ = ["SampleCollector", "draw_is_due"]
+
+Every = int | Literal["cycle"]
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+def draw_is_due(step: int, seen: int, burn_in: int, every: Every, ended_cycle: bool) -> bool:
+    """Whether a draw is due after ``step``, where ``seen`` was the last step before.
+
+    Steps count from 1. With manual optimization a batch may take several, of which the last is
+    looked at.
+
+    Args:
+        step: The number of steps that the optimizer has taken.
+        seen: That number when it was looked at before.
+        burn_in: The steps before the first draw can be taken.
+        every: The steps from one draw to the next, or ``"cycle"``.
+        ended_cycle: Whether the step was the last of a cycle.
+
+    Example:
+        >>> [step for step in range(1, 30) if draw_is_due(step, step - 1, 10, 5, False)]
+        [15, 20, 25]
+    """
+    if step <= max(seen, burn_in):
+        return False
+    if isinstance(every, str):
+        return ended_cycle
+    return (step - burn_in) // every > max(0, seen - burn_in) // every
+
+
+@dataclass
+class _State:
+    """What a checkpoint holds."""
+
+    steps: list[int] = field(default_factory=list)  # after which draws were taken
+    seen: int = 0  # the last step that was looked at
+    pending: bool = False  # whether its draw was still to come when the checkpoint was made
+    chains: int = 1
+    stream: str | None = None  # the id of the stream that has the draws
+    draws: list[Weights] = field(default_factory=list)  # or the draws themselves
+    learned: Weights = field(default_factory=dict)  # by the likelihood, at the last draw
 
 
 class SampleCollector(pl.Callback):
     """Take draws of the weights while training, and make a posterior of them.
 
-    It works with :class:`~lightning_bnn.SGMCMC`, with other strategies that have
-    ``current_draws``, and with any LightningModule, whose parameters and buffers are then one
-    chain. It needs no validation. In a ``fast_dev_run`` it does nothing. A trainer may have
-    several collectors whose options differ; a checkpoint knows them by these.
+    It works with :class:`~lightning_bnn.SGMCMC`, with other strategies, and with any
+    LightningModule, whose parameters and buffers are then one chain. It needs no validation. In a
+    ``fast_dev_run`` it does nothing. A trainer may have several collectors whose options differ; a
+    checkpoint knows them by these.
 
     Args:
         burn_in: The number of optimizer steps before the first draw can be taken.
         every: Steps from one draw to the next, or ``"cycle"``: at the end of each cycle of a
             :class:`~lightning_bnn.samplers.Cyclical` schedule.
-        max_draws: Stop collecting when every chain has so many; the training goes on.
+        max_draws: Stop collecting when every chain has so many; the training continues.
         dirpath: A directory, or an fsspec URL, to which draws are written as they are taken;
             memory then does not grow with their number, and ``Posterior.load`` reads the
             directory at any moment. If None, they are kept in memory and in every checkpoint.
@@ -70,13 +105,9 @@ class SampleCollector(pl.Callback):
             statistics are recomputed for each draw; with 0 a draw has those of its chain, and so
             has a layer that is in evaluation mode while training.
 
-    Attributes:
-        steps: The steps after which draws were taken.
-
     Example:
         >>> import torch
         >>> from torch.utils.data import DataLoader, TensorDataset
-        >>> from lightning_bnn import SGMCMC
         >>> from lightning_bnn.likelihoods import Gaussian
         >>> loader = DataLoader(TensorDataset(torch.randn(8, 2), torch.randn(8, 1)), batch_size=4)
         >>> collector = SampleCollector(burn_in=2, every=2)
@@ -91,40 +122,40 @@ class SampleCollector(pl.Callback):
     def __init__(
         self,
         burn_in: int = 0,
-        every: int | Literal["cycle"] = 1,
+        every: Every = 1,
         max_draws: int | None = None,
         dirpath: str | os.PathLike[str] | None = None,
         refresh_batch_norm: int = 0,
     ) -> None:
-        self.rule = DrawRule(burn_in, every)
-        if max_draws is not None:
-            check_count("max_draws", max_draws, 1)
-        check_count("refresh_batch_norm", refresh_batch_norm, 0)
-        self.burn_in = burn_in
-        self.every = every
-        self.max_draws = max_draws
+        if isinstance(every, str) and every != "cycle":
+            raise ConfigurationError(
+                f"every= is a number of steps, at least 1, or 'cycle'; got {every!r}."
+            )
+        self.burn_in = check_whole("burn_in", burn_in, 0)
+        self.every: Every = every if isinstance(every, str) else check_whole("every", every, 1)
+        self.max_draws = None if max_draws is None else check_whole("max_draws", max_draws, 1)
         self.dirpath = None if dirpath is None else absolute(dirpath)
-        self.refresh_batch_norm = refresh_batch_norm
-        self.steps: list[int] = []
-        self._chains = 1
-        self._seen = 0  # the last step that was looked at
-        self._pending = False  # whether its draw was still to come when the checkpoint was made
-        self._goes_on = False
+        self.refresh_batch_norm = check_whole("refresh_batch_norm", refresh_batch_norm, 0)
+        self._state = _State()
+        self._stream: DrawStream | None = None
+        self._release: Callable[[], None] | None = None  # lets other runs have the directory
         self._stage = ""
-        self._restored: dict[str, Any] | None = None
-        self._put_by: dict[str, Any] | None = None  # while another checkpoint is tested
-        self._module: pl.LightningModule | None = None
+        self._resumes = False  # whether the fit continues with the draws that there are
+        self._restored = False
+        self._put_by: _State | None = None  # while another checkpoint is tested
+        self._source: Source | None = None
+        self._trainer: pl.Trainer | None = None
         self._fitted: pl.LightningModule | None = None
         self._net_copy: nn.Module | None = None
-        self._stream: DrawStream | None = None
-        self._stream_id: str | None = None
-        self._release: Callable[[], None] | None = None  # of the directory, for other runs
-        self._draws: list[Weights] = []
-        self._learned: Weights = {}
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps after which draws were taken."""
+        return self._state.steps
 
     def __len__(self) -> int:
         """The number of draws, of all chains together."""
-        return len(self.steps) * self._chains
+        return len(self.steps) * self._state.chains
 
     def posterior(self, likelihood: Likelihood | None = None) -> DrawsPosterior:
         """The posterior of all draws so far, step after step and in it chain after chain.
@@ -133,116 +164,152 @@ class SampleCollector(pl.Callback):
             likelihood: How outputs of the network give targets; by default the strategy's own. A
                 LightningModule that is no strategy has none, so there it must be given.
         """
-        module = self._module
-        if module is None or not self.steps:
+        source = self._source
+        if source is None or not self.steps:
             raise ConfigurationError(
                 f"No draws were collected yet: the first is taken after burn_in={self.burn_in} "
-                f"steps, and the trainer has taken {self._seen}."
+                f"steps, and the trainer has taken {self._state.seen}."
             )
-        chosen = getattr(module, "likelihood", None) if likelihood is None else likelihood
-        if not isinstance(chosen, Likelihood):
+        likelihood = likelihood or source.likelihood
+        if likelihood is None:
             raise ConfigurationError(
-                f"{type(module).__name__} has no likelihood of lightning_bnn.likelihoods; pass "
-                "likelihood= to say how its outputs give targets."
+                f"{type(getattr(source, 'module', source)).__name__} has no likelihood of "
+                "lightning_bnn.likelihoods; pass likelihood= to say how its outputs give targets."
             )
         if self.dirpath is not None:
-            stream = self._stream
-            if stream is None:
-                stream = DrawStream.open(self.dirpath, last_step=self.steps[-1])
-            if stream.id != self._stream_id:
+            stream = self._stream or DrawStream.open(self.dirpath, last_step=self.steps[-1])
+            if stream.id != self._state.stream:
                 raise ConfigurationError(
                     f"The draws in {self.dirpath} are of another run than those that this "
                     "collector has taken. Put the directory back, or load what is there with "
                     "Posterior.load."
                 )
-            return DrawsPosterior.from_stream(stream, network_of(module), chosen, self.steps)
-        chosen = deepcopy(chosen)
-        if self._learned:
-            chosen.load_state_dict(self._learned)
-        draws = [draw for snapshot in self._draws for draw in unstack(snapshot)]
-        return DrawsPosterior(network_of(module), chosen, draws, chains=self._chains)
+            return DrawsPosterior.from_stream(stream, source.net, likelihood, self.steps)
+        likelihood = deepcopy(likelihood)
+        if self._state.learned:
+            likelihood.load_state_dict(self._state.learned)
+        draws = [draw for snapshot in self._state.draws for draw in unstack(snapshot)]
+        return DrawsPosterior(source.net, likelihood, draws, chains=self._state.chains)
 
     # ---------------------------------------------------------------- before training
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Tell a strategy where its draws are collected: by the first collector."""
-        self._module, self._restored, self._stage = pl_module, None, stage
-        collectors = [one for one in trainer.callbacks if isinstance(one, SampleCollector)]  # type: ignore[attr-defined]
-        for other in collectors:
-            if other is self:
-                continue
-            if other.state_key == self.state_key:
-                raise ConfigurationError(
-                    f"Two collectors of the trainer are {self.state_key}: they would take the same "
-                    "draws, and a checkpoint cannot tell them apart. Leave one out."
-                )
-            if self.dirpath and _same_place(self.dirpath, other.dirpath):
-                raise ConfigurationError(
-                    f"Two collectors of the trainer have the same dirpath={self.dirpath!r}. Give "
-                    "each a directory of its own."
-                )
-        strategy = strategy_of(pl_module)
-        if hasattr(strategy, "collector"):
-            strategy.collector = collectors[0]
+        """Tell SGMCMC where its draws are collected: by the first collector."""
+        self._trainer, self._source = trainer, source_of(pl_module)
+        self._restored, self._stage = False, stage
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        collectors = [callback for callback in callbacks if isinstance(callback, SampleCollector)]
+        places = [os.path.realpath(other.dirpath) for other in collectors if other.dirpath]
+        if len(set(places)) < len(places):
+            raise ConfigurationError(
+                f"Two collectors of the trainer have the same dirpath, among {places}. Give each a "
+                "directory of its own."
+            )
+        if isinstance(pl_module, SGMCMC):
+            pl_module.collector = collectors[0]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find out whether the fit goes on with earlier draws, and whether they are there."""
+        """Find out whether the fit resumes with earlier draws, and whether they are there."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        # a trainer that fits again goes on counting; a new one starts from 0
-        again = self._fitted is pl_module and 0 < self._seen <= trainer.global_step
-        self._goes_on, self._fitted = self._restored is not None or again, pl_module
-        if not self._goes_on:
-            if self._draws:
+        # a trainer that fits again counts its steps on; a new one starts from 0
+        again = self._fitted is pl_module and 0 < self._state.seen <= trainer.global_step
+        self._resumes, self._fitted = self._restored or again, pl_module
+        if not self._resumes:
+            if self._state.draws:
                 rank_zero_warn(
                     f"SampleCollector drops the {len(self)} draws of an earlier fit that it has in "
                     "memory, as this fit starts anew. Take collector.posterior() before it, or "
                     "pass dirpath= to keep draws."
                 )
-            self._adopt({})
+            self._state, self._stream = _State(), None
         if self.refresh_batch_norm:
-            batch_norm_layers(network_of(pl_module))
+            batch_norm_layers(source_of(pl_module).net)
+
+        def check() -> None:
+            self._find_stream(trainer)
+
         if self.dirpath is not None:
-            _on_first_rank(trainer, lambda: self._check_directory(trainer))
+            _on_first_rank(trainer, check)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the directory; drop the draws that were taken after the checkpoint."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if not self._goes_on:
-            self._seen = trainer.global_step
-        check_schedule(self.rule, trainer, pl_module)
-        if not self.steps and not self._pending:
-            refuse_to_take_nothing(self.rule, trainer, pl_module, self._seen)
+        source = source_of(pl_module)
+        if not self._resumes:
+            self._state.seen = trainer.global_step
+        self._check_schedule(trainer, pl_module)
+        if not self.steps and not self._state.pending:
+            self._refuse_to_take_nothing(trainer, pl_module)
         if self.refresh_batch_norm:
-            self._net_copy = copy_network(network_of(pl_module))
+            self._net_copy = copy_network(source.net)
         if self.dirpath is not None:
-            self._stream_id = _on_first_rank(trainer, lambda: self._open(trainer, pl_module))
-        if self._pending:
-            self._take(trainer, pl_module)
-            self._pending, self._seen = False, trainer.global_step
+            self._state.stream = _on_first_rank(trainer, lambda: self._open(trainer, source))
+        if self._state.pending:
+            self._take(trainer, source)
+            self._state.pending, self._state.seen = False, trainer.global_step
 
-    def _open(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> str:
+    def _check_schedule(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Raise unless the cycles of a cyclical schedule are known, and counted in steps."""
+        schedule = cyclical_schedule(trainer)
+        for config in trainer.lr_scheduler_configs if module.automatic_optimization else ():
+            every_step = config.interval == "step" and config.frequency == 1
+            if config.scheduler is schedule and not every_step:
+                raise ConfigurationError(
+                    f"The cycles of {type(schedule).__name__} are counted in steps, but it is "
+                    f"stepped with interval={config.interval!r}, frequency={config.frequency}. "
+                    "Return it from configure_optimizers with 'interval': 'step'."
+                )
+        if self.every == "cycle" and schedule is None:
+            raise ConfigurationError(
+                "every='cycle' needs a cyclical schedule, whose cycles are known; got "
+                f"{[type(c.scheduler).__name__ for c in trainer.lr_scheduler_configs]}. Pass "
+                "scheduler=partial(Cyclical, cycle_length=...), or every= as a number."
+            )
+
+    def _refuse_to_take_nothing(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Raise if no draw would be taken, where the number of steps is known."""
+        total = training_length(trainer, module, "steps")
+        if total is None:
+            return
+        schedule, settling = cyclical_schedule(trainer), source_of(module).settling_steps
+        # the schedule begins when the strategy has settled, and its steps count from 0
+        start = max(settling, trainer.global_step) + 1 - (schedule.last_epoch if schedule else 0)
+
+        def is_taken(step: int) -> bool:
+            ended = schedule is not None and schedule.ends_cycle(step - start)
+            due = draw_is_due(step, step - 1, self.burn_in, self.every, ended)
+            return due and (schedule is None or schedule.samples_at(step - start))
+
+        first = max(self._state.seen, self.burn_in, settling) + 1
+        if any(is_taken(step) for step in range(first, int(total) + 1)):
+            return
+        raise ConfigurationError(
+            f"SampleCollector(burn_in={self.burn_in}, every={self.every!r}) would take no draw: "
+            f"the fit has {int(total)} steps"
+            + (f", {settling} of them to warm up and adapt" if settling else "")
+            + ("; a step that explores gives none" if schedule is not None else "")
+            + ". Train longer, or choose another burn_in= or every=."
+        )
+
+    def _open(self, trainer: pl.Trainer, source: Source) -> str:
         """Open the stream for this run alone, as it was at the checkpoint; give its id."""
         assert self.dirpath is not None
         self._let_go()
         self._release = open_directory(self.dirpath).claim()
         stream = self._find_stream(trainer)
         if stream is None:
-            weights, likelihood = weights_of(pl_module), getattr(pl_module, "likelihood", None)
-            known = likelihood if isinstance(likelihood, Likelihood) else None
-            stream = create_stream(self.dirpath, network_of(pl_module), known, weights)
-        stream.truncate(after_step=self._seen)
+            weights = source.current_draws()
+            stream = create_stream(self.dirpath, source.net, source.likelihood, weights)
+        stream.truncate(after_step=self._state.seen)
         self._stream = stream
         return stream.id
 
-    def _check_directory(self, trainer: pl.Trainer) -> None:
-        self._find_stream(trainer)
-
     def _find_stream(self, trainer: pl.Trainer) -> DrawStream | None:
-        """The stream to go on with; None where a new one may begin."""
+        """The stream to resume with; None where a new one may begin."""
         assert self.dirpath is not None
-        if not self._goes_on:
+        if not self._resumes:
             try:
                 DrawStream.check_free(self.dirpath)
             except ConfigurationError as error:
@@ -250,47 +317,44 @@ class SampleCollector(pl.Callback):
                     raise
                 raise ConfigurationError(
                     f"{trainer.ckpt_path} holds no state of {self.state_key}, so this fit would "
-                    f"start new draws, and {error} To go on with them, give the collector the "
+                    f"start new draws, and {error} To resume with them, give the collector the "
                     "options that it had."
                 ) from error
             return None
-        said = (
-            f"The checkpoint says that {self.dirpath} has the draws of {len(self.steps)} steps"
-            + (f", the last of step {self.steps[-1]}" if self.steps else "")
-        )
-        fix = "Put the directory back, or pass dirpath= where it is now."
+        stream = None
         try:
-            stream = DrawStream.open(self.dirpath, last_step=self._seen)
+            stream = DrawStream.open(self.dirpath, last_step=self._state.seen)
+            missing = sorted(set(self.steps) - set(stream.steps()))
+            problem = f"it lacks those of step {missing[0]}" if missing else ""
+            if stream.id != self._state.stream:
+                problem = "those that are there are of another run"
         except PosteriorFormatError as error:
-            if self.steps:
-                raise ConfigurationError(f"{said}, and {error} {fix}") from error
+            problem = str(error)
+        if not problem:
+            return stream
+        if self.steps or (stream is not None and stream.recorded_steps()):
+            raise ConfigurationError(
+                f"The checkpoint says that {self.dirpath} has the draws of {len(self.steps)} steps"
+                + (f", the last of step {self.steps[-1]}" if self.steps else "")
+                + f"; but {problem.rstrip('.')}. Put the directory back, or pass dirpath= where it "
+                "is now."
+            )
+        if stream is None:
             DrawStream.check_free(self.dirpath)
-            return None
-        if stream.id != self._stream_id:
-            if not self.steps and not stream.recorded_steps():
-                return None  # neither has a draw to lose
-            raise ConfigurationError(f"{said}; those that are there are of another run. {fix}")
-        missing = sorted(set(self.steps) - set(stream.steps()))
-        if missing:
-            raise ConfigurationError(f"{said}; it lacks those of step {missing[0]}. {fix}")
-        return stream
+        return None  # neither has a draw to lose
 
     # ---------------------------------------------------------------- while training
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any
     ) -> None:
         """Take a draw, if this batch ended a step after which one is due."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if self._is_due(trainer, pl_module):
-            self._take(trainer, pl_module)
-        self._seen = trainer.global_step
+        source = source_of(pl_module)
+        if self._is_due(trainer, source):
+            self._take(trainer, source)
+        self._state.seen = trainer.global_step
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if there is nothing to make a posterior of."""
@@ -317,54 +381,44 @@ class SampleCollector(pl.Callback):
         if self._release is not None:
             self._release()
         if self._put_by is not None:
-            self._adopt(self._put_by)
+            self._state, self._stream = self._put_by, None
         self._release = self._put_by = None
 
-    def _is_due(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> bool:
+    def _is_due(self, trainer: pl.Trainer, source: Source) -> bool:
         full = self.max_draws is not None and len(self.steps) >= self.max_draws
-        if full or not sampled(trainer, pl_module):
+        if full or not source.sampling:
             return False
-        ended = self.every == "cycle" and ended_cycle(trainer, pl_module)
-        return self.rule.is_due(trainer.global_step, self._seen, ended)
+        ended = source.ended_cycle
+        return draw_is_due(trainer.global_step, self._state.seen, self.burn_in, self.every, ended)
 
-    def _take(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        step, weights = trainer.global_step, weights_of(pl_module)
-        check_finite(weights, step, pl_module)
-        if self.refresh_batch_norm and trainer.is_global_zero:
-            weights = self._refresh(trainer, pl_module, weights, step)
-        likelihood = getattr(pl_module, "likelihood", None)
-        learned = likelihood.state_dict() if isinstance(likelihood, Likelihood) else {}
+    def _take(self, trainer: pl.Trainer, source: Source) -> None:
+        step, weights = trainer.global_step, source.current_draws()
+        _check_finite(source, weights, step)
+        layers = training_batch_norm(source.net) if self.refresh_batch_norm else []
+        if layers and trainer.is_global_zero:
+            assert self._net_copy is not None
+            weights = with_training_statistics(
+                source, self._net_copy, weights, layers, trainer, self.refresh_batch_norm, step
+            )
+        learned = {} if source.likelihood is None else source.likelihood.state_dict()
         if self.dirpath is None:
-            buffers = {name for name, _ in network_of(pl_module).named_buffers()}
-            own = {name: tensor for name, tensor in weights.items() if name in buffers}
+            names = {name for name, _ in source.net.named_buffers()}
+            buffers = {name: tensor for name, tensor in weights.items() if name in names}
             # running statistics are of the batches that a rank has seen
-            self._draws.append(_copy_to_cpu({**weights, **trainer.strategy.broadcast(own)}))
-            self._learned = _copy_to_cpu(learned)
+            self._state.draws.append(
+                copy_to_cpu({**weights, **trainer.strategy.broadcast(buffers)})
+            )
+            self._state.learned = copy_to_cpu(learned)
         else:
-            fields = {"epoch": trainer.current_epoch}
+            epoch = {"epoch": trainer.current_epoch}
             # the others wait, and may read the draws next
-            _on_first_rank(trainer, lambda: self._append(step, weights, learned, fields))
-        self._chains = len(next(iter(weights.values())))
+            _on_first_rank(trainer, lambda: self._append(step, weights, learned, epoch))
+        self._state.chains = len(next(iter(weights.values())))
         self.steps.append(step)
 
     def _append(self, *snapshot: Any) -> None:
         assert self._stream is not None
         self._stream.append(*snapshot)
-
-    def _refresh(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, weights: Weights, step: int
-    ) -> Weights:
-        assert self._net_copy is not None
-        layers = training_batch_norm(network_of(pl_module))
-        if not layers:
-            return weights
-        split = getattr(strategy_of(pl_module), "split", split_batch)
-        with (
-            training_batches(trainer, self.refresh_batch_norm, seed=step) as batches,
-            trainer.precision_plugin.forward_context(),
-        ):
-            inputs = (split(batch)[0] for batch in batches)
-            return recompute_batch_norm(self._net_copy, weights, inputs, layers)
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -383,47 +437,37 @@ class SampleCollector(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The steps of all draws; where they are, or the draws themselves."""
-        trainer = None if self._module is None else self._module._trainer
-        pending = trainer is not None and self._is_due(trainer, self._module)  # type: ignore[arg-type]
-        return self._state(pending)
-
-    def _state(self, pending: bool) -> dict[str, Any]:
-        return {
-            "steps": list(self.steps),
-            "seen": self._seen,
-            "pending": pending,
-            "chains": self._chains,
-            "stream": self._stream_id,
-            "draws": list(self._draws),
-            "learned": self._learned,
-        }
+        # another callback may save before this one has had its turn
+        fitting = self._trainer is not None and self._source is not None and self._stage == "fit"
+        pending = fitting and self._is_due(self._trainer, self._source)  # type: ignore[arg-type]
+        lists = {"steps": list(self.steps), "draws": list(self._state.draws)}  # both grow
+        return {**vars(self._state), **lists, "pending": pending}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the checkpoint's draws; those that are there come back after a test of it."""
-        self._restored = state_dict
+        """Take the checkpoint's draws; those that there are return after a test of it."""
+        self._restored = True
         if self.steps and self._stage != "fit":
-            self._put_by = self._state(self._pending)
-        self._adopt(state_dict)
-
-    def _adopt(self, state: dict[str, Any]) -> None:
-        self.steps = list(state.get("steps", []))
-        self._seen, self._pending = state.get("seen", 0), state.get("pending", False)
-        self._chains, self._stream_id = state.get("chains", 1), state.get("stream")
-        self._draws, self._learned = list(state.get("draws", [])), state.get("learned", {})
-        self._stream = None
+            self._put_by = self._state
+        self._state, self._stream = _State(**state_dict), None
 
 
-def _copy_to_cpu(weights: Weights) -> Weights:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
+def _check_finite(source: Source, weights: Weights, step: int) -> None:
+    """Raise a NonFiniteError that names the chain, unless all weights are finite.
+
+    Of the buffers only running statistics count: a mask may well be infinite.
+    """
+    names = {name for name, _ in source.net.named_parameters()}
+    counts = lambda name: name in names or name.rpartition(".")[2] in _STATISTICS  # noqa: E731
+    bad = not_finite({name: tensor for name, tensor in weights.items() if counts(name)})
+    for row, name in bad.items():
+        raise NonFiniteError(
+            f"{name!r} of chain {source.ids[row]} is not finite after step {step}: the chain has "
+            "diverged, and the draw was not taken. All draws before it are good. Lower the "
+            "learning rate or the temperature, or clip gradients."
+        )
 
 
-def _same_place(one: str, other: str | None) -> bool:
-    if other is None or "://" in one or "://" in other:
-        return other is not None and one.rstrip("/") == other.rstrip("/")
-    return os.path.realpath(one) == os.path.realpath(other)
-
-
-def _on_first_rank(trainer: pl.Trainer, call: Callable[[], Any]) -> Any:
+def _on_first_rank(trainer: pl.Trainer, call: Callable[[], str | None]) -> str | None:
     """Let one rank do something; all of them get its text or None, or raise."""
     result, problem, raised = None, None, None
     if trainer.is_global_zero:

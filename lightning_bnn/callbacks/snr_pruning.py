@@ -19,9 +19,9 @@ import pytorch_lightning as pl
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from lightning_bnn.callbacks.draw_rule import check_count, strategy_of
+from lightning_bnn.callbacks.progress import completed
 from lightning_bnn.callbacks.pruning_schedule import PruningRule, Shape, check_places, resolve
-from lightning_bnn.callbacks.swag_schedule import completed
+from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import copy_network, in_network_order
 from lightning_bnn.posteriors import Posterior
@@ -29,6 +29,7 @@ from lightning_bnn.pruning.candidates import candidates
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction, pruning_masks
 from lightning_bnn.pruning.signal import signal_to_noise
 from lightning_bnn.selection import Choice
+from lightning_bnn.strategies import Strategy
 from lightning_bnn.strategies.variational import refuse_averaging
 
 __all__ = ["PruningStep", "SNRPruning"]
@@ -119,7 +120,7 @@ class SNRPruning(pl.Callback):
                 raise ConfigurationError(f"{name}= is one of {list(known)}; got {value!r}.")
         check_places(start, end, schedule)
         if every_n_steps is not None:
-            check_count("every_n_steps", every_n_steps, 1)
+            check_whole("every_n_steps", every_n_steps, 1)
             if schedule == "once":
                 raise ConfigurationError(
                     f"schedule='once' prunes once; got every_n_steps={every_n_steps}. Leave it "
@@ -191,7 +192,7 @@ class SNRPruning(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse a module that has no variances while it trains."""
         self._restored = None
-        strategy: Any = strategy_of(pl_module)
+        strategy: Any = pl_module if isinstance(pl_module, Strategy) else None
         if not hasattr(strategy, "family") or not hasattr(strategy, "prune"):
             raise ConfigurationError(
                 "SNRPruning prunes by means and standard deviations, which VariationalBNN has "

@@ -2,12 +2,15 @@ r"""SWAG: a Gaussian fitted to the weights that training passes through at its e
 
 In the last part of training a snapshot of the weights is taken after every epoch or every few
 steps. Of the snapshots the running mean, the second central moment and the last R deviations are
-kept (see :mod:`lightning_bnn.callbacks.swag_running`), and make the Gaussian
+kept (see :mod:`lightning_bnn.callbacks.running_moments`), and make the Gaussian
 
 .. math:: N\big(\bar w,\; s\,(\tfrac12\,\mathrm{diag}(v) + \tfrac12\,D D^\top / (R - 1))\big)
 
 of :class:`~lightning_bnn.posteriors.LowRankPosterior`. Over a stacked ensemble each member has
 moments of its own, and the posterior is the mixture of the members' Gaussians: MultiSWAG.
+
+A position is a number of epochs or of optimizer steps that were completed. Averaging begins at the
+position ``start``, and a snapshot is taken after each ``every`` from there.
 
 Maddox et al. (2019), *A Simple Baseline for Bayesian Uncertainty in Deep Learning*; Izmailov et al.
 (2018), *Averaging Weights Leads to Wider Optima and Better Generalization* (SWA, the mean alone);
@@ -17,54 +20,84 @@ Generalization* (MultiSWAG).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
 
-from lightning_bnn.callbacks.draw_rule import check_count, check_positive
-from lightning_bnn.callbacks.swag_learning_rate import AnnealShape, AveragingRate
-from lightning_bnn.callbacks.swag_posterior import (
-    FreshStatistics,
-    check_rank,
-    gaussians,
-    mixture,
-    stored,
-    usable_rank,
+from lightning_bnn.callbacks.progress import Unit, completed, training_length
+from lightning_bnn.callbacks.running_moments import RunningMoments
+from lightning_bnn.callbacks.sources import (
+    PlainModule,
+    Source,
+    copy_to_cpu,
+    not_finite,
+    with_training_statistics,
 )
-from lightning_bnn.callbacks.swag_running import RunningMoments
-from lightning_bnn.callbacks.swag_schedule import (
-    SnapshotRule,
-    Unit,
-    begun,
-    check_number,
-    check_start,
-    completed,
-    resolve_start,
-    training_length,
-)
-from lightning_bnn.callbacks.swag_source import SnapshotSource
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.checks import check_number, check_option, check_whole, is_whole
+from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors import LowRankPosterior, Posterior
+from lightning_bnn.network import copy_network
+from lightning_bnn.posteriors import DrawsPosterior, LowRankPosterior, MixturePosterior, Posterior
 from lightning_bnn.posteriors.base import Weights
 from lightning_bnn.posteriors.batch_norm import training_batch_norm
+from lightning_bnn.posteriors.draws import unstack
+from lightning_bnn.selection import FlatLayout
+from lightning_bnn.strategies import Strategy
+from lightning_bnn.strategies.training_batches import single_loader
 
-__all__ = ["SWAGMoments"]
+__all__ = ["SWAGMoments", "annealed"]
+
+AnnealShape = Literal["cosine", "linear"]
 
 _RANK = 20
 _DRAWS = 30
+
+
+def annealed(first: float, last: float, share: float, shape: AnnealShape) -> float:
+    """A learning rate on its way from ``first`` to ``last``, of which it has gone a share.
+
+    Example:
+        >>> [round(annealed(1.0, 0.0, share, "cosine"), 3) for share in (0.0, 0.25, 0.5, 1.0)]
+        [1.0, 0.854, 0.5, 0.0]
+        >>> annealed(1.0, 0.5, 0.5, "linear")
+        0.75
+    """
+    if share >= 1:
+        return last
+    weight = share if shape == "linear" else (1 - math.cos(math.pi * share)) / 2
+    return first + (last - first) * weight
+
+
+@dataclass
+class _State:
+    """What a checkpoint holds; replaced by the callback, never changed inside."""
+
+    moments: RunningMoments | None = None
+    names: list[str] = field(default_factory=list)  # of the weights, as they lie in the moments
+    last: dict[str, Any] = field(default_factory=dict)  # what the last snapshot has beside weights
+    start: int | None = None  # the position at which averaging begins
+    seen: int = 0  # the last position that was looked at
+    step: int = 0  # of the last snapshot
+    pending: int | None = None  # a snapshot that was still to come when the checkpoint was made
+    first_rates: list[float] | None = None  # when averaging began, or their group was added later
+    # BatchNorm's, by kind of draws and by row, of those that were made since the last snapshot
+    statistics: dict[str, dict[int, Weights]] = field(default_factory=dict)
 
 
 class SWAGMoments(pl.Callback):
     """Track the moments of the weights late in training, and make a posterior of them.
 
     It works with every strategy and with any LightningModule, needs no validation, and does nothing
-    in a ``fast_dev_run``. Its whole state is in every checkpoint, and a fit that goes on from one
-    ends with the same moments. They are held in the memory of the CPU: two numbers, and one for
-    each rank, for every weight.
+    in a ``fast_dev_run``. Its whole state is in every checkpoint, and a resumed fit ends with the
+    same moments. They are held in the memory of the CPU: two numbers, and one for each rank, for
+    every weight.
 
     Of a :class:`~lightning_bnn.VariationalBNN` a snapshot is one draw of its Gaussian, so that the
     moments are those of draws, and :meth:`average` is a mean of draws.
@@ -124,46 +157,47 @@ class SWAGMoments(pl.Callback):
         likelihood: Likelihood | None = None,
         refresh_batch_norm: int | None = None,
     ) -> None:
-        check_start(start)
+        share = isinstance(start, float) and 0 <= start < 1
+        if not share and not (is_whole(start) and start >= 0):
+            raise ConfigurationError(
+                "start= is a share of training, from 0.0 to less than 1.0, or a whole number of "
+                f"epochs (with every_n_steps= of steps); got {start!r}."
+            )
         if every_n_epochs is not None and every_n_steps is not None:
             raise ConfigurationError(
                 "Snapshots are taken by epochs or by steps; got every_n_epochs="
                 f"{every_n_epochs} and every_n_steps={every_n_steps}. Leave one out."
             )
-        self.unit: Unit = "epochs" if every_n_steps is None else "steps"
-        self.every = next((n for n in (every_n_epochs, every_n_steps) if n is not None), 1)
-        check_count(f"every_n_{self.unit}", self.every, 1)
-        if rank is not None:
-            check_rank(rank)
-        check_positive("scale", scale)
         if anneal is not None and lr is None:
             raise ConfigurationError(f"anneal={anneal} says how to get to lr=, which is not given.")
+        if rank is not None:
+            _check_rank(rank)
+        if lr is not None:
+            check_number("lr", lr)
         if refresh_batch_norm is not None:
-            check_count("refresh_batch_norm", refresh_batch_norm, 1)
-        self.start, self.rank, self.scale = start, rank, scale
-        self.rate = AveragingRate(lr, self.every if anneal is None else anneal, anneal_shape)
+            check_whole("refresh_batch_norm", refresh_batch_norm, 1)
+        check_option("anneal_shape", anneal_shape, ["cosine", "linear"])
+        self.unit: Unit = "epochs" if every_n_steps is None else "steps"
+        given = every_n_epochs if every_n_steps is None else every_n_steps
+        self.every = 1 if given is None else check_whole(f"every_n_{self.unit}", given, 1)
+        self.start, self.rank, self.scale = start, rank, check_number("scale", scale)
+        self.lr, self.anneal_shape = lr, anneal_shape
+        self.anneal = self.every if anneal is None else check_whole("anneal", anneal, 0)
         self.net, self.likelihood = net, likelihood
         self.refresh_batch_norm = refresh_batch_norm
-        self._statistics = FreshStatistics(refresh_batch_norm)
-        self._source: SnapshotSource | None = None
-        self._trainer: pl.Trainer | None = None  # the one that fitted
-        self._fitted: pl.LightningModule | None = None
-        self._restored: dict[str, Any] | None = None
+        self._source: Source | None = None
+        self._fitted: tuple[pl.Trainer, pl.LightningModule] | None = None
+        self._data: tuple[pl.Trainer, Any, float] | None = None  # the last fit's, for BatchNorm
+        self._state = _State()
+        self._restored: _State | None = None
         self._in_batch = self._checked = False
-        self._moments: RunningMoments | None = None
-        self._last: dict[str, Any] = {}  # what belongs to the last snapshot beside its weights
-        self._names: list[str] = []
-        self._rule: SnapshotRule | None = None
-        self._seen = 0  # the last position that was looked at
-        self._step = 0  # of the last snapshot
-        self._pending: int | None = None  # one that was to come when the checkpoint was made
 
     # ---------------------------------------------------------------- what it leaves behind
 
     @property
     def snapshots(self) -> int:
         """The number of snapshots that were taken."""
-        return 0 if self._moments is None else self._moments.count
+        return 0 if self._state.moments is None else self._state.moments.count
 
     @property
     def moments(self) -> RunningMoments:
@@ -172,13 +206,15 @@ class SWAGMoments(pl.Callback):
         Raises:
             ConfigurationError: No snapshot was taken yet.
         """
-        if self._moments is None:
+        if self._state.moments is None or self._source is None:
             raise ConfigurationError(
-                "SWAGMoments has taken no snapshot yet: the first is taken after start="
-                f"{self.start} {'of training' if isinstance(self.start, float) else self.unit} and "
-                f"{self.every} more {self.unit}."
+                "SWAGMoments has taken no snapshot yet: a Trainer whose callback it is takes the "
+                f"first after start={self.start} "
+                f"{'of training' if isinstance(self.start, float) else self.unit} and {self.every} "
+                f"more {self.unit}. (If that Trainer has fitted in other processes, by ddp_spawn, "
+                "the moments were lost with them: use strategy='ddp'.)"
             )
-        return self._moments
+        return self._state.moments
 
     def gaussian(self, rank: int | None = None) -> Posterior:
         """The Gaussian itself; of an ensemble the mixture of one for each member.
@@ -189,14 +225,7 @@ class SWAGMoments(pl.Callback):
         Args:
             rank: Use only so many of the last deviations; 0 for the diagonal alone.
         """
-        self._known_source()
-        parts = self._gaussians(usable_rank(self.moments, rank))
-        return mixture(list(parts.values()), len(self.moments.mean))
-
-    def _gaussians(self, rank: int) -> dict[int, LowRankPosterior]:
-        """The Gaussian of each member by its place in the strategy."""
-        source, moments = self._known_source(), self.moments
-        return gaussians(source, moments, self._names, self._last, rank, self.scale)
+        return self._mixture(dict(self._gaussians(self._usable_rank(rank))))
 
     def posterior(
         self, draws: int | None = None, rank: int | None = None, seed: int = 0
@@ -205,8 +234,9 @@ class SWAGMoments(pl.Callback):
 
         Without BatchNorm in the network this is :meth:`gaussian`. With BatchNorm it is stored
         draws, each with statistics that are recomputed from the training data of the fit: one
-        forward pass over them for each draw of each member. What the likelihood has learned is
-        that of the last snapshot.
+        forward pass over them for each draw of each member. They are computed when they are first
+        asked for, and are in the checkpoints that are saved afterwards. What the likelihood has
+        learned is that of the last snapshot.
 
         Args:
             draws: The number of stored draws of each member; by default 30 with BatchNorm, and the
@@ -214,27 +244,25 @@ class SWAGMoments(pl.Callback):
             rank: Use only so many of the last deviations; 0 for the diagonal alone.
             seed: Decides the stored draws.
         """
-        parts = self.member_posteriors(draws, rank, seed)
-        return mixture(list(parts.values()), len(self.moments.mean))
+        return self._mixture(self.member_posteriors(draws, rank, seed))
 
     def member_posteriors(
         self, draws: int | None = None, rank: int | None = None, seed: int = 0
     ) -> dict[int, Posterior]:
-        """The parts of :meth:`posterior`: that of each member, by its place in the strategy.
+        """The parts of :meth:`posterior`: that of each member, by its row in the strategy.
 
         Args:
             draws: As for :meth:`posterior`.
             rank: As for :meth:`posterior`.
             seed: As for :meth:`posterior`.
         """
-        self._known_source()
-        rank = usable_rank(self.moments, rank)
-        if draws is None and not self._last["batch_norm"]:
+        rank = self._usable_rank(rank)
+        if draws is None and not self._state.last["batch_norm"]:
             return dict(self._gaussians(rank))
-        count = _DRAWS if draws is None else draws
-        check_count("draws", count, 1)
+        count = _DRAWS if draws is None else check_whole("draws", draws, 1)
         generator = torch.Generator().manual_seed(seed)
-        return self._stored(rank, lambda part: part.sample(count, generator))
+        name = f"{count} draws of rank {rank}, scale {self.scale}, seed {seed}"
+        return self._stored(name, rank, lambda part: part.sample(count, generator))
 
     def average(self) -> Posterior:
         """SWA: the mean of the snapshots alone, one draw for each member.
@@ -242,28 +270,122 @@ class SWAGMoments(pl.Callback):
         BatchNorm's statistics are recomputed for it from the training data, as in
         :meth:`posterior`.
         """
-        parts = self._stored(0, lambda part: {name: t[None] for name, t in part.mean.items()})
-        return mixture(list(parts.values()), len(self.moments.mean))
+        mean = lambda part: {name: tensor[None] for name, tensor in part.mean.items()}  # noqa: E731
+        return self._mixture(self._stored("average", 0, mean))
+
+    def _usable_rank(self, wanted: int | None) -> int:
+        """How many deviations a posterior takes: by default all that are kept."""
+        kept = len(self.moments.deviations)
+        if self.snapshots < 2:
+            raise ConfigurationError(
+                "A Gaussian needs at least 2 snapshots, and 1 was taken. Train longer, or take "
+                "average(), the mean alone."
+            )
+        if wanted is None:
+            return kept
+        _check_rank(wanted)
+        if wanted > kept:
+            raise ConfigurationError(
+                f"rank={wanted} needs as many deviations; {self.snapshots} snapshots were taken, "
+                f"and SWAGMoments(rank={self.rank}) keeps the last {kept}. Pass rank={kept} to "
+                "posterior() to use what there is, or train longer, or with a larger rank=."
+            )
+        return wanted
+
+    def _gaussians(self, rank: int) -> dict[int, LowRankPosterior]:
+        """The Gaussian of each member that was not dropped, by its row."""
+        moments, source = self.moments, self._known_source()
+        names, last = self._state.names, self._state.last
+        tensors = {**source.current_draws(), **last["buffers"]}
+        layout = FlatLayout({name: tensors[name][0] for name in names})
+        net, dtype = source.net, moments.mean.dtype
+        if tensors[names[0]].dtype != dtype:  # the moments of bfloat16 weights are float32
+            net = copy_network(net).to(dtype)
+            tensors = {k: t.to(dtype) if t.is_floating_point() else t for k, t in tensors.items()}
+        gaussians = {}
+        for row in last["alive"]:
+            if not moments.mean[row].isfinite().all():
+                continue  # it diverged in the last step, before it was dropped
+            columns = [deviation[row] for deviation in moments.deviations[-rank:]] if rank else []
+            likelihood = deepcopy(source.likelihood_of(row))
+            likelihood.load_state_dict(last["learned"][row])
+            gaussians[row] = LowRankPosterior(
+                net,
+                likelihood,
+                layout.views(moments.mean[row]),
+                layout.views(moments.variance[row]),
+                layout.views(torch.stack(columns)) if columns else None,
+                {name: t[row].to("cpu") for name, t in tensors.items() if name not in names},
+                self.scale,
+            ).to("cpu")
+        if not gaussians:
+            raise NonFiniteError(
+                "All members have diverged: the mean of no member's weights is finite."
+            )
+        return gaussians
+
+    def _mixture(self, parts: dict[int, Posterior]) -> Posterior:
+        """Of a single network its posterior itself."""
+        components = list(parts.values())
+        return components[0] if len(self.moments.mean) == 1 else MixturePosterior(components)
 
     def _stored(
-        self, rank: int, draw: Callable[[LowRankPosterior], Weights]
+        self, kind: str, rank: int, draw: Callable[[LowRankPosterior], Weights]
     ) -> dict[int, Posterior]:
-        source = self._known_source()
-        parts: dict[int, Posterior] = {}
-        for place, part in self._gaussians(rank).items():
-            layers = self._last["batch_norm"]
-            weights = self._statistics.compute(source, layers, place, part, draw(part))
-            parts[place] = stored(part, weights)
-        return parts
+        """Draws of each member's Gaussian, with BatchNorm's statistics of each."""
+        gaussians = self._gaussians(rank)
+        weights = {row: draw(part) for row, part in gaussians.items()}
+        if self._state.last["batch_norm"]:
+            # which members are left decides which random numbers a member's draws are made of
+            key = f"{kind}, members {list(gaussians)}, {self.refresh_batch_norm or 'all'} batches"
+            fresh = self._state.statistics.get(key) or {
+                row: self._fresh_statistics(row, part, weights[row])
+                for row, part in gaussians.items()
+            }
+            others = {k: v for k, v in self._state.statistics.items() if k != key}
+            # the two that were asked for last: draws and their average
+            self._state.statistics = {**dict(list(others.items())[-1:]), key: fresh}
+            weights = {row: {**weights[row], **fresh[row]} for row in weights}
+        return {
+            row: DrawsPosterior(part.net, part.likelihood, unstack(weights[row]), part.fixed)
+            for row, part in gaussians.items()
+        }
 
-    def _known_source(self) -> SnapshotSource:
-        if self._source is None:
+    # ---------------------------------------------------------------- BatchNorm's statistics
+
+    def _fresh_statistics(self, row: int, part: LowRankPosterior, weights: Weights) -> Weights:
+        """Statistics from the training data, of each draw of a member's weights."""
+        if self._data is None:
             raise ConfigurationError(
-                "SWAGMoments has taken no snapshot yet: it is one of a Trainer's callbacks, and "
-                "that Trainer has not fitted; or it has in other processes (ddp_spawn), and the "
-                "moments were lost with them. Use strategy='ddp' then."
+                "The network has BatchNorm, whose statistics are recomputed for each draw from the "
+                "training data, and SWAGMoments has seen none since it was made. Ask after a fit "
+                "(one with ckpt_path= of a finished run loads the data and trains no further), or "
+                "take gaussian(), which leaves the statistics as they are."
             )
-        return self._source
+        trainer, loader, _ = self._data
+        net, layers = copy_network(part.net), self._state.last["batch_norm"]
+        net.load_state_dict(part.fixed, strict=False)
+        fresh = with_training_statistics(
+            self._known_source(), net, weights, layers, trainer, self._batches(), 0, row, loader
+        )
+        return {name: tensor.to("cpu") for name, tensor in fresh.items() if name not in weights}
+
+    def _batches(self) -> int:
+        """The number of batches that statistics are recomputed from."""
+        if self.refresh_batch_norm is not None:
+            return self.refresh_batch_norm
+        assert self._data is not None
+        if self._data[2] == math.inf:
+            raise ConfigurationError(
+                "BatchNorm's statistics are recomputed from one pass over the training data, which "
+                "have no length. Pass refresh_batch_norm= with a number of batches."
+            )
+        return int(self._data[2])
+
+    def _keep_data(self, trainer: pl.Trainer) -> None:
+        """Keep the training data: the trainer drops them when it validates or tests."""
+        if trainer.train_dataloader is not None:
+            self._data = trainer, trainer.train_dataloader, trainer.num_training_batches
 
     # ---------------------------------------------------------------- before training
 
@@ -271,40 +393,110 @@ class SWAGMoments(pl.Callback):
         """Find the network and the likelihood."""
         self._restored = None
         if stage == "fit" or self._source is None:
-            self._source = SnapshotSource(pl_module, self.net, self.likelihood)
+            self._source = self._source_of(pl_module)
+
+    def _source_of(self, module: pl.LightningModule) -> Source:
+        name = type(module).__name__
+        if isinstance(module, Strategy):
+            if self.net is not None or self.likelihood is not None:
+                raise ConfigurationError(
+                    f"{name} has a network and a likelihood of its own. Leave net= and likelihood= "
+                    "of SWAGMoments out."
+                )
+            return module
+        if self.net is None or (
+            self.net != "self" and self.net not in dict(module.named_modules())
+        ):
+            children = [child for child, _ in module.named_children()]
+            raise ConfigurationError(
+                f"net= tells SWAGMoments which module of {name} is the network: one of {children}, "
+                f"or 'self' for {name} itself; got {self.net!r}."
+            )
+        source = PlainModule(module, self.net, self.likelihood)
+        if source.likelihood is None:
+            raise ConfigurationError(
+                f"SWAGMoments needs to know how the outputs of {name}'s network give targets. Pass "
+                "likelihood= with one of lightning_bnn.likelihoods, such as Categorical(); got "
+                f"{self.likelihood!r}."
+            )
+        return source
+
+    def _known_source(self) -> Source:
+        assert self._source is not None
+        return self._source
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with earlier snapshots or start anew."""
-        # a trainer that fits again goes on counting; a new one starts from 0
-        again = self._fitted is pl_module and 0 < self._step <= trainer.global_step
-        self._trainer, self._fitted = trainer, pl_module
+        """Resume with earlier snapshots or start anew."""
+        # a trainer that fits again counts its steps on; a new one starts from 0
+        same = self._fitted is not None and self._fitted[1] is pl_module
+        again = same and 0 < self._state.step <= trainer.global_step
+        self._fitted = trainer, pl_module
         self._in_batch = self._checked = False
         if self._restored is not None:
-            self._adopt(self._restored)
+            self._state = replace(self._restored)
         elif not again:
             if self.snapshots:
                 rank_zero_warn(
                     f"SWAGMoments drops the {self.snapshots} snapshots of an earlier fit, as this "
                     "fit starts anew. Take swag.posterior() before it."
                 )
-            self._adopt({})
+            self._state = _State()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find when averaging begins; refuse a fit that ends before it or takes too little."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         length = training_length(trainer, pl_module, self.unit)
-        if self._rule is None or not (self.snapshots or self.rate.first):  # else it has begun
-            begin = resolve_start(self.start, length, self.unit)
-            self._rule = SnapshotRule(begin, self.every)
-        self._known_source().weights(self._names or None)
-        if self._pending is not None:
-            self._take(trainer, self._pending)
-            self._pending = None
+        begun = self.snapshots or self._state.first_rates
+        if self._state.start is None or not begun:
+            self._state.start = self._resolve_start(length)
+        self._weights()  # raises where they cannot be averaged
+        if self._state.pending is not None:
+            self._take(trainer, self._state.pending)
+            self._state.pending = None
         now = trainer.global_step if self.unit == "steps" else trainer.current_epoch
-        self._seen = max(self._seen, now)
+        self._state.seen = max(self._state.seen, now)
         if length is not None:
-            check_number(self._rule, self.unit, length, self._seen, self.snapshots, self.rank or 0)
+            self._check_length(length)
+
+    def _resolve_start(self, length: float | None) -> int:
+        """The position at which averaging begins."""
+        if not isinstance(self.start, float):
+            return self.start
+        if length is None:
+            raise ConfigurationError(
+                f"start={self.start} is a share of training, and the number of {self.unit} of this "
+                f"fit is not known beforehand. Pass start= as a number of {self.unit} (an int), or "
+                f"give the Trainer max_{self.unit}= and the training data a length."
+            )
+        return math.floor(self.start * length + 1e-9)  # 0.29 · 100 is a little less than 29
+
+    def _check_length(self, length: float) -> None:
+        """Raise if the fit will take fewer than two snapshots, warn if fewer than the rank."""
+        assert self._state.start is not None
+        more = self._due_by(math.floor(length + 1e-9)) - self._due_by(self._state.seen)
+        total = self.snapshots + more
+        if total >= max(2, self.rank or 0):
+            return
+        when = f"one every {self.every} {self.unit} after the first {self._state.start}"
+        if length <= self._state.start:
+            when = f"as the fit ends before averaging begins, after {self._state.start} {self.unit}"
+        expected = f"{total} snapshots in the {length:g} {self.unit} of this fit, {when}"
+        fix = "train longer, start earlier or take snapshots more often (every_n_steps=)"
+        if total < 2:
+            raise ConfigurationError(
+                f"SWAGMoments would take {expected}; 2 are the least. {fix.capitalize()}."
+            )
+        rank_zero_warn(
+            f"SWAGMoments will take {expected}: the Gaussian has rank {total}, not rank="
+            f"{self.rank}. To have more, {fix}.",
+            category=UserWarning,
+        )
+
+    def _due_by(self, position: int) -> int:
+        """The number of snapshots up to a position, if there is one after each ``every``."""
+        assert self._state.start is not None
+        return max(0, position - self._state.start) // self.every
 
     # ---------------------------------------------------------------- while training
 
@@ -315,63 +507,123 @@ class SWAGMoments(pl.Callback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self._in_batch = True
-        if not self._checked and training_batch_norm(self._known_source().net):
-            self._statistics.keep(trainer)
-            self._statistics.check(self._known_source(), batch)
+        source = self._known_source()
+        if not self._checked and training_batch_norm(source.net):
+            # fail now where statistics could not be recomputed after the training
+            self._keep_data(trainer)
+            self._batches()
+            single_loader(trainer.train_dataloader)
+            if batch is not None:  # unknown to a training step that takes the iterator
+                source.inputs_of(batch, 0)
         self._checked = True
-        assert self._rule is not None
-        gone = begun(trainer, self.unit, batch_idx) - self._rule.start
-        self.rate.apply(trainer.optimizers, gone)
+        if self.lr is not None:
+            self._set_rates(trainer, batch_idx, self.lr)
+
+    def _set_rates(self, trainer: pl.Trainer, batch_idx: int, last: float) -> None:
+        """Anneal learning rates, or hold them.
+
+        They are set before every batch, so that a scheduler's values are never used, and are a
+        function of how far training has gone, so that they are the same after a resume.
+        """
+        assert self._state.start is not None
+        position: float = trainer.global_step
+        if self.unit == "epochs":
+            batches = trainer.num_training_batches
+            # of an epoch of unknown length all is one step
+            position = trainer.current_epoch + (batch_idx / batches if batches < math.inf else 1)
+        gone = position - self._state.start
+        if gone < 0:
+            return
+        share = gone / self.anneal if self.anneal else 1.0
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        known = self._state.first_rates or []  # a group may be added to an optimizer later
+        self._state.first_rates = [*known, *(float(group["lr"]) for group in groups[len(known) :])]
+        for group, first in zip(groups, self._state.first_rates, strict=True):
+            value = annealed(first, last, share, self.anneal_shape)
+            if isinstance(group["lr"], Tensor):  # as compiled and capturable optimizers have it
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
 
     def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, *batch: Any
     ) -> None:
         """Take a snapshot, if this batch ended a step or an epoch after which one is due."""
-        self._look(trainer)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take the snapshot of an epoch that ended without a last batch."""
-        self._look(trainer)
-
-    def _look(self, trainer: pl.Trainer) -> None:
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
         if (position := self._due(trainer)) is not None:
             self._take(trainer, position)
         self._in_batch = False
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the snapshot of an epoch that ended without a last batch."""
+        self.on_train_batch_end(trainer, pl_module)
+
     def _due(self, trainer: pl.Trainer) -> int | None:
         """The position of a snapshot that is to be taken now, or None."""
         position = completed(trainer, self.unit) if self._in_batch else None
-        if position is None or self._rule is None or not self._rule.is_due(position, self._seen):
-            return None
-        return position
+        due = position is not None and self._due_by(position) > self._due_by(self._state.seen)
+        return position if due else None
+
+    def _weights(self) -> Weights:
+        """The weights that are averaged: those that are trained at the first snapshot."""
+        source = self._known_source()
+        current, names = source.current_draws(), self._state.names or source.trained
+        dtypes = sorted({str(current[name].dtype) for name in names})
+        if len(dtypes) != 1:
+            raise ConfigurationError(
+                "SWAGMoments averages weights that are trained, of one floating-point dtype; the "
+                f"network has trained ones of {dtypes}. Set requires_grad=True, or convert the "
+                "network with net.float()."
+            )
+        return {name: current[name] for name in names}
 
     def _take(self, trainer: pl.Trainer, position: int) -> None:
-        names, flat = self._known_source().snapshot(self._names or None, trainer.global_step)
+        weights, source = self._weights(), self._known_source()
+        self._check_finite(weights, trainer.global_step)
+        flat = torch.cat([tensor.flatten(1) for tensor in weights.values()], dim=1)
+        # low precision loses the sums of many snapshots
+        flat = flat.to("cpu", torch.promote_types(flat.dtype, torch.float32), copy=True)
         kept = _RANK if self.rank is None else self.rank
-        if self._moments is None:
-            self._names, self._moments = names, RunningMoments.of(flat, kept)
-        else:
-            self._moments = self._moments.add(flat, kept)
+        moments = self._state.moments
+        self._state.moments = moments.add(flat, kept) if moments else RunningMoments.of(flat, kept)
+        current, net = source.current_draws(), source.net
+        beside = {
+            "buffers": copy_to_cpu({k: current[k] for k, _ in net.named_buffers() if k in current}),
+            "learned": [
+                copy_to_cpu(source.likelihood_of(row).state_dict()) for row in range(len(flat))
+            ],
+            "alive": _rows(source.alive),
+            "batch_norm": training_batch_norm(net),
+        }
         # running statistics are of the batches that a rank has seen
-        self._last = trainer.strategy.broadcast(self._known_source().surroundings(len(flat)))
-        self._statistics.keep(trainer)
-        self._seen, self._step = position, trainer.global_step
+        self._state.last = trainer.strategy.broadcast(beside)
+        self._state.names, self._state.statistics = list(weights), {}
+        self._state.seen, self._state.step = position, trainer.global_step
+
+    def _check_finite(self, weights: Weights, step: int) -> None:
+        """Raise a NonFiniteError unless the weights that count are finite.
+
+        A strategy that drops members does so in its next step, when it sees their energy: there it
+        is enough that one is good.
+        """
+        source, bad = self._known_source(), not_finite(weights)
+        counting = _rows(source.alive)
+        diverged = [row for row in counting if row in bad]
+        if not diverged or (source.drops_diverged and len(diverged) < len(counting)):
+            return
+        raise NonFiniteError(
+            f"{bad[diverged[0]]!r} of member {source.ids[diverged[0]]} is not finite after step "
+            f"{step}, and the snapshot was not taken. The moments are those of the snapshots "
+            "before it. Lower the learning rate of the averaging phase (lr=), or clip gradients."
+        )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if there is nothing to make a posterior of; leave out who was dropped since."""
-        if self._moments is not None:
-            self._last["alive"] = self._known_source().alive(len(self._moments.mean))
-        if not self.snapshots and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            assert self._rule is not None
+        if self._state.moments is not None:
+            alive = {"alive": _rows(self._known_source().alive)}
+            self._state.last = {**self._state.last, **alive}
+        elif not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
-                f"SWAGMoments took no snapshot: averaging begins after {self._rule.start} "
+                f"SWAGMoments took no snapshot: averaging begins after {self._state.start} "
                 f"{self.unit}, and the fit ended in epoch {trainer.current_epoch} after step "
                 f"{trainer.global_step}. Start earlier or train longer.",
                 category=UserWarning,
@@ -379,7 +631,7 @@ class SWAGMoments(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep the training data, also those of a fit that had nothing more to do."""
-        self._statistics.keep(trainer)
+        self._keep_data(trainer)
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -391,30 +643,34 @@ class SWAGMoments(pl.Callback):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments, and where the schedule stands."""
+        """The moments, where the schedule stands, and statistics that were recomputed."""
+        moments = self._state.moments
         # another callback may save before this one has had its turn
-        due = None if self._trainer is None else self._due(self._trainer)
+        due = None if self._fitted is None else self._due(self._fitted[0])
         return {
-            "moments": None if self._moments is None else self._moments.state_dict(),
-            "names": list(self._names),
-            "last": dict(self._last),
-            "start": None if self._rule is None else self._rule.start,
-            "seen": self._seen,
-            "step": self._step,
-            "pending": self._pending if due is None else due,
-            "first_rates": self.rate.first,
+            **vars(self._state),
+            "moments": None if moments is None else moments.state_dict(),
+            "pending": self._state.pending if due is None else due,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state for a fit that goes on; one without snapshots takes it at once."""
-        self._restored = state_dict
+        """Keep the state for a fit that resumes; one without snapshots takes it at once."""
+        saved = state_dict["moments"]
+        moments = None if saved is None else RunningMoments(**saved)
+        self._restored = _State(**{**state_dict, "moments": moments})
         if not self.snapshots:  # else a test of an earlier checkpoint would lose later ones
-            self._adopt(state_dict)
+            self._state = replace(self._restored)
 
-    def _adopt(self, state: dict[str, Any]) -> None:
-        moments, start = state.get("moments"), state.get("start")
-        self._moments = None if moments is None else RunningMoments(**moments)
-        self._names, self._last = list(state.get("names", [])), dict(state.get("last", {}))
-        self._rule = None if start is None else SnapshotRule(start, self.every)
-        self._seen, self._step = state.get("seen", 0), state.get("step", 0)
-        self._pending, self.rate.first = state.get("pending"), state.get("first_rates")
+
+def _check_rank(rank: int) -> None:
+    if check_whole("rank", rank, 0) == 1:
+        raise ConfigurationError(
+            "rank= is at least 2, as a covariance needs two deviations, or 0 for the diagonal "
+            "alone; got 1."
+        )
+
+
+def _rows(alive: Tensor) -> list[int]:
+    """The rows of the members that were not dropped."""
+    rows: list[int] = alive.nonzero().flatten().tolist()
+    return rows

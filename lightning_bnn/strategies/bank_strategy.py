@@ -75,8 +75,8 @@ class BankStrategy(Strategy):
 
     @property
     def trained(self) -> list[str]:
-        """The names of the network's parameters that training changes."""
-        return [*self.bank.layout.names, *self.bank.point_layout.names]
+        """The names of the parameters that are inferred."""
+        return self.bank.layout.names
 
     # ---------------------------------------------------------------- the energy
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -32,12 +32,13 @@ from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import random_state, restore_random_state
+from lightning_bnn.samplers import Cyclical
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.resume import ResumableLoader
 from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import Target, count_examples, split_batch
 
-__all__ = ["OptimizerFactory", "SchedulerFactory", "Strategy", "batch_size"]
+__all__ = ["OptimizerFactory", "SchedulerFactory", "Strategy", "batch_size", "cyclical_schedule"]
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
@@ -57,7 +58,6 @@ class Strategy(pl.LightningModule, ABC):
     """
 
     target: Target
-    drops_diverged = False  # whether a member that diverges is dropped, and the others go on
 
     def __init__(
         self,
@@ -119,27 +119,50 @@ class Strategy(pl.LightningModule, ABC):
         """
         return {}
 
+    # ---------------------------------------------------------------- what callbacks ask
+    # Each has a default for a strategy of a single network. A row is a place on the leading axis.
+
+    drops_diverged: ClassVar[bool] = False
+    """Whether a member that diverges is dropped, and not the whole fit stopped."""
+
     @property
     def ids(self) -> list[int]:
-        """The numbers of the members or chains; a strategy of a single network has number 0."""
+        """The numbers of the members or chains."""
         return [0]
 
     @property
     def alive(self) -> Tensor:
-        """Which members or chains have not been dropped, (K,)."""
-        return torch.ones(len(self.ids), dtype=torch.bool)
+        """Which members have not been dropped, boolean, (K,)."""
+        return torch.ones(len(self.ids), dtype=torch.bool, device=self.device)
 
     @property
     def trained(self) -> list[str]:
-        """The names of the network's parameters that training changes."""
+        """The names of the network's parameters that training changes, in its order."""
         return [name for name, _ in self.net.named_parameters()]
 
+    @property
+    def settling_steps(self) -> int:
+        """The steps of a fit before the first whose weights can be a draw."""
+        return 0
+
+    @property
+    def sampling(self) -> bool:
+        """Whether the last step was one of sampling, not of exploration."""
+        schedule = cyclical_schedule(self.trainer)  # it stands at the next step already
+        return schedule is None or schedule.samples_at(schedule.last_epoch - 1)
+
+    @property
+    def ended_cycle(self) -> bool:
+        """Whether the last step was the last of a cycle of a cyclical schedule."""
+        schedule = cyclical_schedule(self.trainer)
+        return schedule is not None and schedule.ends_cycle(schedule.last_epoch - 1)
+
     def likelihood_of(self, row: int) -> Likelihood:
-        """The likelihood of the member or chain in a row, with what it has learned."""
+        """The likelihood with what a member has learned."""
         return self.likelihood
 
     def inputs_of(self, batch: Any, row: int) -> Any:
-        """The inputs that the member or chain in a row sees of a training batch."""
+        """The inputs that a member sees of a training batch."""
         return self.split(batch)[0]
 
     def batch_size(self, batch: Any) -> int | None:
@@ -543,6 +566,12 @@ class Strategy(pl.LightningModule, ABC):
         self._random_state = own.get("random_state")
         self._restored_order = own.get("order")
         self._mode = own.get("mode", "auto")
+
+
+def cyclical_schedule(trainer: pl.Trainer) -> Cyclical | None:
+    """The trainer's learning-rate schedule that has cycles, or None."""
+    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+    return next((schedule for schedule in schedules if isinstance(schedule, Cyclical)), None)
 
 
 def batch_size(batch: Any) -> int | None:

@@ -16,7 +16,7 @@ import torch
 
 from lightning_bnn.random import isolated_random_state, mix_seeds
 
-__all__ = ["ResumableLoader"]
+__all__ = ["ResumableLoader", "loader_generators"]
 
 
 class ResumableLoader:
@@ -85,7 +85,7 @@ class ResumableLoader:
         self._resuming = False
         seed = mix_seeds(self._seed, self._epoch, self._rank)
         with isolated_random_state(seed):
-            for generator in self._generators():
+            for generator in loader_generators(self.loader):
                 generator.manual_seed(seed)
             opener = self.opener
             if opener is None and getattr(self.loader, "_iterator", None) is not None:
@@ -106,19 +106,6 @@ class ResumableLoader:
             yield following
             following = next(batches, _END)
 
-    def _generators(self) -> list[torch.Generator]:
-        """Generators that the user gave to the loader or its samplers, which decide its order."""
-        batches = getattr(self.loader, "batch_sampler", None)
-        owners = (
-            self.loader,
-            getattr(self.loader, "sampler", None),
-            getattr(batches, "sampler", None),
-        )
-        found = {
-            id(g): g for owner in owners if (g := getattr(owner, "generator", None)) is not None
-        }
-        return list(found.values())
-
     def state_dict(self) -> dict[str, Any]:
         """The seed, the epoch and the number of its batches that were used."""
         seen = self._seen if self._progress is None else self._progress()
@@ -134,6 +121,14 @@ class ResumableLoader:
             return len(self.loader)
         except (TypeError, NotImplementedError):
             return float("inf")
+
+
+def loader_generators(loader: Any) -> list[torch.Generator]:
+    """The generators that the user gave to a loader or its samplers, which decide its order."""
+    batches = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    generators = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
 
 
 _END = object()

@@ -330,7 +330,7 @@ class SGMCMC(BankStrategy):
     @property
     def settling_steps(self) -> int:
         """The steps of a fit before the first that can give a draw: warm-up and adaptation."""
-        return self.warm_up + self.sampler.adapt_steps
+        return self.warm_up + (0 if self._sampler is None else self._sampler.adapt_steps)
 
     @property
     def ended_cycle(self) -> bool:

@@ -1,20 +1,19 @@
-"""A look at the training data that the training does not notice."""
+"""One more pass over the training data of a trainer, which the training does not notice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.random import isolated_random_state
-from lightning_bnn.strategies.resume import ResumableLoader
+from lightning_bnn.strategies.resume import ResumableLoader, loader_generators
 
 __all__ = ["single_loader", "training_batches"]
 
@@ -22,31 +21,44 @@ __all__ = ["single_loader", "training_batches"]
 @contextmanager
 def training_batches(
     trainer: pl.Trainer,
-    count: int | None,
-    seed: int,
+    limit: int | None = None,
+    seed: int = 0,
     loader: Any = None,
     own_share: bool = False,
 ) -> Iterator[Iterator[Any]]:
-    """The first batches of a pass over the training data, on the training's device.
+    """The batches of a pass over the training data, on the training's device.
 
-    Hooks of the module see the trainer as it is in training, so that augmentation takes place.
-
-    The pass is one of its own, in this process, in an order that the seed decides. The loader that
-    is in use, its samplers' generators and the global random state are left as they are. (A
-    loader that is no ``DataLoader`` is iterated once more; data that change by being read cannot
-    be left alone.) Where a sampler shares the data out to several processes, all of them see the
-    share of the first.
+    Hooks of the module see the trainer as it is in training, so that augmentation takes place. The
+    pass runs in this process, in an order that the seed decides. The loader that is in use, its
+    samplers' generators and the global random state are left as they are. (A loader that is no
+    ``DataLoader`` is iterated once more; data that change by being read cannot be left alone.)
+    Where a sampler shares the data out to several ranks, all of them see the share of the first.
 
     Args:
         trainer: A trainer that fits, or has fitted.
-        count: The number of batches; fewer come where the data have fewer. None for all.
+        limit: The most batches; None for all.
         seed: Decides the order, and what augmentation draws.
         loader: The training data; by default those that the trainer has. It drops them when it
             validates or tests.
-        own_share: Whether each process sees its own share of the data instead.
+        own_share: Whether each rank sees its own share instead.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from torch.utils.data import TensorDataset
+        >>> from lightning_bnn import VariationalBNN
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> loader = DataLoader(TensorDataset(torch.randn(8, 2), torch.randn(8, 1)), batch_size=4)
+        >>> trainer = pl.Trainer(max_steps=1, accelerator="cpu", logger=False,
+        ...                      enable_checkpointing=False, enable_progress_bar=False,
+        ...                      enable_model_summary=False)
+        >>> trainer.fit(VariationalBNN(nn.Linear(2, 1), Gaussian(0.1)), loader)
+        >>> with training_batches(trainer, seed=1) as batches:
+        ...     [len(inputs) for inputs, targets in batches]
+        [4, 4]
     """
     loader = single_loader(trainer.train_dataloader if loader is None else loader)
-    generators = _generators(loader)
+    generators = loader_generators(loader)
     states = [generator.get_state() for generator in generators]
     stage = trainer.state.stage
     with isolated_random_state(seed):
@@ -54,7 +66,7 @@ def training_batches(
             for generator in generators:
                 generator.manual_seed(seed)
             trainer.training = True
-            yield (_to_device(trainer, batch) for batch in islice(_anew(loader, own_share), count))
+            yield (_prepared(trainer, batch) for batch in islice(_copied(loader, own_share), limit))
         finally:
             trainer.state.stage = stage
             for generator, state in zip(generators, states, strict=True):
@@ -62,7 +74,7 @@ def training_batches(
 
 
 def single_loader(loader: Any) -> Any:
-    """The user's own loader, or a ConfigurationError where there are several.
+    """The user's loader, or a ConfigurationError where there are several.
 
     Example:
         >>> single_loader([DataLoader([1]), DataLoader([2])])
@@ -71,9 +83,9 @@ def single_loader(loader: Any) -> Any:
     """
     while isinstance(loader, ResumableLoader):
         loader = loader.loader
+    members = loader.values() if isinstance(loader, dict) else loader
     if isinstance(loader, (list, tuple, dict)) and any(
-        isinstance(one, (DataLoader, ResumableLoader))
-        for one in (loader.values() if isinstance(loader, dict) else loader)
+        isinstance(member, (DataLoader, ResumableLoader)) for member in members
     ):
         raise ConfigurationError(
             "BatchNorm's statistics need one training data loader, by itself; the trainer has a "
@@ -82,49 +94,33 @@ def single_loader(loader: Any) -> Any:
     return loader
 
 
-def _anew(loader: Any, own_share: bool) -> Any:
-    """A loader of the same batches, whose iterator is not that of the training."""
+def _copied(loader: Any, own_share: bool) -> Any:
+    """A loader of the same batches without worker processes, and so with an iterator of its own."""
     if not isinstance(loader, DataLoader):
         return loader
     share = (lambda sampler: sampler) if own_share else _share_of_first_rank
-    if type(loader).__iter__ is not DataLoader.__iter__:  # what it makes of batches must stay
-        own = copy(loader)
-        shares = {"sampler": share(loader.sampler), "_iterator": None}
-        vars(own).update(shares, batch_sampler=_batches(loader.batch_sampler, share))
-        return own
-    options: dict[str, Any] = {"collate_fn": loader.collate_fn}
-    if isinstance(loader.dataset, IterableDataset):
-        options.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
-    elif loader.batch_sampler is None:
-        options.update(batch_size=None, sampler=share(loader.sampler))
-    else:
-        options.update(batch_sampler=_batches(loader.batch_sampler, share))
-    return DataLoader(loader.dataset, **options)
-
-
-def _batches(batches: Any, share: Callable[[Any], Any]) -> Any:
-    if isinstance(getattr(batches, "sampler", None), DistributedSampler):
-        batches = copy(batches)
-        batches.sampler = share(batches.sampler)
-    return batches
+    copied = copy(loader)  # of any subclass: what it makes of batches must stay
+    vars(copied).update(
+        sampler=share(loader.sampler),
+        batch_sampler=share(loader.batch_sampler),
+        num_workers=0, timeout=0, persistent_workers=False, generator=None,
+    )  # fmt: skip
+    return copied
 
 
 def _share_of_first_rank(sampler: Any) -> Any:
-    if not isinstance(sampler, DistributedSampler):
-        return sampler
-    first = copy(sampler)
-    first.rank = 0
-    return first
+    """A sampler, or a batch sampler around one, as the first rank has it."""
+    inner = getattr(sampler, "sampler", None)
+    if isinstance(sampler, DistributedSampler):
+        sampler = copy(sampler)
+        sampler.rank = 0
+    elif isinstance(inner, DistributedSampler):
+        sampler = copy(sampler)
+        sampler.sampler = _share_of_first_rank(inner)
+    return sampler
 
 
-def _generators(loader: Any) -> list[torch.Generator]:
-    batches = getattr(loader, "batch_sampler", None)
-    owners = (getattr(loader, "sampler", None), getattr(batches, "sampler", None), batches)
-    found = [getattr(owner, "generator", None) for owner in owners]
-    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
-
-
-def _to_device(trainer: pl.Trainer, batch: Any) -> Any:
+def _prepared(trainer: pl.Trainer, batch: Any) -> Any:
     """What Lightning does to a batch before the training step."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)

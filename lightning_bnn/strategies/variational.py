@@ -225,6 +225,12 @@ class VariationalBNN(Strategy):
         fixed = {name: tensor for name, tensor in own.items() if name not in bayesian}
         return self.family.posterior(self.net, self.likelihood, fixed)
 
+    @property
+    def trained(self) -> list[str]:
+        """The names of the Bayesian parameters and of the point estimates."""
+        names = {*self.family.layout.names, *self._points.names}
+        return [name for name in super().trained if name in names]
+
     def current_draws(self) -> dict[str, Tensor]:
         """One draw of the Gaussian as it stands, with its buffers; seed and step decide it."""
         seed = member_seed(self.noise.stream.seed, self.global_step)

@@ -300,7 +300,7 @@ def test_one_chain_and_classes() -> None:
 
 def test_only_strategies_with_chains() -> None:
     bnn: Any = VariationalBNN(nn.Linear(2, 1), Gaussian(0.3))
-    with pytest.raises(ConfigurationError, match="VariationalBNN has no 'sampling'"):
+    with pytest.raises(ConfigurationError, match="chains of SGMCMC, and VariationalBNN runs none"):
         fit(bnn, ChainMonitor(), max_steps=2)
 
 
