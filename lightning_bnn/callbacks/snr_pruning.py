@@ -25,7 +25,7 @@ from lightning_bnn.callbacks.swag_schedule import completed
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import copy_network, in_network_order
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.pruning.candidates import candidates
+from lightning_bnn.pruning.removable import candidates, find_removable
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction, pruning_masks
 from lightning_bnn.pruning.signal import signal_to_noise
 from lightning_bnn.selection import Choice
@@ -297,10 +297,8 @@ class SNRPruning(pl.Callback):
     def _threshold(self, posterior: Posterior, gone: dict[str, Tensor]) -> float | None:
         """The largest ratio among the weights, or units, that went just now."""
         if self.unit == "channel":
-            from lightning_bnn.pruning.channels import channel_signal_to_noise
-
             protect = _by_names(self._known_strategy().net, self.protect)
-            scores = channel_signal_to_noise(posterior, protect, self.rest)
+            scores = find_removable(posterior, "channel", protect, self.rest).units
             gone = {name: gone[name].flatten(1).any(1) for name in scores if name in gone}
         else:
             scores = signal_to_noise(posterior)

@@ -166,7 +166,7 @@ class Prunable(ABC):
 
         Prunable are the weights with two or more axes that vary, outside of normalisation layers.
         """
-        from lightning_bnn.pruning.candidates import candidates
+        from lightning_bnn.pruning.removable import candidates
 
         support = self.support()
         kept = [support[name] for name in candidates(self.net, self._varying())]

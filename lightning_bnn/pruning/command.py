@@ -15,10 +15,10 @@ from typing import Any, get_args
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.pruning.candidates import candidates
 from lightning_bnn.pruning.curve import FRACTIONS, check_fractions, prune_curve
 from lightning_bnn.pruning.figures import percent
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction
+from lightning_bnn.pruning.removable import candidates
 from lightning_bnn.pruning.result import PruneCurve, check_curve_name
 from lightning_bnn.pruning.saving import (
     refuse_to_replace,

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.pruning.candidates import candidates
 from lightning_bnn.pruning.histogram import snr_histogram
 from lightning_bnn.pruning.masks import (
     Rest,
@@ -26,8 +25,9 @@ from lightning_bnn.pruning.masks import (
     keep_masks,
     pruning_masks,
 )
+from lightning_bnn.pruning.removable import candidates, find_removable
 from lightning_bnn.pruning.result import PruneCurve, PruningResult
-from lightning_bnn.pruning.signal import separate, signal_to_noise
+from lightning_bnn.pruning.signal import separate
 from lightning_bnn.selection import Choice
 from lightning_bnn.target import split_batch
 
@@ -159,12 +159,8 @@ def _ratios(
     """The ratios of all units that may be removed, and of all single weights, by name."""
     # removes nothing, and finds what is wrong with the options or with the posterior
     pruning_masks(posterior, 0.0, unit=unit, scope=scope, protect=protect, rest=rest)
-    if unit == "channel":
-        from lightning_bnn.pruning.channels import channel_and_weight_ratios
-
-        return channel_and_weight_ratios(posterior, protect, rest)
-    ratios = signal_to_noise(posterior)
-    return {}, {name: ratios[name] for name in candidates(posterior.net, ratios, protect)}
+    removable = find_removable(posterior, unit, protect, rest)
+    return removable.units, removable.weights
 
 
 def _names(groups: Sequence[Ratios]) -> list[str]:

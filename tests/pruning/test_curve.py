@@ -231,8 +231,8 @@ def test_units() -> None:
     assert "7 units" in str(curve)
 
 
-class Residual(nn.Module):
-    """The first layer cannot be followed, the second can."""
+class Scaled(nn.Module):
+    """The first layer cannot be followed; of those between it and the last, the first can."""
 
     def __init__(self, inner: bool = True) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         inner = x if self.one is None or self.two is None else self.two(self.one(x).relu())
-        return self.head((x + inner).relu())
+        return self.head((x * inner).relu())
 
 
 def of(net: nn.Module, names: tuple[str, ...] = ("*",)) -> GaussianPosterior:
@@ -255,7 +255,7 @@ def of(net: nn.Module, names: tuple[str, ...] = ("*",)) -> GaussianPosterior:
 
 def test_single_weights_where_units_cannot_go() -> None:
     data = DataLoader(examples("classes"), 40)
-    posterior = of(Residual())
+    posterior = of(Scaled())
     options: dict[str, Any] = {"unit": "channel", "rest": "weight"}
     curve = prune_curve(posterior, data, [0, 0.5], draws=2, **options)
     result = curve.results[1]
@@ -275,7 +275,7 @@ def test_single_weights_where_units_cannot_go() -> None:
 def test_only_single_weights_where_no_units_can_go() -> None:
     data = DataLoader(examples("classes"), 40)
     options: dict[str, Any] = {"unit": "channel", "rest": "weight"}
-    curve = prune_curve(of(Residual(inner=False)), data, [0, 0.5], draws=2, **options)
+    curve = prune_curve(of(Scaled(inner=False)), data, [0, 0.5], draws=2, **options)
     assert (curve.results[1].removed, curve.results[1].total, curve.protected) == (15, 30, 3)
     assert str(curve).startswith("30 single weights by")
     curve.figure()
