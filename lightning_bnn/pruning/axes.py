@@ -25,7 +25,7 @@ from lightning_bnn.pruning.operations import (
     name_of,
     why_hooked,
 )
-from lightning_bnn.pruning.resize import BATCH_NORMS, CONVOLUTIONS
+from lightning_bnn.resize import BATCH_NORMS, CONVOLUTIONS
 
 __all__ = ["Axes", "find_axes"]
 

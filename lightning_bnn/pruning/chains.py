@@ -33,14 +33,14 @@ from lightning_bnn.pruning.operations import (
     pass_module,
     why_hooked,
 )
-from lightning_bnn.pruning.resize import (
+from lightning_bnn.pruning.tracing import is_leaf, trace
+from lightning_bnn.resize import (
     BATCH_NORMS,
     CONVOLUTIONS,
     LAYERS,
     is_depthwise,
     why_not_resizable,
 )
-from lightning_bnn.pruning.tracing import is_leaf, trace
 
 __all__ = ["Chain", "Chains", "Companion", "Obstacle", "Reader", "find_chains"]
 

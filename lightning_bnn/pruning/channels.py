@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import network_tensors
-from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.candidates import candidates, protected_names, refuse_computed
 from lightning_bnn.pruning.chains import Chain, Chains, Obstacle, find_chains
 from lightning_bnn.selection import Choice
@@ -37,7 +37,7 @@ _SHOWN = 4
 
 
 def channel_signal_to_noise(
-    posterior: Posterior, protect: Choice = None, rest: Rest = "raise"
+    posterior: WeightPosterior, protect: Choice = None, rest: Rest = "raise"
 ) -> dict[str, Tensor]:
     """The signal-to-noise ratio of each unit that can be removed.
 
@@ -67,7 +67,7 @@ def channel_signal_to_noise(
 
 
 def channel_and_weight_ratios(
-    posterior: Posterior, protect: Choice = None, rest: Rest = "raise"
+    posterior: WeightPosterior, protect: Choice = None, rest: Rest = "raise"
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The ratios of all that structured pruning may remove: of units, and of single weights.
 
@@ -80,7 +80,7 @@ def channel_and_weight_ratios(
 
 
 def channel_masks(
-    posterior: Posterior,
+    posterior: WeightPosterior,
     fraction: float,
     scope: Scope = "global",
     protect: Choice = None,
@@ -135,8 +135,8 @@ class _Plan:
         unfollowed: The prunable weights of layers that cannot be followed.
     """
 
-    def __init__(self, posterior: Posterior, protect: Choice, rest: Rest) -> None:
-        net, varying = posterior.net, posterior._varying()
+    def __init__(self, posterior: WeightPosterior, protect: Choice, rest: Rest) -> None:
+        net, varying = posterior.net, posterior.varying
         if rest != "keep":
             refuse_computed(net, varying, protect)
         prunable = candidates(net, varying, protect)
@@ -190,13 +190,13 @@ def _refuse_all(
     )
 
 
-def _ratios(posterior: Posterior, plan: _Plan) -> dict[str, Tensor]:
+def _ratios(posterior: WeightPosterior, plan: _Plan) -> dict[str, Tensor]:
     """The ratio of each unit, summed in float64."""
-    from lightning_bnn.pruning.signal import check_varies, moments
+    from lightning_bnn.pruning.signal import check_varies
 
     if not plan.chains:
         return {}
-    found = moments(posterior)
+    found = posterior.moments()
     check_varies(posterior, {name: found.variance[name] for name in plan.chains}, "removable unit")
     ratios = {}
     for weight, chain in plan.chains.items():
@@ -210,7 +210,7 @@ def _ratios(posterior: Posterior, plan: _Plan) -> dict[str, Tensor]:
     return ratios
 
 
-def _single_ratios(posterior: Posterior, plan: _Plan, rest: Rest) -> dict[str, Tensor]:
+def _single_ratios(posterior: WeightPosterior, plan: _Plan, rest: Rest) -> dict[str, Tensor]:
     """The ratio of each weight of the layers that cannot be followed, if these are pruned."""
     from lightning_bnn.pruning.signal import signal_to_noise
 

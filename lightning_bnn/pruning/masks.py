@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.candidates import candidates, refuse_computed
 from lightning_bnn.pruning.signal import check_varies, mean_and_sd, ratio, separate
 from lightning_bnn.selection import Choice
@@ -50,7 +50,7 @@ def check_fraction(fraction: float, name: str = "fraction") -> float:
 
 
 def pruning_masks(
-    posterior: Posterior,
+    posterior: WeightPosterior,
     fraction: float,
     *,
     unit: Unit = "weight",
@@ -93,7 +93,7 @@ def pruning_masks(
     if len(parts := separate(posterior)) > 1:
         raise ConfigurationError(
             f"Each of the {len(parts)} components of this mixture has variances of its own and is "
-            "pruned by itself, so there is no one set of masks. Use posterior.pruned(...), or take "
+            "pruned by itself, so there is no one set of masks. Use prune(posterior, ...), or take "
             "the masks of each of posterior.components."
         )
     if unit == "channel":
