@@ -48,8 +48,9 @@ from benchmarks.interleaved import Entry, interleave, time_bare
 from benchmarks.peers.contender import Contender
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.nets import MLP
-from lightning_bnn.posteriors import DrawsPosterior, GaussianPosterior, Posterior
+from lightning_bnn.posteriors import DrawsPosterior, GaussianPosterior, WeightPosterior
 from lightning_bnn.posteriors.draws import unstack
+from lightning_bnn.pruning import compact, mean_network, prune
 from lightning_bnn.pruning.saving import stored_bytes
 from lightning_bnn.stacked import call_network
 
@@ -144,12 +145,12 @@ def count_flops(net: nn.Module, inputs: Tensor) -> int:
     return int(counter.get_total_flops())
 
 
-def count_parameters(posterior: Posterior) -> int:
+def count_parameters(posterior: WeightPosterior) -> int:
     """How many parameters its network has."""
     return sum(parameter.numel() for parameter in posterior.net.parameters())
 
 
-def count_bytes(posterior: Posterior) -> int:
+def count_bytes(posterior: WeightPosterior) -> int:
     """The size of a saved posterior."""
     with tempfile.TemporaryDirectory() as folder:
         posterior.save(Path(folder) / "posterior")
@@ -167,14 +168,14 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 @torch.no_grad()
-def compare(masked: Posterior, compact: Posterior, inputs: Tensor) -> dict[str, float]:
+def compare(masked: WeightPosterior, small: WeightPosterior, inputs: Tensor) -> dict[str, float]:
     """How far the compact network's outputs are from the masked one's: mean network and draws."""
     sample = masked.sample(COMPARED_DRAWS, torch.Generator().manual_seed(2))
     stored = DrawsPosterior(masked.net, masked.likelihood, unstack(sample), masked.fixed)
-    smaller = stored.compact()
-    if count_parameters(smaller) != count_parameters(compact):
+    smaller = compact(stored)
+    if count_parameters(smaller) != count_parameters(small):
         raise RuntimeError("the draws of the masked posterior lose other units than it does")
-    means = [posterior.mean_network()(inputs)[None] for posterior in (compact, masked)]
+    means = [mean_network(posterior)(inputs)[None] for posterior in (small, masked)]
     draws = [run_draws(posterior, inputs) for posterior in (smaller, stored)]
     return {"mean_network": difference(*means), "draws": difference(*draws)}
 
@@ -186,19 +187,19 @@ def run_draws(posterior: DrawsPosterior, inputs: Tensor) -> Tensor:
     return torch.stack([call_network(net, {**fixed, **draw}, inputs) for draw in draws])
 
 
-def make_forward(network: Network, posterior: Posterior) -> Callable[[], Tensor]:
+def make_forward(network: Network, posterior: WeightPosterior) -> Callable[[], Tensor]:
     """A forward pass of the mean network."""
-    net, inputs = posterior.mean_network(), network.inputs()
+    net, inputs = mean_network(posterior), network.inputs()
     return torch.no_grad()(lambda: net(inputs).sum())
 
 
-def make_new(network: Network, posterior: Posterior) -> Callable[[], Tensor]:
+def make_new(network: Network, posterior: WeightPosterior) -> Callable[[], Tensor]:
     """A prediction that makes its draws: the seed is another each time."""
     inputs, seeds = network.inputs(), itertools.count(1)
     return lambda: posterior.predict(inputs, network.draws, seed=next(seeds)).mean.sum()
 
 
-def make_kept(network: Network, posterior: Posterior) -> Callable[[], Tensor]:
+def make_kept(network: Network, posterior: WeightPosterior) -> Callable[[], Tensor]:
     """A prediction with draws that are there: the step of a turn that is not timed makes them."""
     inputs = network.inputs()
     return lambda: posterior.predict(inputs, network.draws, seed=0).mean.sum()
@@ -209,7 +210,7 @@ def make_turn(step: Callable[[], Tensor], passes: int) -> Callable[[int], float]
     return lambda steps: time_bare(step, max(1, steps // passes))
 
 
-def make_entries(network: Network, posteriors: dict[str, Posterior]) -> list[Entry]:
+def make_entries(network: Network, posteriors: dict[str, WeightPosterior]) -> list[Entry]:
     """What takes turns: the masked and the compact posterior, in each of the three ways."""
     ways = {
         FORWARD: (make_forward, 1),
@@ -226,8 +227,8 @@ def make_entries(network: Network, posteriors: dict[str, Posterior]) -> list[Ent
 def measure(network: Network, steps: int, rounds: int, warm_up: int) -> dict[str, Any]:
     """Prune one network and compare the compact posterior with the masked one."""
     whole, inputs = make_posterior(network), network.inputs()
-    masked = whole.pruned(FRACTION, unit="channel", scope="layer", rest=network.rest)
-    posteriors: dict[str, Posterior] = {MASKED: masked, COMPACT: masked.compact()}
+    masked = prune(whole, FRACTION, unit="channel", scope="layer", rest=network.rest)
+    posteriors: dict[str, WeightPosterior] = {MASKED: masked, COMPACT: compact(masked)}
     sizes = {
         "parameters": {name: count_parameters(one) for name, one in posteriors.items()},
         "flops": {name: count_flops(one.net, inputs) for name, one in posteriors.items()},

@@ -17,6 +17,7 @@ from benchmarks.interleaved import Entry
 from benchmarks.peers.contender import Contender
 from benchmarks.pruning_speed import COMPACT, FORWARD, KEPT, MASKED, NEW, Network
 from lightning_bnn.nets import MLP
+from lightning_bnn.pruning import compact, prune
 
 
 class Residual(nn.Module):
@@ -130,11 +131,11 @@ def test_the_difference_is_that_of_the_worst_draw_on_its_own_scale() -> None:
 
 def test_a_network_that_computes_something_else_is_noticed() -> None:
     network = TINY[0]
-    masked = pruning_speed.make_posterior(network).pruned(0.5, unit="channel", scope="layer")
-    compact = masked.compact()
-    assert max(pruning_speed.compare(masked, compact, network.inputs()).values()) < 1e-6
-    compact.mean["1.weight"][0, 0] += 1.0
-    assert pruning_speed.compare(masked, compact, network.inputs())["mean_network"] > 1e-3
+    masked = prune(pruning_speed.make_posterior(network), 0.5, unit="channel", scope="layer")
+    small = compact(masked)
+    assert max(pruning_speed.compare(masked, small, network.inputs()).values()) < 1e-6
+    small.mean["1.weight"][0, 0] += 1.0
+    assert pruning_speed.compare(masked, small, network.inputs())["mean_network"] > 1e-3
     with pytest.raises(RuntimeError, match="lose other units"):
         pruning_speed.compare(masked, masked, network.inputs())
 

@@ -24,9 +24,9 @@ from lightning_bnn.callbacks.pruning_schedule import PruningRule, Shape, check_p
 from lightning_bnn.callbacks.swag_schedule import completed
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import copy_network, in_network_order
-from lightning_bnn.posteriors import Posterior
-from lightning_bnn.pruning.removable import candidates, find_removable
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction, pruning_masks
+from lightning_bnn.pruning.removable import candidates, find_removable
 from lightning_bnn.pruning.signal import signal_to_noise
 from lightning_bnn.selection import Choice
 from lightning_bnn.strategies.variational import refuse_averaging
@@ -57,7 +57,7 @@ class SNRPruning(pl.Callback):
 
     The masks belong to the strategy and are in its part of a checkpoint, so that a fit which goes
     on without this callback keeps them. For a strategy that has no variances while it trains (a
-    sampler, an ensemble), prune what it leaves behind: ``posterior.pruned(fraction)``.
+    sampler, an ensemble), prune what it leaves behind: ``prune(posterior, fraction)``.
 
     Args:
         fraction: The share of all prunable weights, or units, to remove, in [0, 1).
@@ -163,7 +163,7 @@ class SNRPruning(pl.Callback):
 
         Args:
             net: A network of the architecture that was trained, such as
-                ``posterior.mean_network()``.
+                ``mean_network(posterior)``.
         """
         net = copy_network(net)
         named = dict(net.named_parameters())
@@ -196,7 +196,7 @@ class SNRPruning(pl.Callback):
             raise ConfigurationError(
                 "SNRPruning prunes by means and standard deviations, which VariationalBNN has "
                 f"while it trains and {type(pl_module).__name__} has not. Leave the callback out "
-                "and prune what the fit leaves behind: posterior.pruned(fraction)."
+                "and prune what the fit leaves behind: prune(posterior, fraction)."
             )
         if stage == "fit":
             refuse_averaging(trainer)
@@ -260,7 +260,7 @@ class SNRPruning(pl.Callback):
                 f"The fit was stopped after {trainer.global_step} steps, before SNRPruning was done"
                 f": the fraction {self.fraction:g} was to be reached after {self._rule.end} "
                 f"{self._rule.unit}, and {reached:.3g} was. Stop later, give an earlier end=, or "
-                "prune the rest afterwards: posterior.pruned(fraction).",
+                "prune the rest afterwards: prune(posterior, fraction).",
                 UserWarning,
                 stacklevel=2,
             )
@@ -284,7 +284,7 @@ class SNRPruning(pl.Callback):
         threshold = self._threshold(posterior, gone)
         self.history.append(PruningStep(trainer.global_step, fraction, removed, threshold))
 
-    def _masks(self, posterior: Posterior, fraction: float, quiet: bool) -> dict[str, Tensor]:
+    def _masks(self, posterior: WeightPosterior, fraction: float, quiet: bool) -> dict[str, Tensor]:
         protect = _by_names(self._known_strategy().net, self.protect)
         with warnings.catch_warnings():
             if quiet:  # that a layer would vanish is said once, of the last pruning
@@ -294,7 +294,7 @@ class SNRPruning(pl.Callback):
                 rest=self.rest,
             )  # fmt: skip
 
-    def _threshold(self, posterior: Posterior, gone: dict[str, Tensor]) -> float | None:
+    def _threshold(self, posterior: WeightPosterior, gone: dict[str, Tensor]) -> float | None:
         """The largest ratio among the weights, or units, that went just now."""
         if self.unit == "channel":
             protect = _by_names(self._known_strategy().net, self.protect)

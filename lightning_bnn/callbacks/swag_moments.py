@@ -48,9 +48,9 @@ from lightning_bnn.callbacks.swag_schedule import (
 from lightning_bnn.callbacks.swag_source import SnapshotSource
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors import LowRankPosterior, Posterior
-from lightning_bnn.posteriors.base import Weights
+from lightning_bnn.posteriors import LowRankPosterior, WeightPosterior
 from lightning_bnn.posteriors.batch_norm import training_batch_norm
+from lightning_bnn.posteriors.weights import Weights
 
 __all__ = ["SWAGMoments"]
 
@@ -180,7 +180,7 @@ class SWAGMoments(pl.Callback):
             )
         return self._moments
 
-    def gaussian(self, rank: int | None = None) -> Posterior:
+    def gaussian(self, rank: int | None = None) -> WeightPosterior:
         """The Gaussian itself; of an ensemble the mixture of one for each member.
 
         BatchNorm's statistics, and other buffers, are those of the training at the last snapshot,
@@ -200,7 +200,7 @@ class SWAGMoments(pl.Callback):
 
     def posterior(
         self, draws: int | None = None, rank: int | None = None, seed: int = 0
-    ) -> Posterior:
+    ) -> WeightPosterior:
         """The posterior of SWAG; of an ensemble that of MultiSWAG.
 
         Without BatchNorm in the network this is :meth:`gaussian`. With BatchNorm it is stored
@@ -219,7 +219,7 @@ class SWAGMoments(pl.Callback):
 
     def member_posteriors(
         self, draws: int | None = None, rank: int | None = None, seed: int = 0
-    ) -> dict[int, Posterior]:
+    ) -> dict[int, WeightPosterior]:
         """The parts of :meth:`posterior`: that of each member, by its place in the strategy.
 
         Args:
@@ -236,7 +236,7 @@ class SWAGMoments(pl.Callback):
         generator = torch.Generator().manual_seed(seed)
         return self._stored(rank, lambda part: part.sample(count, generator))
 
-    def average(self) -> Posterior:
+    def average(self) -> WeightPosterior:
         """SWA: the mean of the snapshots alone, one draw for each member.
 
         BatchNorm's statistics are recomputed for it from the training data, as in
@@ -247,9 +247,9 @@ class SWAGMoments(pl.Callback):
 
     def _stored(
         self, rank: int, draw: Callable[[LowRankPosterior], Weights]
-    ) -> dict[int, Posterior]:
+    ) -> dict[int, WeightPosterior]:
         source = self._known_source()
-        parts: dict[int, Posterior] = {}
+        parts: dict[int, WeightPosterior] = {}
         for place, part in self._gaussians(rank).items():
             layers = self._last["batch_norm"]
             weights = self._statistics.compute(source, layers, place, part, draw(part))

@@ -17,10 +17,15 @@ from lightning_bnn.callbacks.swag_source import SnapshotSource
 from lightning_bnn.callbacks.training_batches import single_loader, training_batches
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.network import copy_network
-from lightning_bnn.posteriors import DrawsPosterior, LowRankPosterior, MixturePosterior, Posterior
-from lightning_bnn.posteriors.base import Weights
+from lightning_bnn.posteriors import (
+    DrawsPosterior,
+    LowRankPosterior,
+    MixturePosterior,
+    WeightPosterior,
+)
 from lightning_bnn.posteriors.batch_norm import recompute_batch_norm
 from lightning_bnn.posteriors.draws import unstack
+from lightning_bnn.posteriors.weights import Weights
 from lightning_bnn.selection import FlatLayout
 
 __all__ = ["FreshStatistics", "check_rank", "gaussians", "mixture", "stored", "usable_rank"]
@@ -122,12 +127,12 @@ def gaussians(
     return made
 
 
-def mixture(components: Sequence[Posterior], members: int) -> Posterior:
+def mixture(components: Sequence[WeightPosterior], members: int) -> WeightPosterior:
     """The posterior of a single network itself, of an ensemble the mixture of its members."""
     return components[0] if members == 1 else MixturePosterior(components)
 
 
-def stored(like: Posterior, weights: Weights) -> DrawsPosterior:
+def stored(like: WeightPosterior, weights: Weights) -> DrawsPosterior:
     """Stacked weights as stored draws, with the network and the likelihood of a posterior."""
     return DrawsPosterior(like.net, like.likelihood, unstack(weights), like.fixed)
 
@@ -172,7 +177,7 @@ class FreshStatistics:
         source: SnapshotSource,
         layers: Sequence[str],
         place: int,
-        posterior: Posterior,
+        posterior: WeightPosterior,
         weights: Weights,
     ) -> Weights:
         """The same weights, for each draw with statistics from the training data.

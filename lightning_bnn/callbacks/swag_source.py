@@ -16,8 +16,8 @@ from lightning_bnn.ensembles import MemberBatch
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import network_tensors
-from lightning_bnn.posteriors.base import Weights
 from lightning_bnn.posteriors.batch_norm import training_batch_norm
+from lightning_bnn.posteriors.weights import Weights
 from lightning_bnn.target import split_batch
 
 __all__ = ["SnapshotSource"]

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lightning_bnn.diagnostics.examples import Examples, argument_errors_explained
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
+from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
 from lightning_bnn.predictive.base import full_precision
 from lightning_bnn.selection import Choice, select
 
@@ -91,7 +91,7 @@ def function_values(outputs: Tensor, likelihood: Likelihood, targets: Tensor | N
 
 
 def watch(
-    posterior: Posterior,
+    posterior: WeightPosterior,
     examples: Examples | None,
     weights: Choice = None,
     elements: int | None = None,
@@ -232,7 +232,7 @@ def label_elements(
     return labels
 
 
-def _parts(posterior: Posterior) -> list[DrawsPosterior]:
+def _parts(posterior: WeightPosterior) -> list[DrawsPosterior]:
     """The posteriors of draws that a posterior is made of."""
     if isinstance(posterior, DrawsPosterior):
         return [posterior]

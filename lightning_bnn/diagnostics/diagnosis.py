@@ -24,7 +24,7 @@ from lightning_bnn.diagnostics.statistics import (
 )
 from lightning_bnn.diagnostics.table import format_diagnosis
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.selection import Choice
 
 __all__ = ["Diagnosis", "diagnose", "diagnose_watched"]
@@ -136,7 +136,7 @@ class Diagnosis:
 
 
 def diagnose(
-    posterior: Posterior,
+    posterior: WeightPosterior,
     inputs: Any,
     weights: Choice = None,
     examples: int = 64,

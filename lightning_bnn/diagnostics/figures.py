@@ -17,7 +17,7 @@ from lightning_bnn.diagnostics.chains import choose_elements
 from lightning_bnn.diagnostics.export import to_arviz
 from lightning_bnn.diagnostics.statistics import Floats, compute_statistics
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.selection import Choice
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _worst_series(source: Any, inputs: Any, weights: Choice, count: int) -> list
     """The scalars of the largest R-hat, over all that the source watches."""
     if count < 1:
         raise ConfigurationError(f"count= is at least 1; got {count}.")
-    data = to_arviz(source, inputs, weights) if isinstance(source, Posterior) else source
+    data = to_arviz(source, inputs, weights) if isinstance(source, WeightPosterior) else source
     try:
         variables = dict(data["posterior"].data_vars)
     except (TypeError, KeyError, AttributeError) as error:

@@ -6,14 +6,14 @@ these only the place and the number of the chain are noted.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 
 from lightning_bnn.callbacks import SWAGMoments
 from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors import MixturePosterior, Posterior
+from lightning_bnn.posteriors import MixturePosterior, Posterior, WeightPosterior
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["Place", "save_members"]
@@ -52,7 +52,7 @@ def save_members(
     if swag and numbered:
         parts = {unit.members[row]: part for row, part in parts.items()}
     if not numbered:  # one member, whatever it is made of
-        together = list(parts.values())
+        together = cast("list[WeightPosterior]", list(parts.values()))
         whole = together[0] if len(together) == 1 else MixturePosterior(together)
         parts = {unit.members[0]: whole}
     places = {}

@@ -14,7 +14,7 @@ from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.results import MemberResult, member_results
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
+from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
 
 __all__ = ["Kind", "StoredRun"]
 
@@ -106,23 +106,25 @@ class StoredRun:
         places: Mapping[str, Mapping[str, Any]],
         net: nn.Module,
         likelihood: Likelihood | None,
-    ) -> list[Posterior]:
-        parts: list[Posterior] = []
+    ) -> list[WeightPosterior]:
+        parts: list[WeightPosterior] = []
         for member in unit.members:
             place = places.get(str(member))
             if place is None:
                 continue
-            part = Posterior.load(f"{self.records.folder(unit)}/{place['place']}", net, likelihood)
+            part = WeightPosterior.load(
+                f"{self.records.folder(unit)}/{place['place']}", net, likelihood
+            )
             if "chain" in place:
                 assert isinstance(part, DrawsPosterior)
                 part = part.chain(place["chain"])
             parts.append(part)
         return parts
 
-    def _running(self, net: nn.Module, likelihood: Likelihood | None) -> list[Posterior]:
+    def _running(self, net: nn.Module, likelihood: Likelihood | None) -> list[WeightPosterior]:
         """The chains of units that are not done, as far as their draws have come."""
         done = {unit.name for unit in self.committed()}
-        parts: list[Posterior] = []
+        parts: list[WeightPosterior] = []
         for unit in self.units():
             if unit.name in done:
                 continue
@@ -130,7 +132,7 @@ class StoredRun:
             for attempt in self.records.attempts(unit):
                 place = f"{self.records.folder(unit, attempt)}/draws"
                 with suppress(PosteriorFormatError):  # no draw yet
-                    found.append(Posterior.load(place, net, likelihood))
+                    found.append(WeightPosterior.load(place, net, likelihood))
             # the last has the draws of those before it, but may be taking them over just now
             longest = max(found, key=len, default=None)  # type: ignore[arg-type]
             if isinstance(longest, DrawsPosterior):

@@ -19,19 +19,12 @@ from typing_extensions import Self
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import describe, in_network_order, network_tensors
-from lightning_bnn.posteriors.base import (
-    _CACHE_BYTES,
-    _CHUNK,
-    Blobs,
-    Posterior,
-    Weights,
-    likelihood_entry,
-    load_if_stored,
-)
-from lightning_bnn.posteriors.prunable import Change, mean_of
+from lightning_bnn.posteriors.base import Blobs, likelihood_entry
+from lightning_bnn.posteriors.moments import Moments, RunningMoments
 from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.posteriors.stored_draws import StoredDraws
 from lightning_bnn.posteriors.stream import DrawStream
+from lightning_bnn.posteriors.weights import CACHE_BYTES, CHUNK, Change, WeightPosterior, Weights
 
 __all__ = ["DrawsPosterior", "create_stream", "unstack"]
 
@@ -85,7 +78,7 @@ def unstack(weights: Mapping[str, Tensor]) -> list[Weights]:
     return [{name: tensor[index] for name, tensor in weights.items()} for index in range(count)]
 
 
-class DrawsPosterior(Posterior):
+class DrawsPosterior(WeightPosterior):
     """Equally weighted sets of weights.
 
     Asked for as many draws as it holds, it gives each once, in order; for fewer, a random
@@ -191,7 +184,7 @@ class DrawsPosterior(Posterior):
             draws = self._draws.every(number, self.chains)
         else:
             draws = self._draws[number :: self.chains]
-        return self._as_before(type(self)(self.net, self.likelihood, draws, self.fixed))
+        return type(self)(self.net, self.likelihood, draws, self.fixed).made_from(self)
 
     def __len__(self) -> int:
         return len(self._draws)
@@ -209,7 +202,7 @@ class DrawsPosterior(Posterior):
         return next(iter(self._draws[0].values())).device
 
     def draws(
-        self, count: int, generator: torch.Generator | None = None, chunk: int = _CHUNK
+        self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK
     ) -> Iterator[Weights]:
         """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
         rounds, rest = divmod(count, len(self))
@@ -231,44 +224,63 @@ class DrawsPosterior(Posterior):
                 stacked[name][row] = draw[name]
         return stacked
 
-    def to(self, device: torch.device | str) -> Self:
-        """Move everything to a device, in place."""
-        if isinstance(self._draws, StoredDraws):
-            self._draws = self._draws.to(device)
-        else:
-            self._draws = [{k: v.to(device) for k, v in draw.items()} for draw in self._draws]
-        return super().to(device)
+    def moments(self) -> Moments:
+        """Mean and variance of each weight; of n draws with n - 1, of a single one the variance 0.
 
-    def _mapped(self, net: nn.Module, change: Change) -> Self:
+        Draws on the disk are read one at a time.
+        """
+        return self._running(self.varying).result(max(1, len(self) - 1))
+
+    @property
+    def mean(self) -> Weights:
+        """The mean of every tensor that varies; counters are those of the last draw."""
+        return self._running(self._names).mean()
+
+    def _running(self, names: Sequence[str]) -> RunningMoments:
+        running = RunningMoments(names)
+        for index in range(len(self)):
+            running.add(self._draws[index])
+        return running
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether there are several draws; they are not compared."""
+        return len(self) > 1
+
+    def map(self, change: Change, net: nn.Module | None = None) -> Self:
+        """The same kind of posterior, with every stored tensor changed; on the disk, when read."""
         fixed = {name: change(name, tensor) for name, tensor in self.fixed.items()}
         draws: Sequence[Weights]
         if isinstance(self._draws, StoredDraws):
             draws = self._draws.mapped(change)
         else:
             draws = [{k: change(k, v) for k, v in draw.items()} for draw in self._draws]
-        return self._as_before(type(self)(net, self.likelihood, draws, fixed, self.chains))
+        made = type(self)(net or self.net, self.likelihood, draws, fixed, self.chains)
+        return made.made_from(self, net)
 
-    def _mean_weights(self) -> Weights:
-        return mean_of(self._draws[index] for index in range(len(self)))
+    def entry(self) -> dict[str, Any]:
+        """The number of chains."""
+        return {"chains": self.chains}
 
-    def _entry(self) -> dict[str, Any]:
-        return {**super()._entry(), "chains": self.chains}
-
-    def _own_blobs(self) -> Blobs:
-        return {f"draw-{i:06d}": _Draw(self._draws, i, self._names) for i in range(len(self))}
+    def blobs(self) -> Blobs:
+        """The tensors to save: each draw is looked up only when its turn comes."""
+        draws = {f"draw-{i:06d}": _Draw(self._draws, i, self._names) for i in range(len(self))}
+        return {**draws, **super().blobs()}
 
     @classmethod
-    def _from_stored(
-        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
+    def from_stored(
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module | None,
         likelihood: Likelihood, prefix: str,
-    ) -> DrawsPosterior:  # fmt: skip
+    ) -> Self:  # fmt: skip
+        """The inverse of :meth:`blobs` and :meth:`entry`; draws that are too many stay there."""
+        assert net is not None  # load has asked for it
         if "stream" in entry:
             return cls.from_stream(DrawStream(stored), net, likelihood)
         names = sorted(name for name in stored.blob_names if name.startswith(f"{prefix}draw-"))
         lazy = StoredDraws(stored.files, [stored.entry(name) for name in names], chains=0)
-        draws = lazy if lazy.bytes > _CACHE_BYTES else lazy[:]
+        draws = lazy if lazy.bytes > CACHE_BYTES else lazy[:]
         chains = entry.get("chains", 1)  # not written by early versions
-        return cls(net, likelihood, draws, load_if_stored(stored, f"{prefix}fixed"), chains)
+        return cls(net, likelihood, draws, stored.load_if_present(f"{prefix}fixed"), chains)
 
 
 class _Draw(Mapping[str, Tensor]):

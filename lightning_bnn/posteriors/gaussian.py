@@ -12,15 +12,16 @@ from typing_extensions import Self
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
-from lightning_bnn.posteriors.base import _CHUNK, Blobs, Posterior, Weights, load_if_stored
-from lightning_bnn.posteriors.prunable import Change
+from lightning_bnn.posteriors.base import Blobs
+from lightning_bnn.posteriors.moments import Moments, at_least_float32
 from lightning_bnn.posteriors.store import Stored
+from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights
 from lightning_bnn.selection import FlatLayout
 
 __all__ = ["GaussianPosterior"]
 
 
-class GaussianPosterior(Posterior):
+class GaussianPosterior(WeightPosterior):
     """Independent Gaussians over the weights.
 
     Args:
@@ -79,7 +80,7 @@ class GaussianPosterior(Posterior):
         return self._mean.device
 
     def draws(
-        self, count: int, generator: torch.Generator | None = None, chunk: int = _CHUNK
+        self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK
     ) -> Iterator[Weights]:
         """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
         for start in range(0, count, chunk):
@@ -91,28 +92,38 @@ class GaussianPosterior(Posterior):
             row.normal_(generator=generator)
         return self._layout.views(flat.mul_(self._sd).add_(self._mean))
 
-    def to(self, device: torch.device | str) -> Self:
-        """Move everything to a device, in place."""
-        self._mean, self._sd = self._mean.to(device), self._sd.to(device)
-        return super().to(device)
-
-    def _mapped(self, net: nn.Module, change: Change) -> Self:
-        mean, sd, fixed = (
-            {name: change(name, tensor) for name, tensor in part.items()}
-            for part in (self.mean, self.sd, self.fixed)
+    def moments(self) -> Moments:
+        """Mean and variance of each weight by itself, at least in float32."""
+        mean, sd = self.mean, self.sd
+        return Moments(
+            {name: at_least_float32(mean[name]) for name in self.varying},
+            {name: at_least_float32(sd[name]).square() for name in self.varying},
         )
-        return self._as_before(type(self)(net, self.likelihood, mean, sd, fixed))
 
-    def _mean_weights(self) -> Weights:
-        return self.mean
+    @property
+    def has_variance(self) -> bool:
+        """Whether a weight varies."""
+        return bool(self._sd.any())
 
-    def _own_blobs(self) -> Blobs:
-        return {"mean": self.mean, "sd": self.sd}
+    def map(self, change: Change, net: nn.Module | None = None) -> Self:
+        """The same kind of posterior, with every stored tensor changed."""
+        mean, sd, fixed = (
+            {name: change(name, tensor) for name, tensor in tensors.items()}
+            for tensors in (self.mean, self.sd, self.fixed)
+        )
+        made = type(self)(net or self.net, self.likelihood, mean, sd, fixed)
+        return made.made_from(self, net)
+
+    def blobs(self) -> Blobs:
+        """The tensors to save."""
+        return {"mean": self.mean, "sd": self.sd, **super().blobs()}
 
     @classmethod
-    def _from_stored(
-        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
+    def from_stored(
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module | None,
         likelihood: Likelihood, prefix: str,
-    ) -> GaussianPosterior:  # fmt: skip
+    ) -> Self:  # fmt: skip
+        """The inverse of :meth:`blobs`."""
+        assert net is not None  # load has asked for it
         mean, sd = stored.load(f"{prefix}mean"), stored.load(f"{prefix}sd")
-        return cls(net, likelihood, mean, sd, load_if_stored(stored, f"{prefix}fixed"))
+        return cls(net, likelihood, mean, sd, stored.load_if_present(f"{prefix}fixed"))

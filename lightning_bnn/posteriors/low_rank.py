@@ -28,15 +28,16 @@ from typing_extensions import Self
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
-from lightning_bnn.posteriors.base import _CHUNK, Blobs, Posterior, Weights, load_if_stored
-from lightning_bnn.posteriors.prunable import Change
+from lightning_bnn.posteriors.base import Blobs
+from lightning_bnn.posteriors.moments import Moments, at_least_float32
 from lightning_bnn.posteriors.store import Stored
+from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights
 from lightning_bnn.selection import FlatLayout
 
 __all__ = ["LowRankPosterior"]
 
 
-class LowRankPosterior(Posterior):
+class LowRankPosterior(WeightPosterior):
     """A Gaussian over the weights with a covariance that is half diagonal, half of low rank.
 
     A draw needs no more memory than its own weights, whatever the rank.
@@ -130,7 +131,7 @@ class LowRankPosterior(Posterior):
         return self._mean.device
 
     def draws(
-        self, count: int, generator: torch.Generator | None = None, chunk: int = _CHUNK
+        self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK
     ) -> Iterator[Weights]:
         """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
         half = 0.5 if self.rank else 1.0
@@ -148,43 +149,61 @@ class LowRankPosterior(Posterior):
                 row.addmv_(self._columns.T, z, alpha=math.sqrt(self.scale / (2 * self.rank - 2)))
         return self._layout.views(flat)
 
-    def to(self, device: torch.device | str) -> Self:
-        """Move everything to a device, in place."""
-        self._mean, self._variance = self._mean.to(device), self._variance.to(device)
-        self._columns = self._columns.to(device)
-        return super().to(device)
+    def moments(self) -> Moments:
+        """Mean and variance of each weight by itself, at least in float32."""
+        names, mean, deviations = self.varying, self.mean, self.deviations
+        variance: Weights = {}
+        for name in names:
+            diagonal = at_least_float32(self.variance[name])
+            if self.rank:
+                squares = torch.zeros_like(diagonal)
+                for column in deviations[name]:  # no copy of all of them
+                    deviation = at_least_float32(column)
+                    squares.addcmul_(deviation, deviation)
+                diagonal = 0.5 * diagonal + squares.mul_(0.5 / (self.rank - 1))
+            variance[name] = self.scale * diagonal
+        return Moments({name: at_least_float32(mean[name]) for name in names}, variance)
 
-    def _mapped(self, net: nn.Module, change: Change) -> Self:
+    @property
+    def has_variance(self) -> bool:
+        """Whether a weight varies."""
+        return bool(self._variance.any()) or bool(self._columns.any())
+
+    def map(self, change: Change, net: nn.Module | None = None) -> Self:
+        """The same kind of posterior, with every stored tensor changed."""
         deviations = self.deviations if self.rank else {}
         mean, variance, deviations, fixed = (
-            {name: change(name, tensor) for name, tensor in part.items()}
-            for part in (self.mean, self.variance, deviations, self.fixed)
+            {name: change(name, tensor) for name, tensor in tensors.items()}
+            for tensors in (self.mean, self.variance, deviations, self.fixed)
         )
-        made = type(self)(net, self.likelihood, mean, variance, deviations, fixed, self.scale)
-        return self._as_before(made)
+        made = type(self)(
+            net or self.net, self.likelihood, mean, variance, deviations, fixed, self.scale
+        )
+        return made.made_from(self, net)
 
-    def _mean_weights(self) -> Weights:
-        return self.mean
+    def entry(self) -> dict[str, Any]:
+        """The scale of the covariance."""
+        return {"scale": self.scale}
 
-    def _entry(self) -> dict[str, Any]:
-        return {**super()._entry(), "scale": self.scale}
-
-    def _own_blobs(self) -> Blobs:
-        own: Blobs = {"mean": self.mean, "variance": self.variance}
-        return {**own, "deviations": self.deviations} if self.rank else own
+    def blobs(self) -> Blobs:
+        """The tensors to save."""
+        deviations: Blobs = {"deviations": self.deviations} if self.rank else {}
+        return {"mean": self.mean, "variance": self.variance, **deviations, **super().blobs()}
 
     @classmethod
-    def _from_stored(
-        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
+    def from_stored(
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module | None,
         likelihood: Likelihood, prefix: str,
-    ) -> LowRankPosterior:  # fmt: skip
+    ) -> Self:  # fmt: skip
+        """The inverse of :meth:`blobs` and :meth:`entry`."""
+        assert net is not None  # load has asked for it
         return cls(
             net,
             likelihood,
             stored.load(f"{prefix}mean"),
             stored.load(f"{prefix}variance"),
-            load_if_stored(stored, f"{prefix}deviations"),
-            load_if_stored(stored, f"{prefix}fixed"),
+            stored.load_if_present(f"{prefix}deviations"),
+            stored.load_if_present(f"{prefix}fixed"),
             entry["scale"],
         )
 

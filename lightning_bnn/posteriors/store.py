@@ -270,3 +270,7 @@ class Stored:
             PosteriorFormatError: There is no such blob, or it is damaged.
         """
         return read_blob(self.files, self.entry(blob_name), device)
+
+    def load_if_present(self, blob_name: str) -> dict[str, Tensor]:
+        """The tensors of a blob; none where an empty one was left out."""
+        return self.load(blob_name) if blob_name in self._entries else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import torch
@@ -14,7 +14,6 @@ from lightning_bnn.errors import PosteriorFormatError
 from lightning_bnn.posteriors.blobs import read_blob
 from lightning_bnn.posteriors.files import Files
 from lightning_bnn.posteriors.manifest import DTYPES
-from lightning_bnn.posteriors.prunable import Change
 
 __all__ = ["LIKELIHOOD", "StoredDraws"]
 
@@ -22,6 +21,7 @@ __all__ = ["LIKELIHOOD", "StoredDraws"]
 LIKELIHOOD = ".likelihood."
 
 Weights = dict[str, Tensor]
+Change = Callable[[str, Tensor], Tensor]
 
 
 class StoredDraws(Sequence[Weights]):

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.pruning.compact import compact
 from lightning_bnn.pruning.curve import FRACTIONS, check_fractions, prune_curve
 from lightning_bnn.pruning.figures import percent
+from lightning_bnn.pruning.functions import prune, support
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction
 from lightning_bnn.pruning.removable import candidates
 from lightning_bnn.pruning.result import PruneCurve, check_curve_name
@@ -65,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         # Lightning's advice on workers of loaders is no part of this
         warnings.filterwarnings("ignore", message=".*does not have many workers")
-        pruned = posterior.pruned(options.fraction, **choice)
-        kept = pruned.compact() if options.compact else pruned
+        pruned = prune(posterior, options.fraction, **choice)
+        kept = compact(pruned) if options.compact else pruned
         if options.export is not None:  # first: not every network can be exported
             _export(options.export, kept, data)
         if data is not None:
@@ -128,19 +130,25 @@ def _check_export(path: str) -> None:
         )
 
 
-def _load(source: str, configuration: str | None) -> Posterior:
+def _load(source: str, configuration: str | None) -> WeightPosterior:
     given = None
     if configuration is not None:
         given = instantiate(read_configuration(configuration), "model", configuration)
     net, likelihood = (None, None) if given is None else (given.net, given.likelihood)
-    return load_posterior(source, net, likelihood)
+    posterior = load_posterior(source, net, likelihood)
+    if not isinstance(posterior, WeightPosterior):
+        raise ConfigurationError(
+            f"Only a posterior over weights can be pruned; {source} holds a "
+            f"{type(posterior).__name__}."
+        )
+    return posterior
 
 
-def _layers(pruned: Posterior) -> str:
+def _layers(pruned: WeightPosterior) -> str:
     """What is left of each weight, and of all of them."""
-    support = pruned.support()
-    names = candidates(pruned.net, [name for name in support if name not in pruned.fixed])
-    sizes = [(name, support[name].numel(), int(support[name].sum())) for name in names]
+    somewhere = support(pruned)
+    names = candidates(pruned.net, [name for name in somewhere if name not in pruned.fixed])
+    sizes = [(name, somewhere[name].numel(), int(somewhere[name].sum())) for name in names]
     sizes.append(("together", sum(row[1] for row in sizes), sum(row[2] for row in sizes)))
     return align(
         ("layer", "weights", "left", "removed"),
@@ -148,14 +156,14 @@ def _layers(pruned: Posterior) -> str:
     )
 
 
-def _save(posterior: Posterior, source: str, directory: str, configuration: str) -> None:
+def _save(posterior: WeightPosterior, source: str, directory: str, configuration: str) -> None:
     save_with_configuration(posterior, directory, configuration)
     before, after = stored_bytes(source), stored_bytes(directory)
     print(f"It takes {_bytes(after)} instead of {_bytes(before)} ({after / before:.1%}).")
     print(f"The pruned posterior is in {directory}")
 
 
-def _parameters(posterior: Posterior) -> str:
+def _parameters(posterior: WeightPosterior) -> str:
     return f"{sum(parameter.numel() for parameter in posterior.net.parameters()):,}"
 
 
@@ -165,8 +173,8 @@ def _bytes(count: int) -> str:
 
 def _report(
     options: argparse.Namespace,
-    posterior: Posterior,
-    pruned: Posterior,
+    posterior: WeightPosterior,
+    pruned: WeightPosterior,
     data: Any,
     curve: PruneCurve,
 ) -> None:
@@ -179,7 +187,7 @@ def _report(
     print(f"The report is in {made.save(options.report)}")
 
 
-def _export(path: str, pruned: Posterior, data: Any) -> None:
+def _export(path: str, pruned: WeightPosterior, data: Any) -> None:
     from lightning_bnn.pruning.export import export_network
 
     loader = data_loader(data)

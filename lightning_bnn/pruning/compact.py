@@ -16,20 +16,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.network import describe, network_tensors
-from lightning_bnn.posteriors import MixturePosterior, Posterior
+from lightning_bnn.network import network_tensors
+from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.pruning.functions import support
 from lightning_bnn.pruning.graph import check_same_graph
 from lightning_bnn.pruning.groups import Group, Source, find_groups
-from lightning_bnn.pruning.resize import resized
+from lightning_bnn.resize import resized
 
 __all__ = ["compact"]
 
-AnyPosterior = TypeVar("AnyPosterior", bound=Posterior)
+AnyPosterior = TypeVar("AnyPosterior", bound=WeightPosterior)
 
 
 def compact(posterior: AnyPosterior) -> AnyPosterior:
@@ -52,11 +53,12 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
         >>> from lightning_bnn.posteriors import DrawsPosterior
+        >>> from lightning_bnn.pruning import prune
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
         >>> draws = [{name: torch.randn_like(p) for name, p in net.named_parameters()}
         ...          for _ in range(3)]
-        >>> posterior = DrawsPosterior(net, Gaussian(0.1), draws).pruned(0.5, unit="channel")
-        >>> posterior.compact().net
+        >>> posterior = prune(DrawsPosterior(net, Gaussian(0.1), draws), 0.5, unit="channel")
+        >>> compact(posterior).net
         Sequential(
           (0): Linear(in_features=4, out_features=4, bias=True)
           (1): ReLU()
@@ -64,8 +66,8 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
         )
     """
     net = posterior.net
-    support = {name: mask.cpu() for name, mask in posterior.support().items()}
-    change = _Selected(_indices(net, _alive(find_groups(net).removable, support)))
+    somewhere = {name: mask.cpu() for name, mask in support(posterior).items()}
+    change = _Selected(_indices(net, _alive(find_groups(net).removable, somewhere)))
     own = network_tensors(net)
     smaller = resized(net, {name: change(name, tensor).shape for name, tensor in own.items()})
     with torch.no_grad():
@@ -74,16 +76,7 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
     if change.indices:
         layers = dict.fromkeys(name.rpartition(".")[0] for name in change.indices)
         check_same_graph(net, smaller, list(layers))
-    made = posterior._mapped(smaller, change)
-    _mark(made, posterior._pruned_from() or describe(net))
-    return made
-
-
-def _mark(posterior: Posterior, original: list[list[Any]]) -> None:
-    """Let a posterior know, and the components of a mixture, which larger network may load it."""
-    posterior._compact, posterior._original = True, original
-    for component in posterior.components if isinstance(posterior, MixturePosterior) else []:
-        _mark(component, original)
+    return posterior.map(change, smaller)
 
 
 @dataclass(frozen=True)

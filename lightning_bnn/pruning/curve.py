@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.pruning.functions import prune
 from lightning_bnn.pruning.histogram import snr_histogram
 from lightning_bnn.pruning.masks import (
     Rest,
@@ -32,7 +33,7 @@ from lightning_bnn.selection import Choice
 from lightning_bnn.target import split_batch
 
 if TYPE_CHECKING:
-    from lightning_bnn.posteriors import Posterior
+    from lightning_bnn.posteriors import WeightPosterior
 
 __all__ = ["FRACTIONS", "PruneCurve", "PruningResult", "check_fractions", "prune_curve"]
 
@@ -64,7 +65,7 @@ def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
 
 
 def prune_curve(
-    posterior: Posterior,
+    posterior: WeightPosterior,
     loader: Any,
     fractions: Sequence[float] = FRACTIONS,
     *,
@@ -87,7 +88,7 @@ def prune_curve(
         draws: Draws of each prediction; by default what suits the posterior.
         unit: ``"weight"``, or ``"channel"`` for whole units of layers.
         scope: ``"global"``: one threshold; ``"layer"``: the same share of each layer.
-        protect: Weights that stay, as in :meth:`lightning_bnn.Posterior.pruned`.
+        protect: Weights that stay, as in :func:`lightning_bnn.prune`.
         rest: What happens to layers whose units cannot be removed.
         seed: Decides the draws.
 
@@ -123,14 +124,14 @@ def prune_curve(
     total = sum(ratios.numel() for group in groups for ratios in group.values())
     single = sum(ratios.numel() for _, weights in found for ratios in weights.values())
     with warnings.catch_warnings():
-        # posterior.pruned says itself which layers only just stay
+        # prune says itself which layers only just stay
         warnings.simplefilter("ignore", UserWarning)
         counted = [_count(groups, share, scope) for share in shares]
     loader = data_loader(loader, "loader")
     results: list[PruningResult] = []
     mode = posterior.mode
     for share, (removed, threshold, layers) in zip(shares, counted, strict=True):
-        pruned = posterior.pruned(share, unit=unit, scope=scope, protect=protect, rest=rest)
+        pruned = prune(posterior, share, unit=unit, scope=scope, protect=protect, rest=rest)
         pruned.mode = mode
         if not results:
             _check_data(pruned, loader, seed)
@@ -147,14 +148,14 @@ def prune_curve(
     return PruneCurve(tuple(results), snr_histogram(joined), unit, scope, protected, single)
 
 
-def _separate(posterior: Posterior) -> list[Posterior]:
+def _separate(posterior: WeightPosterior) -> Sequence[WeightPosterior]:
     """The posteriors within it that are pruned by ratios of their own."""
     parts = separate(posterior)
     return parts if len(parts) == 1 else [leaf for part in parts for leaf in _separate(part)]
 
 
 def _ratios(
-    posterior: Posterior, unit: Unit, scope: Scope, protect: Choice, rest: Rest
+    posterior: WeightPosterior, unit: Unit, scope: Scope, protect: Choice, rest: Rest
 ) -> tuple[Ratios, Ratios]:
     """The ratios of all units that may be removed, and of all single weights, by name."""
     # removes nothing, and finds what is wrong with the options or with the posterior
@@ -185,7 +186,7 @@ def _count(
     return sum(removed.values()), threshold, layers
 
 
-def _size(posterior: Posterior, unit: Unit, single: Ratios) -> int:
+def _size(posterior: WeightPosterior, unit: Unit, single: Ratios) -> int:
     """All parameters of the network, or all units of the layers whose weights vary.
 
     Layers that are pruned by single weights (``single``) count by their weights.
@@ -193,11 +194,11 @@ def _size(posterior: Posterior, unit: Unit, single: Ratios) -> int:
     own = dict(posterior.net.named_parameters())
     if unit == "weight":
         return sum(parameter.numel() for parameter in own.values())
-    names = candidates(posterior.net, posterior._varying())
+    names = candidates(posterior.net, posterior.varying)
     return sum(own[name].numel() if name in single else len(own[name]) for name in names)
 
 
-def _check_data(posterior: Posterior, loader: Any, seed: int) -> None:
+def _check_data(posterior: WeightPosterior, loader: Any, seed: int) -> None:
     """Try the network on the first batch, before the work."""
     from lightning_bnn.report.gather import check_predicts, inputs_for, undisturbed
 
@@ -213,7 +214,9 @@ def _check_data(posterior: Posterior, loader: Any, seed: int) -> None:
     raise DataError("loader is empty: it gives no batch. Scores need at least one.")
 
 
-def _scores(posterior: Posterior, loader: Any, draws: int | None, seed: int) -> dict[str, float]:
+def _scores(
+    posterior: WeightPosterior, loader: Any, draws: int | None, seed: int
+) -> dict[str, float]:
     """The likelihood's metrics of the predictive on all batches."""
     from lightning_bnn.report.gather import inputs_for, undisturbed
 

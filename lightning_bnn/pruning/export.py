@@ -7,7 +7,7 @@ Two formats, told apart by the file's suffix:
 * ``.onnx``: an ONNX graph with its weights, for ONNX Runtime and other engines.
 
 A posterior is exported as its mean network: one forward pass, without uncertainty. Zeros that
-pruning has left are stored like other weights; ``posterior.compact()`` before the export takes
+pruning has left are stored like other weights; ``compact(posterior)`` before the export takes
 removed units out, so that the file is smaller and runs faster.
 
 The size of a batch stays open. What was made is read back from the very bytes that will be the file
@@ -32,8 +32,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.network import copy_network
-from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.posteriors.files import LocalFiles
+from lightning_bnn.pruning.functions import mean_network
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -45,7 +46,7 @@ Run = Callable[[Arguments], list[Any]]  # the outputs of a batch, as a flat list
 
 
 def export_network(
-    model: Posterior | nn.Module, path: str | PathLike[str], example_inputs: Any
+    model: WeightPosterior | nn.Module, path: str | PathLike[str], example_inputs: Any
 ) -> Path:
     """Write a network as a ``.pt2`` or an ``.onnx`` file that needs nothing of this package.
 
@@ -88,11 +89,11 @@ def export_network(
         )
     if path.suffix == ".onnx":
         _require_onnx()
-    if not isinstance(model, (Posterior, nn.Module)):
+    if not isinstance(model, (WeightPosterior, nn.Module)):
         raise ConfigurationError(
             f"A posterior or a network can be exported; got a {type(model).__name__}."
         )
-    net = model.mean_network() if isinstance(model, Posterior) else copy_network(model)
+    net = mean_network(model) if isinstance(model, WeightPosterior) else copy_network(model)
     net.eval().requires_grad_(False).cpu()
     batches = _batches(example_inputs)
     with torch.no_grad():

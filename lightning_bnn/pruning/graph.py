@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import copy_network
-from lightning_bnn.pruning.resize import LAYERS
+from lightning_bnn.resize import LAYERS
 
 __all__ = [
     "ELEMENTWISE",

@@ -38,7 +38,7 @@ from lightning_bnn.pruning.graph import (
     trace,
     why_hooked,
 )
-from lightning_bnn.pruning.resize import (
+from lightning_bnn.resize import (
     BATCH_NORMS,
     CONVOLUTIONS,
     LAYERS,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.removable import Rest, Unit, find_removable
 from lightning_bnn.pruning.signal import separate
 from lightning_bnn.selection import Choice
@@ -48,7 +48,7 @@ def check_fraction(fraction: float, name: str = "fraction") -> float:
 
 
 def pruning_masks(
-    posterior: Posterior,
+    posterior: WeightPosterior,
     fraction: float,
     *,
     unit: Unit = "weight",
@@ -92,7 +92,7 @@ def pruning_masks(
     if len(components := separate(posterior)) > 1:
         raise ConfigurationError(
             f"Each of the {len(components)} components of this mixture has variances of its own "
-            "and is pruned by itself, so there is no one set of masks. Use posterior.pruned(...), "
+            "and is pruned by itself, so there is no one set of masks. Use prune(posterior, ...), "
             "or take the masks of each of posterior.components."
         )
     removable = find_removable(posterior, unit, protect, rest)

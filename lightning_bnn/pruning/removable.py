@@ -36,9 +36,10 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import network_tensors
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.posteriors.moments import Moments
 from lightning_bnn.pruning.groups import Group, Obstacle, find_groups
-from lightning_bnn.pruning.signal import Moments, check_varies, mean_and_sd, moments, ratio
+from lightning_bnn.pruning.signal import check_varies, mean_and_sd, ratio
 from lightning_bnn.selection import Choice, choose, normalisation
 
 __all__ = ["Removable", "Rest", "Unit", "candidates", "find_removable"]
@@ -79,7 +80,7 @@ class Removable:
 
 
 def find_removable(
-    posterior: Posterior, unit: Unit = "weight", protect: Choice = None, rest: Rest = "raise"
+    posterior: WeightPosterior, unit: Unit = "weight", protect: Choice = None, rest: Rest = "raise"
 ) -> Removable:
     """What pruning may remove of a posterior, with the ratio of each.
 
@@ -106,7 +107,7 @@ def find_removable(
         >>> find_removable(posterior).weights
         {'0.weight': tensor([[3., 4.], [0., 0.]])}
     """
-    net, varying = posterior.net, posterior._varying()
+    net, varying = posterior.net, posterior.varying
     if unit == "weight" or rest != "keep":
         _refuse_computed(net, varying, protect)
     names = candidates(net, varying, protect)
@@ -125,7 +126,7 @@ def find_removable(
         check_varies(posterior, {name: sd[name] for name in names}, "prunable weight")
         weights = {name: ratio(mean[name], sd[name]) for name in names}
     if groups:
-        found = moments(posterior)
+        found = posterior.moments()
         check_varies(posterior, {name: found.variance[name] for name in groups}, "removable unit")
         units = {name: _unit_ratios(found, group) for name, group in groups.items()}
     return Removable(weights, units, groups)

@@ -28,7 +28,7 @@ from torchmetrics import MetricCollection
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network, network_tensors
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.stacked import Mode
@@ -106,7 +106,7 @@ class Strategy(pl.LightningModule, ABC):
     def posterior(self) -> Posterior:
         """The posterior as it stands now; later training does not change it."""
 
-    def member_posteriors(self) -> dict[int, Posterior]:
+    def member_posteriors(self) -> Mapping[int, Posterior]:
         """By number, the posterior of each member or chain; their mixture is :meth:`posterior`.
 
         A strategy of a single network has number 0.
@@ -291,11 +291,11 @@ class Strategy(pl.LightningModule, ABC):
 
     def _take_snapshot(self) -> None:
         self._snapshot = self.posterior()
-        if self._snapshot.mode == "auto":
+        if isinstance(self._snapshot, WeightPosterior) and self._snapshot.mode == "auto":
             self._snapshot.mode = self._mode  # measured once, not in every epoch
 
     def _drop_snapshot(self) -> None:
-        if self._snapshot is not None:
+        if isinstance(self._snapshot, WeightPosterior):
             self._mode = self._snapshot.mode
         self._snapshot = None
 
@@ -407,7 +407,7 @@ class Strategy(pl.LightningModule, ABC):
         checkpoint["lightning_bnn"] = {
             "random_state": states,
             "order": self._order,
-            "mode": self._snapshot.mode if self._snapshot is not None else self._mode,
+            "mode": getattr(self._snapshot, "mode", self._mode),
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

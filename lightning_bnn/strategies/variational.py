@@ -29,9 +29,8 @@ from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import network_tensors
+from lightning_bnn.network import checked_masks, network_tensors
 from lightning_bnn.posteriors import GaussianPosterior
-from lightning_bnn.posteriors.prunable import checked_masks
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.random import NoiseGenerator, member_seed
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names

@@ -29,6 +29,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.nets import MLP
 from lightning_bnn.priors import Normal
+from lightning_bnn.pruning import compact, mean_network, sparsity
 from lightning_bnn.samplers import SGLD
 from tests.nets import SequenceLSTM, loader, make_data, mlp
 from tests.test_cli import configuration
@@ -163,7 +164,7 @@ def test_the_program_of_the_manual(tmp_path: Path) -> None:
         assert zeros["0.bias"] == zeros["2.bias"] == 0
     assert_zero(bnn.posterior(), pruning.masks)
     assert removed(pruning.masks) == count
-    assert pruning.sparsity == pytest.approx(bnn.posterior().sparsity) == count / WEIGHTS
+    assert pruning.sparsity == pytest.approx(sparsity(bnn.posterior())) == count / WEIGHTS
 
     # along the schedule, the lowest ratios first
     steps = range(25, 44)
@@ -558,7 +559,7 @@ def test_another_strategy_in_the_same_trainer_is_pruned_too() -> None:
     other = make_bnn()
     trainer.fit_loop.max_epochs = 12
     trainer.fit(other, loader(DATA, shuffle=True, batch_size=4))
-    assert pruning.sparsity == other.posterior().sparsity == 0.75
+    assert pruning.sparsity == sparsity(other.posterior()) == 0.75
     assert [one.step for one in pruning.history] == [48, *range(51, 107, 5), 108]
 
 
@@ -570,7 +571,7 @@ def test_masks_work_with_the_pruning_of_torch() -> None:
     fit(bnn, pruning)
     given = mlp(3)
     before = {name: value.clone() for name, value in given.state_dict().items()}
-    for source in (given, bnn.posterior().mean_network()):
+    for source in (given, mean_network(bnn.posterior())):
         net: Any = pruning.apply(source)
         assert prune.is_pruned(net)
         assert not prune.is_pruned(source)
@@ -591,7 +592,7 @@ def test_masks_work_with_the_pruning_of_torch() -> None:
         assert torch.equal(net(INPUTS), wanted)
     assert all(torch.equal(value, before[name]) for name, value in given.state_dict().items())
     # a network with zeros that are in place already predicts what it did
-    mean = bnn.posterior().mean_network()
+    mean = mean_network(bnn.posterior())
     assert torch.equal(pruning.apply(mean)(INPUTS), mean(INPUTS))
     with pytest.raises(ConfigurationError, match=r"masks has '0.weight' in the shape \[16, 4\]"):
         pruning.apply(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
@@ -612,11 +613,11 @@ def test_tied_weights_are_pruned_together() -> None:
     fit(bnn, pruning)
     assert sorted(pruning.masks) == ["first.weight", "head.weight"]
     assert removed(pruning.masks) == round(0.75 * (16 + 12))
-    net: Any = pruning.apply(bnn.posterior().mean_network())
+    net: Any = pruning.apply(mean_network(bnn.posterior()))
     assert net.first.weight_orig is net.second.weight_orig
     for layer in (net.first, net.second):
         assert torch.equal(layer.weight_mask, pruning.masks["first.weight"])
-    assert torch.equal(net(INPUTS), bnn.posterior().mean_network()(INPUTS))
+    assert torch.equal(net(INPUTS), mean_network(bnn.posterior())(INPUTS))
     for layer in (net.first, net.second):
         prune.remove(layer, "weight")
         assert torch.equal(layer.weight == 0, pruning.masks["first.weight"] == 0)
@@ -697,10 +698,10 @@ def test_whole_channels(make: Any) -> None:
         gone = now
     assert any(one.threshold is not None for one in pruning.history)
     # what remains is a smaller network that says the same
-    small = posterior.compact()
+    small = compact(posterior)
     parameters = [sum(p.numel() for p in one.net.parameters()) for one in (small, posterior)]
     assert parameters[0] < 0.7 * parameters[1]
-    outputs = [one.mean_network().eval()(INPUTS) for one in (small, posterior)]
+    outputs = [mean_network(one).eval()(INPUTS) for one in (small, posterior)]
     torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
     # buffers are masked on another network too
     given, first = make(), next(iter(layers))
@@ -862,7 +863,7 @@ def test_modules_without_variances_are_told_what_to_do(name: str) -> None:
         "SGMCMC": lambda: SGMCMC(mlp(3), Categorical(), sampler=partial(SGLD, lr=0.01)),
         "Plain": Plain,
     }[name]()
-    message = rf"VariationalBNN has while it trains and {name} has not.*posterior.pruned\(fraction"
+    message = rf"VariationalBNN has while it trains and {name} has not.*prune\(posterior, fraction"
     with pytest.raises(ConfigurationError, match=message):
         fit(module, SNRPruning(0.5))
 
@@ -963,7 +964,7 @@ def test_a_pruned_posterior_is_saved_small(tmp_path: Path) -> None:
         loaded = Posterior.load(folder, net())
         found, expected = loaded.predict(INPUTS).outputs, posterior.predict(INPUTS).outputs
         torch.testing.assert_close(found, expected)
-        assert loaded.sparsity == pytest.approx(round(fraction * total) / total)
+        assert sparsity(loaded) == pytest.approx(round(fraction * total) / total)
         assert_zero(loaded, pruning.masks)
     assert sizes[0.95] < sizes[0.0] / 4
 

@@ -263,8 +263,8 @@ def test_inputs_that_are_no_numbers_with_a_fraction_stay_as_they_are() -> None:
 def test_inputs_that_the_network_does_not_take(inputs: Any) -> None:
     posterior = chained(nn.Linear(2, 3), Categorical(), independent_draws(nn.Linear(2, 3), 16), 2)
     with pytest.raises(DataError, match=r"a pair \(inputs, targets\), or inputs alone.*Linear"):
-        posterior.diagnose(inputs)
-    assert posterior.diagnose({"input": INPUTS}).draws == 8
+        diagnose(posterior, inputs)
+    assert diagnose(posterior, {"input": INPUTS}).draws == 8
 
 
 class Broken(nn.Linear):
@@ -284,7 +284,7 @@ def test_the_method_takes_the_same_options() -> None:
     posterior = chained(net, Categorical(), independent_draws(net, 40), 2)
     for options in ({}, {"examples": 5, "elements": 7}):
         found, expected = (
-            posterior.diagnose(INPUTS, **options),
+            diagnose(posterior, INPUTS, **options),
             diagnose(posterior, INPUTS, **options),
         )
         assert found.labels == expected.labels

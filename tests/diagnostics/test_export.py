@@ -83,7 +83,7 @@ def test_targets_of_any_precision(dtype: torch.dtype) -> None:
     net = nn.Linear(2, 1)
     posterior = chained(net, Gaussian(), independent_draws(net, 20), 2)
     targets = torch.linspace(0, 1, 30).to(dtype)
-    observed = posterior.to_arviz((INPUTS, targets), examples=30)["observed_data"]["target"]
+    observed = to_arviz(posterior, (INPUTS, targets), examples=30)["observed_data"]["target"]
     np.testing.assert_array_equal(observed.values, targets.double())
 
 
@@ -91,7 +91,7 @@ def test_the_method_takes_the_same_options() -> None:
     net = nn.Linear(2, 1)
     posterior = chained(net, Gaussian(), independent_draws(net, 20), 2)
     for options, count in (({}, 30), ({"examples": 5}, 5)):
-        data = posterior.to_arviz(INPUTS, **options)
+        data = to_arviz(posterior, INPUTS, **options)
         assert data["posterior"]["prediction"].shape == (2, 10, count)
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 import yaml
 
-from lightning_bnn import Posterior
 from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch import LaunchedRun, StoredRun, launch
@@ -51,7 +50,7 @@ def test_chains_from_a_configuration(
     assert "2 chains of 10 draws" in said
     assert "R-hat" in said
     assert f"The posterior of 2 members is in {storage}" in said
-    components = Posterior.load(storage, MLP(1, [20, 20], 1, torch.nn.Tanh)).components  # type: ignore[attr-defined]
+    components = StoredRun(storage).posterior(MLP(1, [20, 20], 1, torch.nn.Tanh)).components
     assert [len(one) for one in components] == [10, 10]
     # the same from any machine; and once more, nothing is left to do
     assert status(["--storage", storage, "--diagnose"]) == 0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_bnn import Posterior
+from lightning_bnn.launch import StoredRun
 from lightning_bnn.nets import MLP
 from tests.launch.faults import wait_for
 from tests.launch.s3_server import BUCKET, free_port, s3_server
@@ -157,8 +157,8 @@ def test_from_submit_to_posterior(
     (package,) = re.findall(r"^package in (.*)$", said, re.MULTILINE)
     assert "py_modules_files" in package  # the one shipped
     assert head.token not in said
-    posterior = Posterior.load(storage, MLP(64, [100], 10))
-    assert len(posterior.components) == 3  # type: ignore[attr-defined]
+    posterior = StoredRun(storage).posterior(MLP(64, [100], 10))
+    assert len(posterior.components) == 3
     if not remote:
         files = [path for path in Path(storage).rglob("*") if path.is_file()]
         assert files

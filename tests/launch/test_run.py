@@ -49,7 +49,7 @@ def test_members_equal_those_trained_by_hand(tmp_path: Path) -> None:
     for result in results:
         one = Posterior.load(str(result.uri), make_net())
         assert same_weights(one, by_hand[result.member])
-    whole = Posterior.load(tmp_path, make_net())
+    whole = StoredRun(tmp_path).posterior(make_net())
     assert torch.equal(whole.predict(inputs).mean, expected.mean)
 
 

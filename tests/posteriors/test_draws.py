@@ -10,8 +10,10 @@ from lightning_bnn import DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import store
+from lightning_bnn.posteriors.base import stored_blobs, stored_entry
 from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.posteriors.stored_draws import StoredDraws
+from lightning_bnn.pruning import prune
 
 
 def generator(seed=0):
@@ -122,9 +124,9 @@ def test_chains_are_saved_and_loaded(tmp_path):
 
 def test_a_posterior_saved_without_chains_has_one(tmp_path):
     posterior = numbered(4)
-    fields = {key: value for key, value in posterior._entry().items() if key != "chains"}
+    fields = {key: value for key, value in stored_entry(posterior).items() if key != "chains"}
     fields["network"] = [["weight", [1, 1]]]
-    store.write(tmp_path, kind="draws", blobs=posterior._blobs(), fields=fields)
+    store.write(tmp_path, kind="draws", blobs=stored_blobs(posterior), fields=fields)
     loaded = Posterior.load(tmp_path, posterior.net)
     assert loaded.chains == 1
     assert given(loaded, 4) == [0, 1, 2, 3]
@@ -196,12 +198,12 @@ def test_draws_that_are_small_on_the_disk_alone_stay_there(tmp_path, monkeypatch
     torch.manual_seed(0)
     net = nn.Linear(60, 40)
     sets = [{k: torch.randn(p.shape) for k, p in net.named_parameters()} for _ in range(4)]
-    DrawsPosterior(net, Gaussian(0.1), sets).pruned(0.95).save(tmp_path)
+    prune(DrawsPosterior(net, Gaussian(0.1), sets), 0.95).save(tmp_path)
     dense = 4 * 4 * (60 * 40 + 40)
     assert sum(file.stat().st_size for file in (tmp_path / "blobs").iterdir()) < dense / 3
-    monkeypatch.setattr("lightning_bnn.posteriors.draws._CACHE_BYTES", dense - 1)
+    monkeypatch.setattr("lightning_bnn.posteriors.draws.CACHE_BYTES", dense - 1)
     loaded = Posterior.load(tmp_path, net)
     assert isinstance(loaded._draws, StoredDraws)
     assert loaded._draws.bytes == dense
-    monkeypatch.setattr("lightning_bnn.posteriors.draws._CACHE_BYTES", dense)
+    monkeypatch.setattr("lightning_bnn.posteriors.draws.CACHE_BYTES", dense)
     assert isinstance(Posterior.load(tmp_path, net)._draws, list)

@@ -16,6 +16,7 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import DrawsPosterior, GaussianPosterior, manifest, sparse, store
 from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.stored_draws import StoredDraws
+from lightning_bnn.pruning import prune
 
 BITS = {
     torch.float64: torch.int64,
@@ -438,7 +439,7 @@ def test_draws_of_a_small_network_shrink_too(tmp_path):
     posterior = DrawsPosterior(net, Gaussian(0.1), draws)
     sizes = []
     for fraction in (0, 0.5, 0.75, 0.95):
-        pruned = posterior.pruned(fraction)
+        pruned = prune(posterior, fraction)
         pruned.save(tmp_path / str(fraction))
         sizes.append(size_of(tmp_path / str(fraction)))
         loaded = Posterior.load(tmp_path / str(fraction), net)
@@ -461,7 +462,7 @@ def test_draws_of_one_posterior_may_be_stored_differently(tmp_path, monkeypatch)
     inputs = torch.randn(5, 60)
     expected = posterior.predict(inputs).mean
     assert torch.equal(Posterior.load(tmp_path, net).predict(inputs).mean, expected)
-    monkeypatch.setattr("lightning_bnn.posteriors.draws._CACHE_BYTES", 0)
+    monkeypatch.setattr("lightning_bnn.posteriors.draws.CACHE_BYTES", 0)
     lazy = Posterior.load(tmp_path, net)
     assert isinstance(lazy._draws, StoredDraws)
     assert torch.equal(lazy.predict(inputs).mean, expected)

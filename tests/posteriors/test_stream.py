@@ -262,7 +262,7 @@ def test_many_saved_draws_stay_on_the_disk(tmp_path, monkeypatch):
     stream_of(tmp_path / "a", [1, 2, 3])
     posterior = Posterior.load(tmp_path / "a", network())
     posterior.save(tmp_path / "b")
-    monkeypatch.setattr("lightning_bnn.posteriors.draws._CACHE_BYTES", 100)
+    monkeypatch.setattr("lightning_bnn.posteriors.draws.CACHE_BYTES", 100)
     loaded = Posterior.load(tmp_path / "b", network())
     assert isinstance(loaded._draws, stored_draws.StoredDraws)
     assert values(loaded._draws) == values(posterior._draws)

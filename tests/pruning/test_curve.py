@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood, Poisson
+from lightning_bnn.pruning import prune, support
 from lightning_bnn.pruning.curve import FRACTIONS, prune_curve
 
 SHARES = (0.0, 0.3, 0.8)
@@ -166,15 +167,14 @@ def test_one_pruned_posterior_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch)
     import weakref
 
     alive: list[Any] = []
-    pruned = GaussianPosterior.pruned
 
-    def watched(self: GaussianPosterior, *args: Any, **options: Any) -> GaussianPosterior:
+    def watched(*args: Any, **options: Any) -> Any:
         assert sum(reference() is not None for reference in alive) <= 1
-        made = pruned(self, *args, **options)
+        made = prune(*args, **options)
         alive.append(weakref.ref(made))
         return made
 
-    monkeypatch.setattr(GaussianPosterior, "pruned", watched)
+    monkeypatch.setattr("lightning_bnn.pruning.curve.prune", watched)
     prune_curve(gaussian(Categorical()), DataLoader(examples("classes"), 40), SHARES, draws=2)
     assert len(alive) == 3
 
@@ -260,8 +260,8 @@ def test_single_weights_where_units_cannot_go() -> None:
     curve = prune_curve(posterior, data, [0, 0.5], draws=2, **options)
     result = curve.results[1]
     assert (curve.single, result.total, curve.protected) == (30 + 24, 4 + 30 + 24, 3)
-    pruned = posterior.pruned(0.5, **options)
-    gone = {name: 1 - float(mask.float().mean()) for name, mask in pruned.support().items()}
+    pruned = prune(posterior, 0.5, **options)
+    gone = {name: 1 - float(mask.float().mean()) for name, mask in support(pruned).items()}
     assert set(result.layers) == {"one.weight", "first.weight", "two.weight"}
     for name, share in result.layers.items():
         assert share == pytest.approx(gone[name])

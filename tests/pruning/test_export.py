@@ -10,6 +10,7 @@ from torch import nn
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.posteriors import GaussianPosterior
+from lightning_bnn.pruning import mean_network, prune
 from lightning_bnn.pruning.export import export_network
 
 # what a machine without this package does, told by a finder that refuses it
@@ -76,7 +77,7 @@ def pruned_posterior():
     mean = {name: torch.randn(p.shape) for name, p in net.named_parameters()}
     sd = {name: torch.rand(p.shape) for name, p in net.named_parameters()}
     fixed = {"1.running_mean": torch.randn(4), "1.running_var": torch.rand(4) + 0.5}
-    return GaussianPosterior(net, Categorical(), mean, sd, fixed).pruned(0.5)
+    return prune(GaussianPosterior(net, Categorical(), mean, sd, fixed), 0.5)
 
 
 def by_hand(posterior, inputs):
@@ -104,7 +105,7 @@ def test_both_formats_run_without_this_package(tmp_path):
         expected = by_hand(posterior, batch)
         torch.testing.assert_close(outputs[rows], expected, rtol=1e-6, atol=1e-5)
         torch.testing.assert_close(
-            outputs[rows], posterior.mean_network()(batch), rtol=1e-6, atol=1e-6
+            outputs[rows], mean_network(posterior)(batch), rtol=1e-6, atol=1e-6
         )
         (found,) = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
         torch.testing.assert_close(torch.from_numpy(found), expected, rtol=1e-5, atol=1e-5)

@@ -21,6 +21,7 @@ from lightning_bnn.posteriors import (
     MixturePosterior,
     Posterior,
 )
+from lightning_bnn.pruning import prune as prune_posterior
 from lightning_bnn.pruning.masks import pruning_masks
 from lightning_bnn.pruning.removable import candidates, find_removable
 from lightning_bnn.selection import last_layer, select
@@ -267,17 +268,17 @@ def test_units_of_half_precision_are_ranked_as_they_are() -> None:
 
 def test_pruning_again_is_pruning_once() -> None:
     posterior = gaussian_of(cnn())
-    once = posterior.pruned(0.7, unit="channel")
-    twice = posterior.pruned(0.3, unit="channel").pruned(0.7, unit="channel")
+    once = prune_posterior(posterior, 0.7, unit="channel")
+    twice = prune_posterior(prune_posterior(posterior, 0.3, unit="channel"), 0.7, unit="channel")
     for name, mean in once.mean.items():
         assert torch.equal(mean, twice.mean[name])
-    same = posterior.pruned(0, unit="channel")
+    same = prune_posterior(posterior, 0, unit="channel")
     assert all(torch.equal(mean, same.mean[name]) for name, mean in posterior.mean.items())
 
 
 def test_a_removed_unit_is_exactly_zero_where_it_is_read() -> None:
     """Through BatchNorms of three kinds and a depthwise convolution, in every draw."""
-    posterior = gaussian_of(cnn()).pruned(0.5, unit="channel", protect="8.*")
+    posterior = prune_posterior(gaussian_of(cnn()), 0.5, unit="channel", protect="8.*")
     masks = unit_masks(gaussian_of(cnn()), 0.5, protect="8.*")
     names = ["0.weight", "1.weight", "1.bias", "3.weight", "3.bias", "7.weight", "7.bias"]
     assert set(masks) == {*names, "1.running_mean", "4.running_mean", "7.running_mean"}

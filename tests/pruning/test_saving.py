@@ -13,6 +13,7 @@ from lightning_bnn import Posterior
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors.draws import create_stream
+from lightning_bnn.pruning import prune
 from lightning_bnn.pruning.saving import refuse_to_replace, save_with_configuration, stored_bytes
 from tests.pruning.posteriors import KINDS, gaussian, like, network
 
@@ -65,7 +66,7 @@ def test_files_and_places_that_cannot_be_read(tmp_path: Path) -> None:
 def test_the_configuration_is_copied_byte_by_byte(tmp_path: Path, memory: str) -> None:
     content = "model: # Zürich\r\n  class_path: x\n".encode()
     (tmp_path / "fit.yaml").write_bytes(content)
-    pruned = gaussian().pruned(0.5)
+    pruned = prune(gaussian(), 0.5)
     save_with_configuration(pruned, f"{memory}/far/", str(tmp_path / "fit.yaml"))
     # from there to a folder of the machine that is new
     folder = tmp_path / "new" / "near"

@@ -20,8 +20,9 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import draws as draws_module
 from lightning_bnn.posteriors import low_rank as low_rank_module
 from lightning_bnn.posteriors.draws import create_stream
-from lightning_bnn.posteriors.prunable import _Masked
 from lightning_bnn.posteriors.stored_draws import StoredDraws
+from lightning_bnn.pruning import compact, masked, mean_network, prune, sparsity, support
+from lightning_bnn.pruning.functions import _Masked
 from lightning_bnn.pruning.masks import keep_masks, pruning_masks
 from lightning_bnn.pruning.signal import separate, signal_to_noise
 from tests.pruning.posteriors import KINDS, draws, gaussian, like, low_rank, multi_swag, network
@@ -36,7 +37,7 @@ def seeded() -> torch.Generator:
 
 def stored(tmp_path, monkeypatch, posterior: Posterior | None = None) -> DrawsPosterior:
     (posterior or draws()).save(tmp_path)
-    monkeypatch.setattr(draws_module, "_CACHE_BYTES", 0)
+    monkeypatch.setattr(draws_module, "CACHE_BYTES", 0)
     made = Posterior.load(tmp_path, network())
     assert isinstance(made, DrawsPosterior)
     assert isinstance(made._draws, StoredDraws)
@@ -52,9 +53,9 @@ def test_pruned_weights_are_zero_in_every_draw_and_the_rest_is_as_it_was(kind):
     posterior = KINDS[kind]()
     before = posterior.sample(24, seeded())
     expected = posterior.predict(INPUTS).mean
-    small = posterior.pruned(0.6)
+    small = prune(posterior, 0.6)
     assert type(small) is type(posterior)
-    assert small.sparsity == pytest.approx(25 / 42)  # round(0.6 · 42)
+    assert sparsity(small) == pytest.approx(25 / 42)  # round(0.6 · 42)
     after = small.sample(24, seeded())
     for whole, part in zip(separate(posterior), separate(small), strict=True):
         masks, own = pruning_masks(whole, 0.6), part.sample(24, seeded())
@@ -65,7 +66,7 @@ def test_pruned_weights_are_zero_in_every_draw_and_the_rest_is_as_it_was(kind):
     assert [name for name in after if not torch.equal(after[name], before[name])] == WEIGHTS
     # nothing leaks: neither into the original, nor from its kept draws
     assert torch.equal(posterior.predict(INPUTS).mean, expected)
-    assert posterior.sparsity == 0
+    assert sparsity(posterior) == 0
     assert not torch.equal(small.predict(INPUTS).mean, expected)
 
 
@@ -73,28 +74,28 @@ def test_pruned_weights_are_zero_in_every_draw_and_the_rest_is_as_it_was(kind):
 @pytest.mark.parametrize("scope", ["global", "layer"])
 def test_pruning_twice_is_pruning_once(kind, scope):
     posterior = KINDS[kind]()
-    once = posterior.pruned(0.8, scope=scope)
-    twice = posterior.pruned(0.3, scope=scope).pruned(0.8, scope=scope)
-    less = once.pruned(0.3, scope=scope)
-    none = posterior.pruned(0, scope=scope)
+    once = prune(posterior, 0.8, scope=scope)
+    twice = prune(prune(posterior, 0.3, scope=scope), 0.8, scope=scope)
+    less = prune(once, 0.3, scope=scope)
+    none = prune(posterior, 0, scope=scope)
     for one, other in ((once, twice), (once, less), (posterior, none)):
         left, right = one.sample(12, seeded()), other.sample(12, seeded())
         assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_each_component_of_multi_swag_has_its_own_masks_and_an_ensemble_one():
-    small = multi_swag().pruned(0.5)
-    supports = [one.support()["5.weight"] for one in small.components]
+    small = prune(multi_swag(), 0.5)
+    supports = [support(one)["5.weight"] for one in small.components]
     assert not torch.equal(supports[0], supports[1])
-    assert small.sparsity == 0.5
-    assert torch.equal(small.support()["5.weight"], supports[0] | supports[1] | supports[2])
+    assert sparsity(small) == 0.5
+    assert torch.equal(support(small)["5.weight"], supports[0] | supports[1] | supports[2])
     whole = KINDS["ensemble"]()
-    small = whole.pruned(0.5)
+    small = prune(whole, 0.5)
     scores = {name: signal_to_noise(whole)[name] for name in WEIGHTS}
     keep = keep_masks(scores, 0.5)
     for component in small.components:
-        assert torch.equal(component.support()["5.weight"], keep["5.weight"])
-        assert torch.equal(component.support()["0.weight"], keep["0.weight"])
+        assert torch.equal(support(component)["5.weight"], keep["5.weight"])
+        assert torch.equal(support(component)["0.weight"], keep["0.weight"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,14 +104,17 @@ def test_support_is_where_a_draw_is_not_zero(kind):
     mask = torch.ones(3, 8, dtype=torch.bool)
     mask[1, 2:5] = False
     gone = torch.tensor([0.0, 1.0])  # 0 and 1 serve too, for a fixed or a varying buffer
-    small = posterior.masked({"5.weight": mask, "1.running_var": gone})
-    support = small.support()
-    assert list(support) == [*dict(network().named_parameters()), *dict(network().named_buffers())]
-    assert torch.equal(support["5.weight"], mask)
-    assert support["1.running_var"].tolist() == [False, True]
-    assert support["0.weight"].all()
-    assert small.sparsity == pytest.approx(3 / 42)
-    assert posterior.support()["5.weight"].all()
+    small = masked(posterior, {"5.weight": mask, "1.running_var": gone})
+    somewhere = support(small)
+    assert list(somewhere) == [
+        *dict(network().named_parameters()),
+        *dict(network().named_buffers()),
+    ]
+    assert torch.equal(somewhere["5.weight"], mask)
+    assert somewhere["1.running_var"].tolist() == [False, True]
+    assert somewhere["0.weight"].all()
+    assert sparsity(small) == pytest.approx(3 / 42)
+    assert support(posterior)["5.weight"].all()
 
 
 def test_what_is_kept_beside_the_weights():
@@ -124,10 +128,10 @@ def test_what_is_kept_beside_the_weights():
         low_rank(scale=0.4),
     ]
     for posterior in kinds:
-        posterior.mode, posterior._compact = "loop", True
-        small = posterior.masked({})
+        posterior.mode, posterior.pruned_from = "loop", []
+        small = masked(posterior, {})
         assert small.mode == "loop"
-        assert small._compact
+        assert small.pruned_from == []
         assert small.likelihood.config() == posterior.likelihood.config()
         assert vars(small).get("scale") == vars(posterior).get("scale")
         assert vars(small).get("chains") == vars(posterior).get("chains")
@@ -135,8 +139,8 @@ def test_what_is_kept_beside_the_weights():
             assert torch.equal(small.fixed[name], tensor)
             assert small.fixed[name] is not tensor
     whole = MixturePosterior(kinds)
-    assert whole._compact
-    assert [one.mode for one in whole.masked({}).components] == ["loop"] * 3
+    assert whole.pruned_from == []
+    assert [one.mode for one in masked(whole, {}).components] == ["loop"] * 3
 
 
 def test_nan_and_negative_numbers_become_plus_zero():
@@ -145,7 +149,7 @@ def test_nan_and_negative_numbers_become_plus_zero():
     posterior.mean["5.weight"][0, 1] = -torch.inf
     mask = torch.ones(3, 8, dtype=torch.bool)
     mask[0] = False
-    small = posterior.masked({"5.weight": mask})
+    small = masked(posterior, {"5.weight": mask})
     assert is_positive_zero(small.mean["5.weight"][0])
     assert is_positive_zero(small.sample(50, seeded())["5.weight"][:, 0])
     assert isinstance(pickle.loads(pickle.dumps(_Masked({"5.weight": mask}))), _Masked)
@@ -153,15 +157,15 @@ def test_nan_and_negative_numbers_become_plus_zero():
 
 def test_draws_on_the_disk_stay_there(tmp_path, monkeypatch):
     lazy = stored(tmp_path, monkeypatch)
-    small, expected = lazy.pruned(0.6), draws().pruned(0.6)
+    small, expected = prune(lazy, 0.6), prune(draws(), 0.6)
     assert isinstance(small._draws, StoredDraws)
     assert small.chains == 2
     assert len(small) == 6
-    for posterior in (small, small.pruned(0.6), small.to("cpu")):
+    for posterior in (small, prune(small, 0.6), small.to("cpu")):
         for mine, theirs in zip(posterior._draws, expected._draws, strict=True):
             assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
-    assert small.sparsity == pytest.approx(25 / 42)
-    assert lazy.sparsity == 0
+    assert sparsity(small) == pytest.approx(25 / 42)
+    assert sparsity(lazy) == 0
     small.save(tmp_path / "small")
     again = Posterior.load(tmp_path / "small", network())
     assert torch.equal(again.predict(INPUTS).mean, expected.predict(INPUTS).mean)
@@ -174,18 +178,18 @@ def test_a_mapped_stream_keeps_its_chains_and_may_change_shapes(tmp_path):
     for step, both in enumerate(values, start=1):
         stream.append(step, {"weight": both})
     posterior = Posterior.load(tmp_path, net)
-    made = posterior._mapped(smaller, lambda name, tensor: tensor[..., 1:])
+    made = posterior.map(lambda name, tensor: tensor[..., 1:], smaller)
     assert made.chains == 2
     assert made._draws.shapes == {"weight": (1, 2)}
     assert torch.equal(made.sample(4)["weight"], values.reshape(4, 1, 3)[..., 1:])
     with pytest.raises(ConfigurationError, match="'weight' in the shape"):
-        posterior._mapped(net, lambda name, tensor: tensor[..., 1:])
+        posterior.map(lambda name, tensor: tensor[..., 1:])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_mean_network_is_an_ordinary_one(kind):
     posterior = KINDS[kind]()
-    net = posterior.mean_network()
+    net = mean_network(posterior)
     assert type(net) is nn.Sequential
     assert not net.training
     assert not any(parameter.requires_grad for parameter in net.parameters())
@@ -207,7 +211,7 @@ def test_the_mean_network_is_an_ordinary_one(kind):
             torch.testing.assert_close(parameter.data, expected)
     with torch.no_grad():
         next(net.parameters()).zero_()  # a copy: the posterior does not see it
-    assert posterior.sparsity == 0
+    assert sparsity(posterior) == 0
     assert posterior.net is not net
 
 
@@ -224,10 +228,10 @@ def test_the_mean_network_has_the_fixed_values_and_ties():
     net, one = Tied().double(), {"first.weight": torch.eye(2).double()}
     fixed = {"first.bias": torch.zeros(2).double(), "second.bias": torch.ones(2).double()}
     posterior = GaussianPosterior(net, Gaussian(0.1), one, one, fixed)
-    assert posterior.mean_network()(torch.ones(1, 2).double()).tolist() == [[2.0, 2.0]]
-    small = posterior.pruned(0.5)
+    assert mean_network(posterior)(torch.ones(1, 2).double()).tolist() == [[2.0, 2.0]]
+    small = prune(posterior, 0.5)
     assert small.sample(3)["first.weight"].count_nonzero() <= 6
-    assert small.sparsity == 0.5
+    assert sparsity(small) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -243,22 +247,22 @@ def test_the_mean_network_has_the_fixed_values_and_ties():
 def test_masks_that_are_none(masks, message):
     for posterior in (gaussian(), multi_swag()):
         with pytest.raises(ConfigurationError, match=message):
-            posterior.masked(masks)
+            masked(posterior, masks)
 
 
 def test_refusals_reach_every_kind():
     for posterior in (gaussian(), draws(), multi_swag()):
         with pytest.raises(ConfigurationError, match=r"got 1\.5"):
-            posterior.pruned(1.5)
+            prune(posterior, 1.5)
         with pytest.raises(ConfigurationError, match="matches no parameter"):
-            posterior.pruned(0.5, protect="head")
+            prune(posterior, 0.5, protect="head")
     with pytest.raises(ConfigurationError, match="single draw"):
-        draws(0, 1, 1).pruned(0.5)
+        prune(draws(0, 1, 1), 0.5)
 
 
 def test_low_rank_draws_of_zeros_are_plus_zero_whatever_the_sign():
     """The product with the deviations may be −0: it must not be seen."""
-    posterior = low_rank(rank=3).masked({"5.weight": torch.zeros(3, 8), "5.bias": torch.zeros(3)})
+    posterior = masked(low_rank(rank=3), {"5.weight": torch.zeros(3, 8), "5.bias": torch.zeros(3)})
     assert low_rank_module.LowRankPosterior is type(posterior)
     sampled = posterior.sample(200, seeded())
     assert is_positive_zero(sampled["5.weight"])
@@ -285,7 +289,7 @@ def test_tensors_without_elements():
         else:
             variance = {k: v.square() for k, v in mean.items()}
             posterior = LowRankPosterior(net, Gaussian(0.3), mean, variance, like(net, 1, lead))
-        pruned = posterior.pruned(0.5, unit="channel")
-        assert pruned.support()["unused"].shape == (0, 3)
-        assert pruned.sparsity == 6 / 16
-        assert pruned.compact().net.one.out_features == 2
+        pruned = prune(posterior, 0.5, unit="channel")
+        assert support(pruned)["unused"].shape == (0, 3)
+        assert sparsity(pruned) == 6 / 16
+        assert compact(pruned).net.one.out_features == 2

@@ -7,7 +7,7 @@ from torch.nn.utils import parametrizations, prune
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import describe, network_tensors
-from lightning_bnn.pruning.resize import resized
+from lightning_bnn.resize import resized
 
 
 def shapes_of(net: nn.Module) -> dict[str, list[int]]:

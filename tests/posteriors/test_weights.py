@@ -6,6 +6,7 @@ from lightning_bnn.errors import PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import GaussianPosterior, MixturePosterior
 from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.pruning import compact, prune
 
 
 def network(inputs=3, hidden=8, outputs=2):
@@ -14,12 +15,12 @@ def network(inputs=3, hidden=8, outputs=2):
     )
 
 
-def posterior(net, compact=True):
+def posterior(net, small=True):
     torch.manual_seed(0)
     mean = {name: torch.randn(p.shape) for name, p in net.named_parameters()}
     sd = {name: torch.rand(p.shape) for name, p in net.named_parameters()}
     made = GaussianPosterior(net, Gaussian(0.1), mean, sd)
-    made._compact = compact
+    made.pruned_from = [] if small else None
     return made
 
 
@@ -28,17 +29,16 @@ def test_a_compact_posterior_takes_the_original_network_or_the_small_one(tmp_pat
     before = {name: tensor.clone() for name, tensor in original.state_dict().items()}
     saved = posterior(small)
     for index, one in enumerate((saved, MixturePosterior([saved, posterior(small)]))):
-        one._compact = True
         one.save(tmp_path / str(index))
         for net in (original, small):
             loaded = Posterior.load(tmp_path / str(index), net)
             inputs = torch.randn(6, 3)
             found, expected = loaded.predict(inputs).mean, one.predict(inputs).mean
             torch.testing.assert_close(found, expected)
-            assert loaded._compact
-            assert all(part._compact for part in getattr(loaded, "components", []))
+            assert loaded.pruned_from == []
+            assert all(part.pruned_from == [] for part in loaded.components)
             loaded.save(tmp_path / "again")  # still compact: it loads as it did
-            assert Posterior.load(tmp_path / "again", original)._compact
+            assert Posterior.load(tmp_path / "again", original).pruned_from == []
     for name, tensor in original.state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -66,10 +66,10 @@ def test_layers_that_cannot_be_made_smaller_are_named(tmp_path):
 
 def test_without_the_mark_a_larger_network_is_another_one(tmp_path):
     small = network(hidden=5)
-    posterior(small, compact=False).save(tmp_path)
+    posterior(small, small=False).save(tmp_path)
     with pytest.raises(PosteriorFormatError, match="of another network"):
         Posterior.load(tmp_path, network())
-    assert not Posterior.load(tmp_path, small)._compact
+    assert Posterior.load(tmp_path, small).pruned_from is None
 
 
 def test_a_network_that_it_was_not_pruned_from_is_refused(tmp_path):
@@ -78,10 +78,10 @@ def test_a_network_that_it_was_not_pruned_from_is_refused(tmp_path):
     def other(inputs, outputs):
         return nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, outputs))
 
-    whole = posterior(other(4, 3), compact=False)
-    smaller = whole.pruned(0.5, unit="channel").compact()
+    whole = posterior(other(4, 3), small=False)
+    smaller = compact(prune(whole, 0.5, unit="channel"))
     mixture = MixturePosterior([smaller, smaller])
-    for index, one in enumerate((smaller, smaller.compact(), mixture, mixture.pruned(0.0))):
+    for index, one in enumerate((smaller, compact(smaller), mixture, prune(mixture, 0.0))):
         one.save(tmp_path / str(index))
         for net in (other(7, 10), other(4, 4)):
             with pytest.raises(PosteriorFormatError, match=r"of another network: tensor \d"):
@@ -91,12 +91,12 @@ def test_a_network_that_it_was_not_pruned_from_is_refused(tmp_path):
         loaded.save(tmp_path / "again")
         with pytest.raises(PosteriorFormatError, match="of another network"):
             Posterior.load(tmp_path / "again", other(7, 10))
-        assert Posterior.load(tmp_path / "again", smaller.net)._compact
+        assert Posterior.load(tmp_path / "again", smaller.net).pruned_from
 
 
 def test_the_original_of_a_smaller_one_is_the_largest(tmp_path):
-    smaller = posterior(network(), compact=False).pruned(0.5, unit="channel").compact()
-    further = smaller.pruned(0.5, unit="channel").compact()
+    smaller = compact(prune(posterior(network(), small=False), 0.5, unit="channel"))
+    further = compact(prune(smaller, 0.5, unit="channel"))
     assert further.net[0].out_features == 2
     further.save(tmp_path)
     assert Posterior.load(tmp_path, network()).net[0].out_features == 2
