@@ -46,7 +46,7 @@ from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.nets import MLP
 from lightning_bnn.priors import StudentT
 from lightning_bnn.pruning import PruneCurve, prune, prune_curve
-from lightning_bnn.pruning.saving import stored_bytes
+from lightning_bnn.pruning.command import stored_bytes
 
 __all__ = ["main"]
 

@@ -51,7 +51,7 @@ from lightning_bnn.nets import MLP
 from lightning_bnn.posteriors import DrawsPosterior, GaussianPosterior, WeightPosterior
 from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.pruning import compact, mean_network, prune
-from lightning_bnn.pruning.saving import stored_bytes
+from lightning_bnn.pruning.command import stored_bytes
 from lightning_bnn.stacked import call_network
 
 __all__ = ["main"]

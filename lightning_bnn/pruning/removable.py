@@ -39,7 +39,7 @@ from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.posteriors.moments import Moments
 from lightning_bnn.pruning.groups import Group, Obstacle, find_groups
-from lightning_bnn.pruning.signal import check_varies, mean_and_sd, ratio
+from lightning_bnn.pruning.signal import check_varies, ratio
 from lightning_bnn.selection import Choice, choose, normalisation
 
 __all__ = ["Removable", "Rest", "Unit", "candidates", "find_removable"]
@@ -119,16 +119,12 @@ def find_removable(
             f"There is nothing to prune: of the parameters that vary, {varying[:3]}, none is a "
             "weight with two or more axes outside of normalisation layers."
         )
-    weights: dict[str, Tensor] = {}
-    units: dict[str, Tensor] = {}
-    if names:
-        mean, sd = mean_and_sd(posterior)
-        check_varies(posterior, {name: sd[name] for name in names}, "prunable weight")
-        weights = {name: ratio(mean[name], sd[name]) for name in names}
-    if groups:
-        found = posterior.moments()
-        check_varies(posterior, {name: found.variance[name] for name in groups}, "removable unit")
-        units = {name: _unit_ratios(found, group) for name, group in groups.items()}
+    moments = posterior.moments()
+    for what, chosen in (("prunable weight", names), ("removable unit", list(groups))):
+        if chosen:
+            check_varies(posterior, {name: moments.variance[name] for name in chosen}, what)
+    weights = {name: ratio(moments.mean[name], moments.variance[name]) for name in names}
+    units = {name: _unit_ratios(moments, group) for name, group in groups.items()}
     return Removable(weights, units, groups)
 
 
@@ -292,14 +288,13 @@ def _entries(tensors: Mapping[str, Tensor], group: Group) -> dict[str, int]:
     }
 
 
-def _unit_ratios(found: Moments, group: Group) -> Tensor:
+def _unit_ratios(moments: Moments, group: Group) -> Tensor:
     """The ratio of each unit of a group, summed in float64."""
     names = [_join(layer, key) for layer in group.producers for key in ("weight", "bias")]
-    names = [name for name in names if name in found.mean]
-    means = torch.cat([_rows(found.mean[name]) for name in names], dim=1)
-    variances = torch.cat([_rows(found.variance[name]) for name in names], dim=1)
-    signal, noise = means.square().sum(1), variances.sum(1)
-    return (signal / noise).sqrt().masked_fill((signal == 0) & (noise == 0), 0.0)
+    names = [name for name in names if name in moments.mean]
+    mean = torch.cat([_rows(moments.mean[name]) for name in names], dim=1)
+    variance = torch.cat([_rows(moments.variance[name]) for name in names], dim=1)
+    return ratio(mean.norm(dim=1), variance.sum(1))
 
 
 def _rows(tensor: Tensor) -> Tensor:

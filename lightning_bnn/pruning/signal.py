@@ -26,15 +26,12 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors import DrawsPosterior, GaussianPosterior, WeightPosterior
-from lightning_bnn.posteriors.moments import at_least_float32
+from lightning_bnn.posteriors import WeightPosterior
 
-__all__ = ["check_varies", "mean_and_sd", "ratio", "separate", "signal_to_noise"]
-
-Weights = dict[str, Tensor]
+__all__ = ["check_varies", "ratio", "separate", "signal_to_noise"]
 
 
-def signal_to_noise(posterior: WeightPosterior) -> Weights:
+def signal_to_noise(posterior: WeightPosterior) -> dict[str, Tensor]:
     """The ratio of |mean| to standard deviation of every weight that varies, by name.
 
     For a mixture it is that of the mixture as a whole.
@@ -43,7 +40,9 @@ def signal_to_noise(posterior: WeightPosterior) -> Weights:
         ConfigurationError: No weight has a variance: a single draw, or a plain network.
 
     Example:
+        >>> import torch
         >>> from torch import nn
+        >>> from lightning_bnn import GaussianPosterior
         >>> from lightning_bnn.likelihoods import Gaussian
         >>> posterior = GaussianPosterior(
         ...     nn.Linear(2, 1, bias=False), Gaussian(0.1),
@@ -52,54 +51,37 @@ def signal_to_noise(posterior: WeightPosterior) -> Weights:
         >>> signal_to_noise(posterior)["weight"]
         tensor([[1.5000, 0.0000]])
     """
-    mean, sd = mean_and_sd(posterior)
-    check_varies(posterior, sd, "weight")
-    return {name: ratio(mean[name], sd[name]) for name in mean}
-
-
-def mean_and_sd(posterior: WeightPosterior) -> tuple[Weights, Weights]:
-    """Mean and standard deviation of every parameter that varies, at least in float32."""
-    if isinstance(posterior, GaussianPosterior):
-        # not the root of the square, which is 0 for a very small number
-        sd = posterior.sd
-        deviations = {name: at_least_float32(sd[name]) for name in posterior.varying}
-        return posterior.moments().mean, deviations
     moments = posterior.moments()
-    return moments.mean, {name: variance.sqrt() for name, variance in moments.variance.items()}
+    check_varies(posterior, moments.variance, "weight")
+    return {name: ratio(mean, moments.variance[name]) for name, mean in moments.mean.items()}
 
 
-def ratio(mean: Tensor, sd: Tensor) -> Tensor:
+def ratio(mean: Tensor, variance: Tensor) -> Tensor:
     """|mean| / sd, where 0/0 is 0.
 
     Example:
-        >>> ratio(torch.tensor([0.0, 1.0, -1.0]), torch.tensor([0.0, 0.0, 4.0]))
+        >>> import torch
+        >>> ratio(torch.tensor([0.0, 1.0, -1.0]), torch.tensor([0.0, 0.0, 16.0]))
         tensor([0.0000,    inf, 0.2500])
     """
-    mean, sd = at_least_float32(mean), at_least_float32(sd)
-    return (mean.abs() / sd).masked_fill_((mean == 0) & (sd == 0), 0.0)
+    return (mean.abs() / variance.sqrt()).masked_fill_((mean == 0) & (variance == 0), 0.0)
 
 
-def check_varies(posterior: WeightPosterior, spread: Mapping[str, Tensor], what: str) -> None:
-    """Raise unless one of these standard deviations or variances is above zero.
+def check_varies(posterior: WeightPosterior, variance: Mapping[str, Tensor], what: str) -> None:
+    """Raise unless one of these variances is above zero.
 
     Args:
         posterior: Whose they are.
-        spread: Standard deviations or variances, by name.
+        variance: Variances by name.
         what: What is looked at, in the singular.
     """
-    if any(bool((tensor > 0).any()) for tensor in spread.values()):
-        return
-    if isinstance(posterior, DrawsPosterior) and len(posterior) == 1:
-        why = "it holds a single draw"
-    elif isinstance(posterior, DrawsPosterior):
-        why = f"all of its {len(posterior)} draws are the same there"
-    else:
-        why = "all standard deviations are 0"
-    raise ConfigurationError(
-        f"The signal-to-noise ratio needs a posterior with variances, but no {what} of this "
-        f"{type(posterior).__name__} varies: {why}. Use variational inference, SWAG, at least two "
-        "draws of a chain, or an ensemble of at least two members."
-    )
+    if not any(bool((tensor > 0).any()) for tensor in variance.values()):
+        raise ConfigurationError(
+            f"The signal-to-noise ratio needs a posterior with variances, but no {what} of this "
+            f"{type(posterior).__name__} varies: all standard deviations are 0, as those of a "
+            "single draw are. Use variational inference, SWAG, at least two draws of a chain, or "
+            "an ensemble of at least two members."
+        )
 
 
 def separate(posterior: WeightPosterior) -> Sequence[WeightPosterior]:
@@ -110,8 +92,9 @@ def separate(posterior: WeightPosterior) -> Sequence[WeightPosterior]:
     only the mixture as a whole has a ratio.
 
     Example:
+        >>> import torch
         >>> from torch import nn
-        >>> from lightning_bnn import MixturePosterior
+        >>> from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior
         >>> from lightning_bnn.likelihoods import Gaussian
         >>> net, one = nn.Linear(1, 1, bias=False), {"weight": torch.ones(1, 1)}
         >>> gaussian = GaussianPosterior(net, Gaussian(0.1), one, one)
@@ -121,5 +104,6 @@ def separate(posterior: WeightPosterior) -> Sequence[WeightPosterior]:
         >>> len(separate(MixturePosterior([gaussian, point])))
         1
     """
-    parts = posterior.components
-    return parts if len(parts) > 1 and all(part.has_variance for part in parts) else [posterior]
+    components = posterior.components
+    alone = len(components) > 1 and all(component.has_variance for component in components)
+    return components if alone else [posterior]

@@ -23,12 +23,14 @@ from torch import Tensor, nn
 from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
 from lightning_bnn.cli import main
 from lightning_bnn.data import Digits
-from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.nets import MLP, sequential
-from lightning_bnn.posteriors.draws import unstack
+from lightning_bnn.posteriors.draws import create_stream, unstack
 from lightning_bnn.pruning import mean_network, prune, prune_curve, support
-from lightning_bnn.pruning.table import curve_table
+from lightning_bnn.pruning.command import stored_bytes
+from lightning_bnn.pruning.curve import curve_table
 from lightning_bnn.report.networks import load_posterior
+from tests.pruning.posteriors import KINDS, like, network
 
 DATA = Path(__file__).parents[2] / "configs" / "data" / "digits.yaml"
 DRAWS = 6
@@ -473,6 +475,26 @@ def test_a_posterior_without_configuration(
     assert copied.read_bytes() == (run / "config.yaml").read_bytes()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_files_of_a_posterior_are_counted_and_no_other(kind: str, tmp_path: Path) -> None:
+    KINDS[kind]().save(tmp_path)
+    expected = size(tmp_path)
+    for other in ("config.yaml", "run.log", "checkpoints/last.ckpt"):
+        (tmp_path / other).parent.mkdir(exist_ok=True)
+        (tmp_path / other).write_text("something else")
+    assert stored_bytes(tmp_path) == stored_bytes(f"{tmp_path}/") == expected
+
+
+def test_streamed_draws_are_counted_with_their_records(tmp_path: Path) -> None:
+    net = network()
+    weights = like(net, 0, 2)  # two chains
+    stream = create_stream(tmp_path, net, Gaussian(0.3), weights)
+    for step in (1, 2, 3):
+        stream.append(step, {name: tensor + step for name, tensor in weights.items()})
+    assert len(list((tmp_path / "records").iterdir())) == 3
+    assert stored_bytes(tmp_path) == size(tmp_path)
+
+
 # ------------------------------------------------------------------------------------ bad input
 
 
@@ -599,7 +621,7 @@ def test_a_posterior_without_variances(
     for unit in ("weight", "channel"):
         assert command("--posterior", source, "--fraction", 0.5, "--unit", unit) == 1
         said = capsys.readouterr().err
-        assert "it holds a single draw" in said
+        assert "all standard deviations are 0, as those of a single draw are" in said
         assert "Use variational inference, SWAG" in said
 
 

@@ -169,7 +169,7 @@ def test_posteriors_without_variances_are_refused():
     values = {"weight": torch.ones(1, 2)}
     with pytest.raises(ConfigurationError, match=r"no weight of this DrawsPosterior.*single draw"):
         signal_to_noise(DrawsPosterior(net, Gaussian(0.1), [values]))
-    with pytest.raises(ConfigurationError, match="all of its 2 draws are the same"):
+    with pytest.raises(ConfigurationError, match="all standard deviations are 0"):
         signal_to_noise(DrawsPosterior(net, Gaussian(0.1), [values, values]))
     zero = {"weight": torch.zeros(1, 2)}
     with pytest.raises(ConfigurationError, match=r"all standard deviations are 0.*two draws"):
