@@ -16,16 +16,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 
+from lightning_bnn.checks import check_option
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import prune
 from lightning_bnn.pruning.histogram import SNRHistogram, snr_histogram
-from lightning_bnn.pruning.masks import Scope, check_choice, check_fraction, keep_masks
+from lightning_bnn.pruning.masks import Scope, check_fraction, keep_masks
 from lightning_bnn.pruning.removable import Removable, Rest, Unit, candidates, find_removable
 from lightning_bnn.pruning.signal import separate
 from lightning_bnn.selection import Choice
@@ -242,7 +243,7 @@ def prune_curve(
     if draws is not None and draws < 1:
         raise ConfigurationError(f"draws= is at least 1; got {draws}.")
     for name, value, kinds in (("unit", unit, Unit), ("scope", scope, Scope), ("rest", rest, Rest)):
-        check_choice(name, value, kinds)
+        check_option(name, value, get_args(kinds))
     components = _separate(posterior)
     removable = [find_removable(component, unit, protect, rest) for component in components]
     groups = [ratios for each in removable for ratios in (each.units, each.weights) if ratios]

@@ -13,18 +13,19 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from lightning_bnn.checks import check_option
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.removable import Rest, Unit, find_removable
 from lightning_bnn.pruning.signal import separate
 from lightning_bnn.selection import Choice
 
-__all__ = ["Rest", "Scope", "Unit", "check_choice", "check_fraction", "keep_masks", "pruning_masks"]
+__all__ = ["Rest", "Scope", "Unit", "check_fraction", "keep_masks", "pruning_masks"]
 
 Scope = Literal["global", "layer"]
 
@@ -88,7 +89,7 @@ def pruning_masks(
     """
     fraction = check_fraction(fraction)
     for name, value, kinds in (("unit", unit, Unit), ("scope", scope, Scope), ("rest", rest, Rest)):
-        check_choice(name, value, kinds)
+        check_option(name, value, get_args(kinds))
     if len(components := separate(posterior)) > 1:
         raise ConfigurationError(
             f"Each of the {len(components)} components of this mixture has variances of its own "
@@ -197,16 +198,3 @@ def _check_reachable(fraction: float, count: int, total: int, names: Sequence[st
         f"pruned layers ({shown}) keeps at least one, so at most {total - len(names)} can go. The "
         f"largest fraction is {largest:g}."
     )
-
-
-def check_choice(name: str, value: object, kinds: Any) -> None:
-    """Raise unless an option is one of the words of a ``Literal``.
-
-    Example:
-        >>> check_choice("scope", "net", Scope)
-        Traceback (most recent call last):
-        lightning_bnn.errors.ConfigurationError: scope= is one of ['global', 'layer']; got 'net'.
-    """
-    known = list(get_args(kinds))
-    if value not in known:
-        raise ConfigurationError(f"{name}= is one of {known}; got {value!r}.")

@@ -42,7 +42,7 @@ from lightning_bnn.pruning.groups import Group, Obstacle, find_groups
 from lightning_bnn.pruning.signal import check_varies, ratio
 from lightning_bnn.selection import Choice, choose, normalisation
 
-__all__ = ["Removable", "Rest", "Unit", "candidates", "find_removable"]
+__all__ = ["Removable", "Rest", "Unit", "candidates", "find_removable", "protected_names"]
 
 Unit = Literal["weight", "channel"]
 Rest = Literal["raise", "keep", "weight"]
@@ -113,7 +113,7 @@ def find_removable(
     names = candidates(net, varying, protect)
     groups: dict[str, Group] = {}
     if unit == "channel":
-        groups, names = _groups(net, names, _protected(net, varying, protect), rest)
+        groups, names = _groups(net, names, protected_names(net, varying, protect), rest)
     elif not names:
         raise ConfigurationError(
             f"There is nothing to prune: of the parameters that vary, {varying[:3]}, none is a "
@@ -157,7 +157,7 @@ def candidates(net: nn.Module, names: Iterable[str], protect: Choice = None) -> 
         and name not in excluded
         and not name.rpartition(".")[2].startswith("bias")  # those of attention have three axes
     ]
-    protected = _protected(net, varying, protect)
+    protected = protected_names(net, varying, protect)
     left = [name for name in prunable if name not in protected]
     if prunable and not left:
         raise ConfigurationError(
@@ -167,8 +167,13 @@ def candidates(net: nn.Module, names: Iterable[str], protect: Choice = None) -> 
     return left
 
 
-def _protected(net: nn.Module, names: Iterable[str], protect: Choice) -> set[str]:
-    """The names of the parameters that a user wants to be left alone."""
+def protected_names(net: nn.Module, names: Iterable[str], protect: Choice) -> set[str]:
+    """The names of the parameters that a user wants to be left alone, as for :func:`candidates`.
+
+    Example:
+        >>> sorted(protected_names(nn.Linear(2, 3), ["weight"], "*"))
+        ['bias', 'weight']
+    """
     if protect is None:
         return set()
     with _as_trainable(net, set(names)):
@@ -200,7 +205,7 @@ def _refuse_computed(net: nn.Module, names: Iterable[str], protect: Choice) -> N
     varying = set(names)
     computed = {name: layer for name, layer in _computed(net).items() if name in varying}
     if computed:
-        protected = _protected(net, varying, protect)
+        protected = protected_names(net, varying, protect)
         computed = {name: layer for name, layer in computed.items() if name not in protected}
     if computed:
         layers = list(dict.fromkeys(computed.values()))
