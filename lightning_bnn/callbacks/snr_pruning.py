@@ -216,6 +216,7 @@ class SNRPruning(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the steps of the schedule, try whether the fraction can be had, prune if due."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._rule = None
             return
         if not self.history or self._rule is None:  # else it has begun
             self._rule = resolve(
@@ -238,14 +239,14 @@ class SNRPruning(pl.Callback):
         batch_idx: int,
     ) -> None:
         """Prune, if this batch ended a step after which it is due."""
-        if self._rule is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._rule is not None:
             position = completed(trainer, self._rule.unit)
             if position is not None and self._look(trainer, position):
                 self._log(pl_module, on_step=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prune after an epoch that ended without a last batch; log how much is gone."""
-        if self._rule is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._rule is None:
             return
         if self._rule.unit == "epochs":
             self._look(trainer, trainer.current_epoch + 1)
@@ -253,7 +254,7 @@ class SNRPruning(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if the fit was stopped before the fraction was reached."""
-        if self._rule is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._rule is None:
             return
         reached = self.history[-1].fraction if self.history else 0.0
         if trainer.should_stop and reached < self.fraction:

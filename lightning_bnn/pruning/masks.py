@@ -130,23 +130,19 @@ def keep_masks(
                 f"{int(score.isnan().sum())} places: its mean or its variance is not finite. The "
                 "posterior is damaged; train with a smaller learning rate."
             )
-    flat = [_on_host(score) for score in snr.values()]
-    removed: Sequence[Tensor]
-    if scope == "layer":
-        counts = [round(fraction * len(score)) for score in flat]
-        removed = [
-            _lowest([score], min(count, len(score) - 1))[0]
-            for score, count in zip(flat, counts, strict=True)
-        ]
-        saved = [n for n, s, count in zip(snr, flat, counts, strict=True) if count == len(s)]
-    else:
-        count, total = round(fraction * sum(map(len, flat))), sum(map(len, flat))
-        _check_reachable(fraction, count, total, list(snr))
-        removed = _lowest(flat, count)
-        saved = []
-        if any(int((~mask).sum()) == 1 for mask in removed):
+    removed: dict[str, Tensor] = {}
+    saved: list[str] = []
+    for names in [list(snr)] if scope == "global" else [[name] for name in snr]:
+        flat = [_on_host(snr[name]) for name in names]
+        total = sum(map(len, flat))
+        count = round(fraction * total)
+        if scope == "global":
+            _check_reachable(fraction, count, total, names)
+        masks = _lowest(flat, min(count, total - len(flat)))
+        removed |= zip(names, masks, strict=True)
+        if any(int((~mask).sum()) == 1 for mask in masks):
             unspared = _lowest(flat, count, spare_best=False)
-            saved = [name for name, mask in zip(snr, unspared, strict=True) if bool(mask.all())]
+            saved += [name for name, mask in zip(names, unspared, strict=True) if bool(mask.all())]
     if saved:
         other = "" if scope == "layer" else " use scope='layer',"
         warnings.warn(
@@ -156,8 +152,8 @@ def keep_masks(
             stacklevel=2,
         )
     return {
-        name: mask.logical_not().view(score.shape).to(score.device)
-        for (name, score), mask in zip(snr.items(), removed, strict=True)
+        name: removed[name].logical_not().view(score.shape).to(score.device)
+        for name, score in snr.items()
     }
 
 

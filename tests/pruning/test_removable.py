@@ -378,7 +378,7 @@ def test_a_layer_never_vanishes_and_too_much_is_refused() -> None:
 
 def test_a_posterior_without_variances_is_refused() -> None:
     net = mlp()
-    with pytest.raises(ConfigurationError, match="no removable unit.*single draw"):
+    with pytest.raises(ConfigurationError, match=r"no removable unit.*single draw"):
         unit_masks(DrawsPosterior(net, Categorical(), [dict(net.named_parameters())]), 0.5)
 
 
