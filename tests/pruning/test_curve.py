@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood, Poisson
+from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
 from lightning_bnn.pruning import prune, support
 from lightning_bnn.pruning.curve import (
     FRACTIONS,
@@ -198,14 +198,6 @@ def test_a_data_module_gives_its_test_data() -> None:
     posterior = gaussian(Categorical())
     from_module = prune_curve(posterior, Module(), SHARES, draws=2)
     assert from_module == prune_curve(posterior, Module().test_dataloader(), SHARES, draws=2)
-
-
-def test_counts_of_a_likelihood_of_counts() -> None:
-    posterior = gaussian(Poisson(), outputs=1)
-    inputs = examples("numbers").tensors[0]
-    data = [(inputs, torch.randint(4, (40, 1), generator=torch.Generator().manual_seed(0)))]
-    curve = prune_curve(posterior, data, [0, 0.5], draws=2)
-    assert list(curve.results[0].scores) == ["rmse", "nll", "crps", "coverage"]
 
 
 def test_components_with_variances_are_counted_each() -> None:
@@ -391,9 +383,6 @@ def test_best_is_the_largest_fraction_that_loses_little_enough() -> None:
     assert made([0.5]).best(0.0).fraction == 0
     assert made([0.5, 0.5]).best(0.0).fraction == 0.1  # no loss is not too much
     assert made([0.5, 0.6, INFINITY, NAN]).best(0.2).fraction == 0.1
-
-
-def test_best_of_a_posterior_that_scores_nothing_is_to_remove_nothing() -> None:
     assert made([NAN, NAN]).best(1.0).fraction == 0
 
 
@@ -453,7 +442,7 @@ def test_the_numbers_are_written_as_json(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == curve.to_dict()
 
 
-@pytest.mark.parametrize("name", ["curve.txt", "curve", "curve.png.zip", ".png", "curve.PNG"])
+@pytest.mark.parametrize("name", ["curve.txt", "curve", "curve.PNG"])
 def test_other_endings_are_refused_before_a_folder_is_made(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"\.png, \.svg, \.pdf .*\.json .*; got '") as got:
         made([0.5]).save(tmp_path / "new" / name)
@@ -508,7 +497,6 @@ def test_a_table_of_two_scores() -> None:
 @pytest.mark.parametrize(
     ("changes", "title"),
     [
-        ({}, "4 weights by signal-to-noise ratio, one threshold for all layers"),
         ({"unit": "channel"}, "4 units by signal-to-noise ratio, one threshold for all layers"),
         ({"scope": "layer"}, "4 weights by signal-to-noise ratio, the same share of each layer"),
         (
@@ -521,14 +509,6 @@ def test_a_table_of_two_scores() -> None:
 def test_the_title_says_what_was_counted(changes: dict[str, Any], title: str) -> None:
     text = curve_table(block([(0.0, 4, None, {"nll": 0.5})], **changes))
     assert text.splitlines()[0] == title
-
-
-def test_the_first_row_has_no_difference_and_a_single_row_no_column_for_it() -> None:
-    text = curve_table(block([(0.5, 2, 0.25, {"nll": 0.5, "ece": 0.25})]))
-    assert text.splitlines()[1:] == [
-        "removed  left  ratio up to     nll     ece",
-        "   50 %     2         0.25  0.5000  0.2500",
-    ]
 
 
 def test_scores_that_are_missing_leave_their_places_empty() -> None:
@@ -564,12 +544,6 @@ def test_about_five_digits_are_shown(
     assert column(dict(zip((0.0, 0.5), values, strict=True))) == printed
 
 
-def test_shares_are_written_in_full() -> None:
-    rows: Rows = [(share, 1, None, {"nll": 0.0}) for share in (0.07, 0.29, 1 / 3, 0.9999)]
-    shown = [line.split(" %")[0].strip() for line in curve_table(block(rows)).splitlines()[2:]]
-    assert shown == ["7", "29", "33.3333", "99.99"]
-
-
 def test_differences_are_left_out_where_the_table_would_be_too_wide() -> None:
     def table(scores: int) -> list[str]:
         rows: Rows = [
@@ -585,12 +559,6 @@ def test_differences_are_left_out_where_the_table_would_be_too_wide() -> None:
     assert wide[-1].count("0.5000") == 5
     assert max(map(len, wide[1:])) == 26 + 5 * (2 + 7)
     assert len(max(table(12), key=len)) > WIDTH  # every score is shown, whatever the width
-
-
-def test_no_line_ends_in_spaces() -> None:
-    rows: Rows = [(0.0, 1, None, {"nll": None}), (0.5, 1, None, {"nll": None})]
-    for line in curve_table(block(rows)).splitlines():
-        assert line == line.rstrip()
 
 
 def test_cells_lie_below_their_headings() -> None:
