@@ -350,6 +350,37 @@ def test_two_layers_that_are_added_are_one_group() -> None:
     assert [source.layer for source in group.readers[0].source.inputs] == ["two", "one"]
 
 
+class Beside(nn.Module):
+    """A sum, and what else happens to its second operand, before it or after it."""
+
+    def __init__(self, then: Callable[[Any, Tensor], Any], first: bool) -> None:
+        super().__init__()
+        self.then, self.first = then, first
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head, self.side = nn.Linear(4, 2), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> tuple[Any, Any]:
+        one, two = self.one(x), self.two(x)
+        beside = self.then(self, two) if self.first else None
+        sum_ = self.head(one + two)
+        return sum_, beside if self.first else self.then(self, two)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_happens_to_one_operand_of_a_sum_holds_for_all(first: bool) -> None:
+    [group] = find_groups(Beside(lambda net, two: net.side(two), first)).removable
+    assert group.producers == ["one", "two"]
+    assert {reader.name: reader.source.layer for reader in group.readers} == {
+        "head": None, "side": "two"
+    }  # fmt: skip
+    for output in (lambda net, two: two, lambda net, two: two.softmax(-1)):
+        shown = find_groups(Beside(output, first))
+        assert (shown.removable, shown.outputs) == ([], ["one", "two", "head"])
+    blocked = find_groups(Beside(lambda net, two: net.side(two.sigmoid()), first))
+    assert not blocked.removable
+    assert all("sigmoid" in str(blocked.obstacles[layer]) for layer in ("one", "two"))
+
+
 # --------------------------------------------------------------------------------------- obstacles
 
 
