@@ -1,7 +1,7 @@
 """A posterior of stored draws: sets of weights, and of buffers where they vary.
 
 The draws are held in memory, or stay on the disk and are read as they are needed: those of a
-:class:`~lightning_bnn.posteriors.stream.DrawStream`, and those of a saved posterior that are too
+:class:`~lightning_bnn.storage.stream.DrawStream`, and those of a saved posterior that are too
 many to hold.
 """
 
@@ -21,10 +21,9 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import describe, in_network_order, network_tensors
 from lightning_bnn.posteriors.base import Blobs, likelihood_entry
 from lightning_bnn.posteriors.moments import Moments, RunningMoments
-from lightning_bnn.posteriors.store import Stored
-from lightning_bnn.posteriors.stored_draws import StoredDraws
-from lightning_bnn.posteriors.stream import DrawStream
 from lightning_bnn.posteriors.weights import CACHE_BYTES, CHUNK, Change, WeightPosterior, Weights
+from lightning_bnn.storage.store import Stored
+from lightning_bnn.storage.stream import DrawStream, StoredDraws
 
 __all__ = ["DrawsPosterior", "create_stream", "unstack"]
 
@@ -88,7 +87,7 @@ class DrawsPosterior(WeightPosterior):
         net: The network; the posterior keeps a copy.
         likelihood: How outputs of the network give targets.
         draws: The sets of weights (and of buffers that vary), by name. Those of
-            :class:`~lightning_bnn.posteriors.stored_draws.StoredDraws` stay on the disk.
+            :class:`~lightning_bnn.storage.stream.StoredDraws` stay on the disk.
         fixed: Other parameters and buffers; the network's own values serve for those left out.
         chains: The number of chains that the draws come from: draw i is of chain i % chains.
 

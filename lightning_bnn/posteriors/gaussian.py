@@ -14,9 +14,9 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
 from lightning_bnn.posteriors.base import Blobs
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
-from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights
 from lightning_bnn.selection import FlatLayout
+from lightning_bnn.storage.store import Stored
 
 __all__ = ["GaussianPosterior"]
 

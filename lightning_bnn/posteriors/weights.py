@@ -30,10 +30,10 @@ from lightning_bnn.network import (
 )
 from lightning_bnn.posteriors.base import Blobs, Posterior
 from lightning_bnn.posteriors.moments import Moments
-from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.resize import resized
 from lightning_bnn.stacked import Mode, StackedModule
+from lightning_bnn.storage.store import Stored
 
 __all__ = ["CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights"]
 

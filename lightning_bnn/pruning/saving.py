@@ -12,7 +12,7 @@ import fsspec
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.posteriors.manifest import MANIFEST
+from lightning_bnn.storage.manifest import MANIFEST
 
 __all__ = ["refuse_to_replace", "save_with_configuration", "stored_bytes"]
 
@@ -67,7 +67,7 @@ def stored_bytes(directory: str | os.PathLike[str]) -> int:
 
     Example:
         >>> import torch
-        >>> from lightning_bnn.posteriors import store
+        >>> from lightning_bnn.storage import store
         >>> blobs = {"0": {"w": torch.ones(1000)}}
         >>> store.write("memory://saving-doc-bytes", kind="draws", blobs=blobs, fields={})
         >>> 4000 < stored_bytes("memory://saving-doc-bytes") < 6000

@@ -10,7 +10,8 @@ from torch import nn
 from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.posteriors import store, weights
+from lightning_bnn.posteriors import weights
+from lightning_bnn.storage import store
 
 
 def generator(seed=0):

@@ -9,11 +9,11 @@ from torch import nn
 from lightning_bnn import DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.posteriors import store
 from lightning_bnn.posteriors.base import stored_blobs, stored_entry
 from lightning_bnn.posteriors.draws import unstack
-from lightning_bnn.posteriors.stored_draws import StoredDraws
 from lightning_bnn.pruning import prune
+from lightning_bnn.storage import store
+from lightning_bnn.storage.stream import StoredDraws
 
 
 def generator(seed=0):

@@ -9,7 +9,7 @@ Layout of a stream::
     <directory>/.lock                                      locked while a trainer writes here
 
 The head is the manifest of an ordinary posterior of draws (see
-:mod:`lightning_bnn.posteriors.store`), with the names and shapes that every *snapshot* (the draws
+:mod:`lightning_bnn.storage.store`), with the names and shapes that every *snapshot* (the draws
 of all chains after one step) has. A snapshot is there when its record is: a small JSON object with
 a hash of itself, which names the blob and its hash. The blob is written first, flushed and renamed,
 then the record likewise, so that a crash at any moment leaves the stream without the snapshot or
@@ -23,30 +23,34 @@ hashed meanwhile, and read when it is asked for.
 
 from __future__ import annotations
 
+import copy
 import errno
+import math
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, overload
 
+import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
-from lightning_bnn.posteriors import store
-from lightning_bnn.posteriors.blobs import (
+from lightning_bnn.storage import store
+from lightning_bnn.storage.blobs import (
     check_storable,
     describe_tensors,
     pieces_of,
     read_blob,
     sha256_of,
 )
-from lightning_bnn.posteriors.files import TEMPORARY, open_directory
-from lightning_bnn.posteriors.manifest import (
+from lightning_bnn.storage.files import TEMPORARY, Files, open_directory
+from lightning_bnn.storage.manifest import (
     BLOB_FILE,
+    DTYPES,
     MANIFEST,
     VERSION,
     check_blob,
@@ -55,14 +59,126 @@ from lightning_bnn.posteriors.manifest import (
     require,
     unseal,
 )
-from lightning_bnn.posteriors.stored_draws import LIKELIHOOD, StoredDraws, Weights
 
-__all__ = ["DrawStream"]
+__all__ = ["DrawStream", "StoredDraws"]
 
 FORMAT = "lightning_bnn.draw"
 RECORD = re.compile(r"([0-9]{12})\.json")
 
+# of a blob's tensors, those of the likelihood; no name of a network begins with a dot
+LIKELIHOOD = ".likelihood."
+
 Entry = dict[str, Any]
+Weights = dict[str, Tensor]
+Change = Callable[[str, Tensor], Tensor]
+
+
+class StoredDraws(Sequence[Weights]):
+    """Draws on the disk as a sequence, each read when it is asked for; one blob is kept.
+
+    The draws of a snapshot follow each other, chain after chain, then comes the next snapshot.
+
+    Args:
+        files: Where they lie.
+        entries: The blobs, as a manifest has them.
+        chains: The draws that each blob holds, stacked; 0 for a single one without that axis.
+
+    Attributes:
+        shapes: The shape of each tensor of a draw, by name.
+        device: Where draws go when they are read.
+
+    Example:
+        >>> from lightning_bnn.storage import store
+        >>> blobs = {"a": {"w": torch.zeros(2)}, "b": {"w": torch.ones(2)}}
+        >>> store.write("memory://stored-doc", kind="draws", blobs=blobs, fields={})
+        >>> stored = store.read("memory://stored-doc")
+        >>> draws = StoredDraws(stored.files, [stored.entry(name) for name in "ab"], chains=0)
+        >>> len(draws), draws[1]
+        (2, {'w': tensor([1., 1.])})
+    """
+
+    def __init__(self, files: Files, entries: Sequence[dict[str, Any]], chains: int) -> None:
+        self._files, self._entries, self._chains = files, list(entries), chains
+        tensors = self._entries[0]["tensors"] if entries else {}
+        for entry in self._entries:
+            if entry["tensors"] != tensors:
+                raise PosteriorFormatError(
+                    f"{files}: blobs/{entry['file']} has other tensors than the first draw, "
+                    f"blobs/{self._entries[0]['file']}. They are not of one posterior."
+                )
+        self.shapes = {
+            name: torch.Size(tensor["shape"][1:] if chains else tensor["shape"])
+            for name, tensor in tensors.items()
+            if not name.startswith(LIKELIHOOD)
+        }
+        self.device = torch.device("cpu")
+        self._last: tuple[int, Weights] | None = None
+        self._checked: set[int] = set()  # the blobs whose hash was found good
+        self._changes: list[Change] = []  # what is done to each tensor that is read
+        self._chosen = range(len(self._entries) * max(1, chains))
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    @property
+    def bytes(self) -> int:
+        """The memory that all draws take when they are read; on the disk zeros take less."""
+        return sum(
+            DTYPES[tensor["dtype"]].itemsize * math.prod(tensor["shape"])
+            for entry in self._entries
+            for tensor in entry["tensors"].values()
+        )
+
+    def every(self, first: int, step: int) -> StoredDraws:
+        """The draws number ``first``, ``first + step`` and so on, still on the disk."""
+        made = copy.copy(self)
+        made._chosen, made._last = self._chosen[first::step], None
+        return made
+
+    @overload
+    def __getitem__(self, index: int) -> Weights: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Weights]: ...
+    def __getitem__(self, index: int | slice) -> Weights | list[Weights]:
+        """One draw, as a copy of its own; its blob's hash is checked the first time."""
+        if isinstance(index, slice):
+            return [self[one] for one in range(len(self))[index]]
+        number, chain = divmod(self._chosen[index], max(1, self._chains))
+        last = self._last  # looked at once: another thread may replace it
+        if last is None or last[0] != number:
+            last = self._last = None  # two blobs are never held together
+            blob = read_blob(self._files, self._entries[number], known_good=number in self._checked)
+            self._checked.add(number)
+            self._last = (number, blob)
+        else:
+            blob = last[1]
+        return {
+            name: self._changed(name, blob[name][chain] if self._chains else blob[name])
+            for name in self.shapes
+        }
+
+    def _changed(self, name: str, tensor: Tensor) -> Tensor:
+        tensor = tensor.to(self.device, copy=True)
+        for change in self._changes:
+            tensor = change(name, tensor)
+        return tensor
+
+    def mapped(self, change: Change) -> StoredDraws:
+        """The same draws, with every tensor changed when it is read; the files stay as they are.
+
+        Args:
+            change: From the name of a tensor and its values to new values.
+        """
+        made = copy.copy(self)
+        made._changes, made._last = [*self._changes, change], None
+        made.shapes = {name: tensor.shape for name, tensor in made[0].items()}
+        return made
+
+    def to(self, device: torch.device | str) -> StoredDraws:
+        """The same draws, to be read onto a device."""
+        moved = copy.copy(self)
+        moved.device, moved._last = torch.device(device), None
+        return moved
 
 
 class DrawStream:
@@ -100,21 +216,20 @@ class DrawStream:
         self._head = self.files.get(MANIFEST)
         # A run may be writing meanwhile: a record that is seen has its blob, if the blobs are
         # looked at later; one that is gone again was removed by a run that resumed.
-        records = {}
-        for step in self.recorded_steps():
-            if last_step is None or step <= last_step:
-                with suppress(FileNotFoundError):
-                    records[step] = self._read(step)
+        blobs = {
+            step: record["blob"]
+            for step in self.recorded_steps()
+            if (last_step is None or step <= last_step) and (record := self._read(step))
+        }
         present = set(self.files.names("blobs"))
         self._entries: dict[int, Entry] = {}
-        for step, record in records.items():
-            file, name = record["blob"]["file"], f"records/{_record_name(step)}"
-            if file in present:
-                self._entries[step] = {**record["blob"], "tensors": self._tensors}
-            elif self.files.get(name) is not None:
+        for step, blob in blobs.items():
+            if blob["file"] in present:
+                self._entries[step] = {**blob, "tensors": self._tensors}
+            elif self.files.get(_record_name(step)) is not None:
                 raise PosteriorFormatError(
-                    f"{self.files}: {name} names blobs/{file}, which is missing. Restore it from a "
-                    "copy, or remove the record."
+                    f"{self.files}: {_record_name(step)} names blobs/{blob['file']}, which is "
+                    "missing. Restore it from a copy, or remove the record."
                 )
 
     # ---------------------------------------------------------------- making, opening
@@ -134,15 +249,14 @@ class DrawStream:
         if files.get(MANIFEST, 1) is None:
             return
         try:
-            kind = store.read(directory).kind
-            streamed = "stream" in store.read(directory).fields
+            stored = store.read(directory)
         except PosteriorFormatError as error:
             raise ConfigurationError(
                 f"{files} is not free for draws: {error} Choose another directory or remove it."
             ) from error
-        if not streamed:
+        if "stream" not in stored.fields:
             raise ConfigurationError(
-                f"{files} already holds a posterior, of the kind {kind!r}. Choose another "
+                f"{files} already holds a posterior, of the kind {stored.kind!r}. Choose another "
                 "directory or remove it."
             )
 
@@ -192,7 +306,7 @@ class DrawStream:
 
     @classmethod
     def open(cls, directory: str | os.PathLike[str], last_step: int | None = None) -> Self:
-        """Open a stream to read it or to go on with it.
+        """Open a stream to read it or to resume it.
 
         Args:
             directory: Where it lies.
@@ -224,7 +338,11 @@ class DrawStream:
     def fields(self, step: int) -> dict[str, Any]:
         """The fields that were given with the snapshot of a step."""
         self._entry(step)  # says what is there instead
-        fields: dict[str, Any] = self._read(step)["fields"]
+        record = self._read(step)
+        if record is None:
+            name = f"{self.files}/{_record_name(step)}"
+            raise FileNotFoundError(errno.ENOENT, "There is no such record", name)
+        fields: dict[str, Any] = record["fields"]
         return fields
 
     def draws(self, steps: Sequence[int] | None = None) -> StoredDraws:
@@ -238,7 +356,7 @@ class DrawStream:
 
     def fixed(self) -> Weights:
         """The tensors that all draws have in common."""
-        return self.stored.load("fixed") if "fixed" in self.stored.blob_names else {}
+        return self.stored.load_if_present("fixed")
 
     def likelihood(self, step: int | None = None) -> Weights:
         """What the likelihood had learned when a snapshot was taken, by default the last."""
@@ -253,7 +371,7 @@ class DrawStream:
         if step not in self._entries:
             raise PosteriorFormatError(
                 f"{self.files} has no draws of step {step}; it has {len(self)} snapshots. They may "
-                "have been dropped by a run that went on from an earlier checkpoint."
+                "have been dropped by a run that resumed from an earlier checkpoint."
             )
         return self._entries[step]
 
@@ -291,7 +409,7 @@ class DrawStream:
         pieces = pieces_of(tensors, f"draw of step {step}")
         size = sum(len(piece) for piece in pieces)
         blob = {"file": f"draw-{step:012d}-{self.id}.safetensors", "bytes": size}
-        path, record = f"records/{_record_name(step)}", b""
+        path, record = _record_name(step), b""
         with self.files.one_writer(), ThreadPoolExecutor(1) as beside:
             self._check_owned()
             try:
@@ -320,7 +438,7 @@ class DrawStream:
             self._check_owned()
             # the latest first: at each moment the stream is one that once was
             for step in [step for step in reversed(self.recorded_steps()) if step > after_step]:
-                self.files.remove(f"records/{_record_name(step)}")
+                self.files.remove(_record_name(step))
                 self._entries.pop(step, None)
             self.files.sync("records")  # no record may outlive its blob
             named = {entry["file"] for entry in self._entries.values()}
@@ -332,11 +450,11 @@ class DrawStream:
 
     def _check_tensors(self, given: dict[str, Any]) -> None:
         for name in [*self._tensors, *given]:
-            expected, came = self._tensors.get(name), given.get(name)
-            if expected != came:
+            if self._tensors.get(name) != given.get(name):
                 raise ConfigurationError(
-                    f"The stream in {self.files} was made for {name!r} as {expected}; this "
-                    f"snapshot has {came}. All snapshots of a stream have the same tensors."
+                    f"The stream in {self.files} was made for {name!r} as "
+                    f"{self._tensors.get(name)}; this snapshot has {given.get(name)}. All "
+                    "snapshots of a stream have the same tensors."
                 )
 
     def _check_owned(self) -> None:
@@ -346,12 +464,11 @@ class DrawStream:
                 "draws to it. Give each run a directory of its own."
             )
 
-    def _read(self, step: int) -> dict[str, Any]:
-        """Read a record and check it."""
-        name = f"records/{_record_name(step)}"
-        data = self.files.get(name)
+    def _read(self, step: int) -> dict[str, Any] | None:
+        """Read a record and check it; None if it is gone."""
+        data = self.files.get(_record_name(step))
         if data is None:
-            raise FileNotFoundError(errno.ENOENT, "There is no such record", f"{self.files}/{name}")
+            return None
 
         def check(record: Mapping[str, Any]) -> None:
             require(type(record["step"]) is int, "step is not a number", record["step"])
@@ -361,7 +478,7 @@ class DrawStream:
             check_blob({**record["blob"], "tensors": {}})
 
         try:
-            return unseal(data, f"{self.files}: {name}", FORMAT, check)
+            return unseal(data, f"{self.files}: {_record_name(step)}", FORMAT, check)
         except PosteriorFormatError as error:
             raise PosteriorFormatError(
                 f"{error} If there is no copy, remove this record: the draws of other steps are "
@@ -370,7 +487,7 @@ class DrawStream:
 
 
 def _record_name(step: int) -> str:
-    return f"{step:012d}.json"
+    return f"records/{step:012d}.json"
 
 
 def _snapshot(weights: Mapping[str, Tensor], likelihood: Mapping[str, Tensor] | None) -> Weights:

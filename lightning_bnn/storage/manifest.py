@@ -3,7 +3,7 @@
 It is compact ASCII JSON with the keys ``format``, ``version``, ``kind``, ``fields``,
 ``written_by`` (package versions), ``blobs`` (``name``, ``file``, ``bytes``, ``sha256`` and the
 ``dtype`` and ``shape`` of every tensor) and, last, ``sha256``: the hash of the same JSON without
-this key. A blob with tensors in sparse storage (see :mod:`lightning_bnn.posteriors.sparse`) has the
+this key. A blob with tensors in sparse storage (see :mod:`lightning_bnn.storage.sparse`) has the
 key ``sparse`` too, with the number of values of each of them; a manifest with such a blob has
 version 2, every other has version 1. A manifest is checked byte for byte before anything in it is
 believed, and then field by field, because a good hash does not mean that this package wrote it.
@@ -74,11 +74,7 @@ def json_value(value: Any, where: str) -> Any:
     """Copy a JSON value, refusing what JSON would drop, change or not hold, by its place."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ConfigurationError(
-                f"{where} is {value}, which JSON cannot hold. Leave it out, or pass None or text."
-            )
+    if isinstance(value, float) and math.isfinite(value):
         return float(value)
     if isinstance(value, (list, tuple)):
         return [json_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
@@ -87,9 +83,10 @@ def json_value(value: Any, where: str) -> Any:
             if not isinstance(key, str):
                 raise ConfigurationError(f"{where} has the key {key!r}; JSON keys are strings.")
         return {key: json_value(item, f"{where}[{key!r}]") for key, item in value.items()}
+    what = value if isinstance(value, float) else f"a {type(value).__name__}"
     raise ConfigurationError(
-        f"{where} is a {type(value).__name__}, which JSON cannot hold. Pass plain numbers, "
-        f"strings, lists and dicts, and tensors as blobs."
+        f"{where} is {what}, which JSON cannot hold. Pass plain finite numbers, strings, None, "
+        "lists and dicts, and tensors as blobs."
     )
 
 
@@ -129,10 +126,10 @@ def unseal(
             f"{where} is not JSON ({error}); it has {len(data)} bytes and may be truncated. "
             f"Restore it from a copy."
         ) from error
-    found = sealed.get("format") if isinstance(sealed, dict) else sealed
-    if not isinstance(sealed, dict) or found != expected:
+    if not isinstance(sealed, dict) or sealed.get("format") != expected:
+        given = sealed.get("format") if isinstance(sealed, dict) else sealed
         raise PosteriorFormatError(
-            f"{where} is not of a posterior: expected the format {expected!r}, found {found!r:.80}."
+            f"{where} is not of a posterior: expected the format {expected!r}, found {given!r:.80}."
         )
     version = sealed.get("version")
     if type(version) is not int or not VERSION <= version <= newest:

@@ -13,10 +13,11 @@ from torch import nn
 
 from lightning_bnn.errors import PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.posteriors import DrawsPosterior, GaussianPosterior, manifest, sparse, store
+from lightning_bnn.posteriors import DrawsPosterior, GaussianPosterior
 from lightning_bnn.posteriors.base import Posterior
-from lightning_bnn.posteriors.stored_draws import StoredDraws
 from lightning_bnn.pruning import prune
+from lightning_bnn.storage import manifest, sparse, store
+from lightning_bnn.storage.stream import StoredDraws
 
 BITS = {
     torch.float64: torch.int64,

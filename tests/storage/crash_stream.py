@@ -1,6 +1,6 @@
 """Kill a writer at every step of a stream's operations; run by test_stream.py.
 
-Usage: python -m tests.posteriors.crash_stream DIRECTORY. Prints JSON: for each operation its steps
+Usage: python -m tests.storage.crash_stream DIRECTORY. Prints JSON: for each operation its steps
 in order, and for each step and moment what a reader found afterwards. As in crash_store.py, system
 calls are wrapped in forked children.
 """
@@ -13,7 +13,7 @@ import stat
 import sys
 from pathlib import Path
 
-from tests.posteriors.crash_store import Steps, die, in_child, stand_in
+from tests.storage.crash_store import Steps, die, in_child, stand_in
 
 
 class StreamSteps(Steps):
@@ -59,7 +59,7 @@ def weights(step):
 def found(root):
     """The steps that a reader finds, or a description of the damage."""
     from lightning_bnn.errors import PosteriorFormatError
-    from lightning_bnn.posteriors.stream import DrawStream
+    from lightning_bnn.storage.stream import DrawStream
 
     try:
         stream = DrawStream.open(root)
@@ -87,7 +87,7 @@ def leftovers(root):
 def create(root):
     import torch
 
-    from lightning_bnn.posteriors.stream import DrawStream
+    from lightning_bnn.storage.stream import DrawStream
 
     fixed = {"c": torch.ones(3)}
     return DrawStream.create(root, fields={}, weights=weights(0), fixed=fixed)
@@ -95,7 +95,7 @@ def create(root):
 
 def scenario(root, before, operation):
     """Prepare a stream with the steps ``before`` (None: nothing) and crash in the operation."""
-    from lightning_bnn.posteriors.stream import DrawStream
+    from lightning_bnn.storage.stream import DrawStream
 
     def prepare():
         shutil.rmtree(root, ignore_errors=True)
@@ -157,7 +157,7 @@ if __name__ == "__main__":
     base = Path(sys.argv[1])
     package = Path(importlib.util.find_spec("lightning_bnn").origin).parent
     stand_in("lightning_bnn", package)
-    stand_in("lightning_bnn.posteriors", package / "posteriors")
+    stand_in("lightning_bnn.storage", package / "storage")
     results = {
         "create": scenario(base / "p", None, "create"),
         "first": scenario(base / "p", [], "append"),

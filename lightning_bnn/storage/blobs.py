@@ -2,10 +2,12 @@
 
 A file is eight bytes that say how long the header is, the header (JSON: the dtype, the shape and
 the place of every tensor) and the tensors' bytes. It is made as a list of pieces, of which the
-tensors' are views of their own memory, so that a large draw is never held twice.
+tensors' are views of their own memory, so that a large draw is never held twice: safetensors' own
+writer makes two copies, takes twice as long, and refuses weights that share memory. Files are read
+by safetensors.
 
 A tensor with many zeros may lie in a file as two: its values and its gaps (see
-:mod:`lightning_bnn.posteriors.sparse`), under names that begin with a dot. The manifest names those
+:mod:`lightning_bnn.storage.sparse`), under names that begin with a dot. The manifest names those
 tensors, so that a file says nothing that is not checked.
 """
 
@@ -21,9 +23,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
-from lightning_bnn.posteriors import sparse
-from lightning_bnn.posteriors.files import Files
-from lightning_bnn.posteriors.manifest import DTYPES, dtype_name
+from lightning_bnn.storage import sparse
+from lightning_bnn.storage.files import Files, Piece
+from lightning_bnn.storage.manifest import DTYPES, dtype_name
 
 __all__ = [
     "check_storable",
@@ -34,13 +36,14 @@ __all__ = [
     "sha256_of",
 ]
 
-Piece = bytes | memoryview
-
-_CODES = {
-    **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
-    **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
-    **{torch.uint8: "U8", torch.bool: "BOOL"},
-}
+# what safetensors calls them, in the order of DTYPES
+_CODES = dict(
+    zip(
+        DTYPES.values(),
+        ("F64", "F32", "F16", "BF16", "BOOL", "I64", "I32", "I16", "I8", "U8"),
+        strict=True,
+    )
+)
 
 
 def pieces_of(tensors: Mapping[str, Tensor], blob: str) -> list[Piece]:
@@ -55,21 +58,18 @@ def pieces_of(tensors: Mapping[str, Tensor], blob: str) -> list[Piece]:
         >>> safetensors.torch.load(b"".join(pieces))
         {'w': tensor([1., 1.])}
     """
-    storable = {}
     for name, tensor in tensors.items():
         check_storable(name, tensor, blob)
-        storable[name] = _flat_on_cpu(tensor)
-    # the widest numbers first: then every tensor starts at a multiple of its own width
-    ordered = sorted(storable.items(), key=lambda item: -item[1].element_size())
     header: dict[str, Any] = {}
     pieces: list[Piece] = []
     end = 0
-    for name, tensor in ordered:
+    # the widest numbers first: then every tensor starts at a multiple of its own width
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
         start, end = end, end + tensor.numel() * tensor.element_size()
-        code, shape = _CODES[tensor.dtype], list(tensors[name].shape)
-        header[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
+        code = _CODES[tensor.dtype]
+        header[name] = {"dtype": code, "shape": [*tensor.shape], "data_offsets": [start, end]}
         if end > start:
-            pieces.append(tensor.view(torch.uint8).numpy().data)
+            pieces.append(_flat_on_cpu(tensor).view(torch.uint8).numpy().data)
     text = json.dumps(header, separators=(",", ":")).encode("ascii")
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little") + text, *pieces]
@@ -93,13 +93,12 @@ def compressed(
     values: dict[str, int] = {}
     for name, tensor in tensors.items():
         check_storable(name, tensor, blob)
-        parts = _part_names(name)
-        free = not any(part in tensors for part in parts)
-        encoded = sparse.encode(_flat_on_cpu(tensor)) if free else None
+        names = _part_names(name)
+        encoded = None if tensors.keys() & {*names} else sparse.encode(_flat_on_cpu(tensor))
         if encoded is None:
             stored[name] = tensor
         else:
-            stored.update(zip(parts, encoded, strict=True))
+            stored.update(zip(names, encoded, strict=True))
             values[name] = len(encoded[0])
     return stored, values
 
@@ -172,18 +171,14 @@ def read_blob(
         raise PosteriorFormatError(f"{where} is not a safetensors file: {error}") from error
     for key, count in entry.get("sparse", {}).items():
         tensors[key] = _expanded(tensors, key, count, entry["tensors"][key]["shape"], where)
-    expected = {
-        key: (DTYPES[tensor["dtype"]], torch.Size(tensor["shape"]))
-        for key, tensor in entry["tensors"].items()
-    }
-    for key in sorted(expected.keys() | tensors.keys()):
-        came = (tensors[key].dtype, tensors[key].shape) if key in tensors else None
-        if came != expected.get(key):
+    promised, held = entry["tensors"], describe_tensors(tensors)
+    for key in sorted(promised.keys() | held.keys()):
+        if promised.get(key) != held.get(key):
             raise PosteriorFormatError(
-                f"{where}: the manifest promises tensor {key!r} as {expected.get(key)}, the "
-                f"file has {came}. The posterior was put together from different ones."
+                f"{where}: the manifest promises tensor {key!r} as {promised.get(key)}, the "
+                f"file has {held.get(key)}. The posterior was put together from different ones."
             )
-    return {key: tensors[key].to(device) for key in expected}
+    return {key: tensors[key].to(device) for key in promised}
 
 
 def check_storable(name: Any, tensor: Any, blob: str) -> None:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 import lightning_bnn
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
-from lightning_bnn.posteriors import files, manifest, store
+from lightning_bnn.storage import files, manifest, store
 
 FIELDS = {"step": 7, "rate": 1e-5, "names": ["é", "b"], "nested": {"none": None, "yes": True}}
 
@@ -204,9 +204,9 @@ def test_blobs_are_taken_one_at_a_time(tmp_path, monkeypatch):
 
     put, order = files.LocalFiles.put, []
 
-    def noting_put(self, name, data):
+    def noting_put(self, name, *pieces):
         order.append((name.split("/")[-1][:6], list(alive)))
-        put(self, name, data)
+        put(self, name, *pieces)
 
     monkeypatch.setattr(files.LocalFiles, "put", noting_put)
     save(tmp_path, blobs=OneAtATime(draws()))

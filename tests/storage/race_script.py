@@ -1,6 +1,6 @@
 """Many processes create one file at the same moment; run by test_files.py.
 
-Usage: python -m tests.posteriors.race_script DIRECTORY PROCESSES ROUNDS. Prints JSON: by round, the
+Usage: python -m tests.storage.race_script DIRECTORY PROCESSES ROUNDS. Prints JSON: by round, the
 numbers of the processes that were told that the file is theirs, and whose bytes are there. Children
 are forked after the imports, so that they start together.
 """
@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.storage.files import open_directory
 
 
 def create_all(directory: str, number: int, rounds: int, begin: float) -> list[int]:

@@ -20,9 +20,10 @@ from torch import nn
 from lightning_bnn import DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.posteriors import blobs, files, store, stored_draws
 from lightning_bnn.posteriors.draws import create_stream
-from lightning_bnn.posteriors.stream import DrawStream
+from lightning_bnn.storage import blobs, files, store
+from lightning_bnn.storage import stream as stream_module
+from lightning_bnn.storage.stream import DrawStream
 
 
 def weights(step, chains=2):
@@ -103,7 +104,7 @@ def test_draws_stay_on_the_disk_and_one_blob_is_held(tmp_path, monkeypatch):
         reads.append(arguments[1]["file"][5:17])
         return read(*arguments, **options)
 
-    monkeypatch.setattr(stored_draws, "read_blob", noting)
+    monkeypatch.setattr(stream_module, "read_blob", noting)
     posterior = Posterior.load(tmp_path, network())
     assert reads == []
     inputs = torch.randn(3, 3)
@@ -156,7 +157,7 @@ def test_a_hash_is_checked_once(tmp_path, monkeypatch):
 def test_several_threads_read_the_right_draws(tmp_path):
     both = threading.Barrier(2, timeout=30)
 
-    class Together(stored_draws.StoredDraws):
+    class Together(stream_module.StoredDraws):
         def __setattr__(self, name, value):
             super().__setattr__(name, value)
             if name == "_last" and value is not None:
@@ -246,7 +247,7 @@ def test_saving_takes_one_draw_at_a_time(tmp_path, monkeypatch, mixture):
         put(self, name, *pieces)
 
     with monkeypatch.context() as patch:
-        patch.setattr(stored_draws, "read_blob", noting_read)
+        patch.setattr(stream_module, "read_blob", noting_read)
         patch.setattr(files.LocalFiles, "put", noting_put)
         whole.save(tmp_path / "b")
     assert order == ["read", "put", "put"] * (6 if mixture else 3)
@@ -264,7 +265,7 @@ def test_many_saved_draws_stay_on_the_disk(tmp_path, monkeypatch):
     posterior.save(tmp_path / "b")
     monkeypatch.setattr("lightning_bnn.posteriors.draws.CACHE_BYTES", 100)
     loaded = Posterior.load(tmp_path / "b", network())
-    assert isinstance(loaded._draws, stored_draws.StoredDraws)
+    assert isinstance(loaded._draws, stream_module.StoredDraws)
     assert values(loaded._draws) == values(posterior._draws)
     inputs = torch.randn(6, 3)
     assert torch.equal(loaded.predict(inputs).outputs, posterior.predict(inputs).outputs)
@@ -596,7 +597,7 @@ def test_draws_of_different_tensors_are_not_one_posterior(tmp_path):
     )
     stored = store.read(tmp_path)
     with pytest.raises(PosteriorFormatError, match="not of one posterior"):
-        stored_draws.StoredDraws(stored.files, [stored.entry(name) for name in "ab"], chains=0)
+        stream_module.StoredDraws(stored.files, [stored.entry(name) for name in "ab"], chains=0)
 
 
 # Crashes
@@ -608,7 +609,7 @@ def crashes(tmp_path_factory):
         [
             sys.executable,
             *("-W", "ignore"),
-            *("-m", "tests.posteriors.crash_stream"),
+            *("-m", "tests.storage.crash_stream"),
             str(tmp_path_factory.mktemp("crash")),
         ],
         capture_output=True,

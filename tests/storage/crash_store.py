@@ -53,18 +53,15 @@ class Steps:
             file = steps.wrap("create", plain_open)(path, mode, *arguments, **options)
             write = file.write
 
-            def half_write(data):
-                write(data[: len(data) // 2])
+            def whole_or_half(data):  # a file may be written in several pieces
+                half = (steps.crash_at, steps.moment) == (len(steps.seen) - 1, "middle")
+                written = write(data[: len(data) // 2] if half else data)
                 file.flush()
-                die()
-
-            def whole_write(data):
-                written = write(data)
-                file.flush()
+                if half:
+                    die()
                 return written
 
-            chosen = steps.moment == "middle" and len(steps.seen) == steps.crash_at
-            return Proxy(file, steps.wrap("write", half_write if chosen else whole_write, path))
+            return Proxy(file, steps.wrap("write", whole_or_half, path))
 
         builtins.open = wrapped_open
 
@@ -134,7 +131,7 @@ def found(root):
     import torch
 
     from lightning_bnn.errors import PosteriorFormatError
-    from lightning_bnn.posteriors import store
+    from lightning_bnn.storage import store
 
     try:
         stored = store.read(root)
@@ -165,7 +162,7 @@ def leftovers(root):
 
 def scenario(root, old):
     """Write B over `old` (None: over nothing) and crash at every step."""
-    from lightning_bnn.posteriors import store
+    from lightning_bnn.storage import store
 
     def save(version):
         store.write(root, kind=version, blobs=contents(version), fields={"version": version})
@@ -219,5 +216,5 @@ if __name__ == "__main__":
     base = Path(sys.argv[1])
     root = Path(importlib.util.find_spec("lightning_bnn").origin).parent
     stand_in("lightning_bnn", root)
-    stand_in("lightning_bnn.posteriors", root / "posteriors")
+    stand_in("lightning_bnn.storage", root / "storage")
     print(json.dumps({old or "nothing": scenario(base / "p", old) for old in ("A", None)}))

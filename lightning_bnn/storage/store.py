@@ -6,10 +6,10 @@ Layout of a stored posterior::
     <directory>/blobs/<name>-<first 16 hex digits of the sha256>.safetensors
 
 A *blob* is a named set of tensors that is read as a whole: one draw, or the mean of a Gaussian.
-The manifest (see :mod:`lightning_bnn.posteriors.manifest`) names every blob with its size and
+The manifest (see :mod:`lightning_bnn.storage.manifest`) names every blob with its size and
 sha256, and holds a hash of itself. Every byte of every file is therefore covered by a hash. Tensors
 with many zeros, as pruning leaves them, are stored without these (see
-:mod:`lightning_bnn.posteriors.sparse`).
+:mod:`lightning_bnn.storage.sparse`).
 
 A crash at any moment leaves the old contents or the new. Blobs are named by their contents, so a
 new blob never takes the place of a different old one, and the manifest comes last:
@@ -37,15 +37,15 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
-from lightning_bnn.posteriors.blobs import (
+from lightning_bnn.storage.blobs import (
     compressed,
     describe_tensors,
     pieces_of,
     read_blob,
     sha256_of,
 )
-from lightning_bnn.posteriors.files import TEMPORARY, Files, open_directory
-from lightning_bnn.posteriors.manifest import (
+from lightning_bnn.storage.files import TEMPORARY, Files, open_directory
+from lightning_bnn.storage.manifest import (
     BLOB_FILE,
     BLOB_NAME,
     DTYPES,
@@ -73,8 +73,8 @@ def write(
 ) -> None:
     """Write a posterior, in place of the one that may be there already: all of it or nothing.
 
-    Blobs are taken from the mapping one at a time, and one blob at a time is held as bytes, so a
-    mapping that makes its draws on demand keeps memory small.
+    Blobs are taken from the mapping one at a time, so one that makes its draws on demand keeps
+    memory small.
 
     Args:
         directory: A local directory (made if missing) or an fsspec URL such as ``s3://...``.
@@ -117,18 +117,18 @@ def write(
             for name in blobs:
                 tensors = dict(blobs[name].items())
                 packed, sparse = compressed(tensors, name)
-                data = b"".join(pieces_of(packed, name))
-                sha256 = sha256_of([data])
+                pieces = pieces_of(packed, name)
+                sha256, size = sha256_of(pieces), sum(map(len, pieces))
                 file = f"{name}-{sha256[:16]}.safetensors"
-                entries.append({"name": name, "file": file, "bytes": len(data), "sha256": sha256})
+                entries.append({"name": name, "file": file, "bytes": size, "sha256": sha256})
                 entries[-1]["tensors"] = describe_tensors(tensors)
                 if sparse:
                     entries[-1]["sparse"] = sparse
                     body["version"] = SPARSE_VERSION
                 if file not in before:
                     created.append(file)
-                files.put(f"blobs/{file}", data)
-                del tensors, packed, data  # the next blob must not be held together with this one
+                files.put(f"blobs/{file}", *pieces)
+                del tensors, packed, pieces  # the next blob must not be held together with this one
             manifest = encode(body)
             files.put(MANIFEST, manifest)
         except BaseException:
