@@ -32,6 +32,7 @@ from lightning_bnn.posteriors.base import Blobs, Posterior
 from lightning_bnn.posteriors.moments import Moments
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.resize import resized
+from lightning_bnn.shared_part import SharedPart
 from lightning_bnn.stacked import Mode, StackedModule
 from lightning_bnn.storage.store import Stored
 
@@ -78,6 +79,7 @@ class WeightPosterior(Posterior):
         values = {**network_tensors(net), **in_network_order(net, fixed or {}, "fixed")}
         self.fixed = {k: v.detach().clone() for k, v in values.items() if k not in excluded}
         self._stacked = StackedModule(self.net)
+        self._shared = SharedPart(self._stacked)
         self._cache: tuple[tuple[int, int], list[Weights]] | None = None
 
     # ---------------------------------------------------------------- what each kind adds
@@ -161,11 +163,8 @@ class WeightPosterior(Posterior):
         if count < 1:
             raise ConfigurationError(f"draws= is at least 1; got {count}.")
         inputs = move_data_to_device(inputs, self.device)
-        outputs = []
-        for weights in self._chunks(count, seed):
-            outputs.append(self._stacked(weights, inputs, self.fixed))
-            del weights  # before the next are made
-        return self.likelihood.predictive(torch.cat(outputs))
+        outputs = self._shared.outputs(self._chunks(count, seed), inputs, self.fixed)
+        return self.likelihood.predictive(outputs)
 
     def _chunks(self, count: int, seed: int) -> Iterable[Weights]:
         cache = self._cache  # looked at once: another thread may replace it
