@@ -6,7 +6,7 @@ the smallest module that holds everything that varies, is then run with the stac
 the body gave it. This is done only where a pass shows that it is right:
 
 - the head is called once, and what it returns is returned by the network as it is;
-- nothing else looks at the weights that vary, under any of their names;
+- nothing else looks at the weights that vary, also where they are tied to others;
 - no random numbers are drawn on the way, and the head leaves its inputs as they are.
 
 In that pass the weights that vary, and what the head returns, are tensors that raise at any use. So
@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -108,7 +109,7 @@ class SharedPart:
             return self._whole(weights, inputs, shared)
 
         if self._prefix is None:
-            self._prefix = _head_of(self._whole.net, weights) if shared else ""
+            self._prefix = _head_of(weights) if shared else ""
         prefix = self._prefix
         if not prefix:
             return run_whole, run_whole(weights)
@@ -144,25 +145,11 @@ def _within(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name[len(start) :]: t for name, t in tensors.items() if name.startswith(start)}
 
 
-def _head_of(net: nn.Module, varying: Iterable[str]) -> str:
-    """The name of the smallest module that holds all of these, and all that is tied to them.
-
-    It is empty if that is the network itself.
-    """
-    own = [
-        *net.named_parameters(remove_duplicate=False),
-        *net.named_buffers(remove_duplicate=False),
-    ]
-    places: dict[int, list[str]] = {}
-    for name, tensor in own:
-        places.setdefault(id(tensor), []).append(name)
-    tensors = dict(own)
-    names = [alias for name in varying for alias in places[id(tensors[name])]]
-    paths = [name.split(".")[:-1] for name in names]
-    common = 0
-    while all(len(path) > common and path[common] == paths[0][common] for path in paths):
-        common += 1
-    return ".".join(paths[0][:common])
+def _head_of(varying: Iterable[str]) -> str:
+    """The name of the smallest module that holds all of these; empty for the network itself."""
+    paths = [name.split(".")[:-1] for name in varying]
+    common = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return ".".join(parts[0] for parts in common)
 
 
 def _features(

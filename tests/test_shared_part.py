@@ -95,6 +95,13 @@ class Residual(Net):
         return hidden + self.head(hidden)
 
 
+class Ignores(Net):
+    def forward(self, inputs):
+        hidden = self.body(inputs)
+        self.head(hidden)
+        return hidden
+
+
 class Twice(Net):
     def forward(self, inputs):
         return self.head(self.head(self.body(inputs)))
@@ -209,13 +216,24 @@ def test_a_part_of_the_head_may_be_fixed():
 @pytest.mark.parametrize(
     "case",
     [
-        *(PositionAndKeyword, Scaled, ScaledInPlace, Residual, Twice, Functional, LooksAtWeight),
+        *(
+            PositionAndKeyword,
+            Scaled,
+            ScaledInPlace,
+            Residual,
+            Ignores,
+            Twice,
+            Functional,
+            LooksAtWeight,
+        ),
         *(Tied, Keeps, Hooked, ChangesItsInputs, Middle),
     ],
 )
-def test_where_it_would_be_wrong_the_whole_network_runs(case):
+@pytest.mark.parametrize("inference", [False, True])
+def test_where_it_would_be_wrong_the_whole_network_runs(case, inference):
     made = posterior(case())
-    outputs = made.predict(INPUTS, draws=10).outputs
+    with torch.inference_mode(inference):
+        outputs = made.predict(INPUTS, draws=10).outputs.clone()
     assert made.net.body.runs >= 10
     torch.testing.assert_close(outputs, by_hand(made, 10))
     made.net.body.runs = 0

@@ -74,7 +74,7 @@ class Posterior(ABC):
     @classmethod
     @abstractmethod
     def from_stored(
-        cls, stored: store.Stored, entry: Mapping[str, Any], net: nn.Module | None,
+        cls, stored: store.Stored, entry: Mapping[str, Any], net: Any,
         likelihood: Likelihood, prefix: str,
     ) -> Self:  # fmt: skip
         """The inverse of :meth:`blobs` and :meth:`entry`.

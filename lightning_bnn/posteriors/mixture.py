@@ -198,7 +198,7 @@ class MixturePosterior(WeightPosterior):
 
     @classmethod
     def from_stored(
-        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module | None,
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
     ) -> Self:  # fmt: skip
         """The inverse of :meth:`blobs` and :meth:`entry`."""

@@ -36,7 +36,7 @@ from lightning_bnn.shared_part import SharedPart
 from lightning_bnn.stacked import Mode, StackedModule
 from lightning_bnn.storage.store import Stored
 
-__all__ = ["CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights"]
+__all__ = ["CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights", "changed"]
 
 CHUNK = 8
 CACHE_BYTES = 2**29
@@ -135,6 +135,10 @@ class WeightPosterior(Posterior):
     @mode.setter
     def mode(self, value: Mode) -> None:
         self._stacked.mode = value
+
+    def outputs(self, weights: Mapping[str, Tensor], inputs: Any) -> Tensor:
+        """The network's outputs for a batch with stacked draws, (draws, batch, ...)."""
+        return self._stacked(weights, inputs, self.fixed)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Weights:
         """``count`` sets of weights, each tensor with a leading axis of draws.
@@ -236,6 +240,17 @@ class WeightPosterior(Posterior):
         assert isinstance(posterior, WeightPosterior)
         posterior.pruned_from = pruned_from
         return posterior
+
+
+def changed(change: Change, *groups: Mapping[str, Tensor]) -> Iterator[Weights]:
+    """Groups of tensors with each of them changed.
+
+    Example:
+        >>> list(changed(lambda name, tensor: tensor + 1, {"w": torch.zeros(1)}))
+        [{'w': tensor([1.])}]
+    """
+    for tensors in groups:
+        yield {name: change(name, tensor) for name, tensor in tensors.items()}
 
 
 def _made_smaller(

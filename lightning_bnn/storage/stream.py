@@ -129,20 +129,17 @@ class StoredDraws(Sequence[Weights]):
             for tensor in entry["tensors"].values()
         )
 
-    def every(self, first: int, step: int) -> StoredDraws:
-        """The draws number ``first``, ``first + step`` and so on, still on the disk."""
-        made = copy.copy(self)
-        made._chosen, made._last = self._chosen[first::step], None
-        return made
-
     @overload
     def __getitem__(self, index: int) -> Weights: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Weights]: ...
-    def __getitem__(self, index: int | slice) -> Weights | list[Weights]:
-        """One draw, as a copy of its own; its blob's hash is checked the first time."""
+    def __getitem__(self, index: slice) -> StoredDraws: ...
+    def __getitem__(self, index: int | slice) -> Weights | StoredDraws:
+        """One draw, as a copy of its own; its blob's hash is checked the first time.
+
+        A slice stays on the disk.
+        """
         if isinstance(index, slice):
-            return [self[one] for one in range(len(self))[index]]
+            return self._with(_chosen=self._chosen[index])
         number, chain = divmod(self._chosen[index], max(1, self._chains))
         last = self._last  # looked at once: another thread may replace it
         if last is None or last[0] != number:
@@ -169,16 +166,18 @@ class StoredDraws(Sequence[Weights]):
         Args:
             change: From the name of a tensor and its values to new values.
         """
-        made = copy.copy(self)
-        made._changes, made._last = [*self._changes, change], None
+        made = self._with(_changes=[*self._changes, change])
         made.shapes = {name: tensor.shape for name, tensor in made[0].items()}
         return made
 
     def to(self, device: torch.device | str) -> StoredDraws:
         """The same draws, to be read onto a device."""
-        moved = copy.copy(self)
-        moved.device, moved._last = torch.device(device), None
-        return moved
+        return self._with(device=torch.device(device))
+
+    def _with(self, **changes: Any) -> StoredDraws:
+        made = copy.copy(self)
+        vars(made).update(changes, _last=None)
+        return made
 
 
 class DrawStream:

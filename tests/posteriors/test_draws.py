@@ -84,26 +84,6 @@ def test_buffers_may_vary():
         torch.testing.assert_close(output, net(inputs))
 
 
-@pytest.mark.parametrize("vary", ["all", "last"])
-def test_save_and_load(tmp_path, vary):
-    net = network()
-    net(torch.randn(8, 3))  # running statistics of its own
-    names = [name for name in net.state_dict() if vary == "all" or name.startswith("2.")]
-    draws = [
-        {name: torch.rand_like(net.state_dict()[name].float()) for name in names} for _ in range(12)
-    ]
-    posterior = DrawsPosterior(net, Gaussian([0.1], learn=True), draws)
-    posterior.save(tmp_path)
-    other = network()
-    loaded = Posterior.load(tmp_path, other)
-    assert type(loaded) is DrawsPosterior
-    assert len(loaded) == 12
-    for name, tensor in posterior.sample(12).items():
-        assert torch.equal(loaded.sample(12)[name], tensor)
-    inputs = torch.randn(5, 3)
-    torch.testing.assert_close(loaded.predict(inputs).outputs, posterior.predict(inputs).outputs)
-
-
 def test_chains_are_saved_and_loaded(tmp_path):
     posterior = numbered(6)
     assert posterior.chains == 1
