@@ -139,7 +139,7 @@ def _watch_part(
         dtype = next(tensor.dtype for tensor in draw.values() if tensor.is_floating_point())
         here = examples.to(part.device, dtype)
         with argument_errors_explained(part.net, here.inputs):
-            outputs = part._stacked(draw, here.inputs, part.fixed)
+            outputs = part.outputs(draw, here.inputs)
         if here.targets is not None and not function.shapes:
             part.likelihood.check(outputs[0], here.targets)
         function.add(function_values(outputs, part.likelihood, here.targets))

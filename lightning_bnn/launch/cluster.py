@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from lightning_bnn.errors import ConfigurationError, LaunchError
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.storage.files import open_directory
 
 __all__ = [
     "can_grow",

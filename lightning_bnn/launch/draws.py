@@ -13,7 +13,7 @@ from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.storage.files import open_directory
 
 __all__ = ["adopt_draws"]
 

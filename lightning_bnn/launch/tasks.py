@@ -15,7 +15,7 @@ from lightning_bnn.launch.member import Attempt, run_attempt
 from lightning_bnn.launch.recipe import Recipe
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.storage.files import open_directory
 
 __all__ = ["driver_options", "make_submit", "run_task"]
 

@@ -6,8 +6,8 @@ from lightning_bnn.posteriors.gaussian import GaussianPosterior
 from lightning_bnn.posteriors.low_rank import LowRankPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
 from lightning_bnn.posteriors.moments import Moments
-from lightning_bnn.posteriors.stream import DrawStream
 from lightning_bnn.posteriors.weights import WeightPosterior
+from lightning_bnn.storage.stream import DrawStream
 
 __all__ = [
     "DrawStream",

@@ -23,8 +23,8 @@ from typing_extensions import Self
 from lightning_bnn import likelihoods
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors import store
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.storage import store
 
 __all__ = ["Blobs", "Posterior", "likelihood_entry", "restore", "stored_blobs", "stored_entry"]
 
@@ -74,7 +74,7 @@ class Posterior(ABC):
     @classmethod
     @abstractmethod
     def from_stored(
-        cls, stored: store.Stored, entry: Mapping[str, Any], net: nn.Module | None,
+        cls, stored: store.Stored, entry: Mapping[str, Any], net: Any,
         likelihood: Likelihood, prefix: str,
     ) -> Self:  # fmt: skip
         """The inverse of :meth:`blobs` and :meth:`entry`.

@@ -1,7 +1,7 @@
 """A posterior of stored draws: sets of weights, and of buffers where they vary.
 
 The draws are held in memory, or stay on the disk and are read as they are needed: those of a
-:class:`~lightning_bnn.posteriors.stream.DrawStream`, and those of a saved posterior that are too
+:class:`~lightning_bnn.storage.stream.DrawStream`, and those of a saved posterior that are too
 many to hold.
 """
 
@@ -21,10 +21,16 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import describe, in_network_order, network_tensors
 from lightning_bnn.posteriors.base import Blobs, likelihood_entry
 from lightning_bnn.posteriors.moments import Moments, RunningMoments
-from lightning_bnn.posteriors.store import Stored
-from lightning_bnn.posteriors.stored_draws import StoredDraws
-from lightning_bnn.posteriors.stream import DrawStream
-from lightning_bnn.posteriors.weights import CACHE_BYTES, CHUNK, Change, WeightPosterior, Weights
+from lightning_bnn.posteriors.weights import (
+    CACHE_BYTES,
+    CHUNK,
+    Change,
+    WeightPosterior,
+    Weights,
+    changed,
+)
+from lightning_bnn.storage.store import Stored
+from lightning_bnn.storage.stream import DrawStream, StoredDraws
 
 __all__ = ["DrawsPosterior", "create_stream", "unstack"]
 
@@ -88,7 +94,7 @@ class DrawsPosterior(WeightPosterior):
         net: The network; the posterior keeps a copy.
         likelihood: How outputs of the network give targets.
         draws: The sets of weights (and of buffers that vary), by name. Those of
-            :class:`~lightning_bnn.posteriors.stored_draws.StoredDraws` stay on the disk.
+            :class:`~lightning_bnn.storage.stream.StoredDraws` stay on the disk.
         fixed: Other parameters and buffers; the network's own values serve for those left out.
         chains: The number of chains that the draws come from: draw i is of chain i % chains.
 
@@ -179,11 +185,7 @@ class DrawsPosterior(WeightPosterior):
         """
         if not 0 <= number < self.chains:
             raise ConfigurationError(f"There is no chain {number}: there are {self.chains}.")
-        draws: Sequence[Mapping[str, Tensor]]
-        if isinstance(self._draws, StoredDraws):
-            draws = self._draws.every(number, self.chains)
-        else:
-            draws = self._draws[number :: self.chains]
+        draws = self._draws[number :: self.chains]
         return type(self)(self.net, self.likelihood, draws, self.fixed).made_from(self)
 
     def __len__(self) -> int:
@@ -249,12 +251,12 @@ class DrawsPosterior(WeightPosterior):
 
     def map(self, change: Change, net: nn.Module | None = None) -> Self:
         """The same kind of posterior, with every stored tensor changed; on the disk, when read."""
-        fixed = {name: change(name, tensor) for name, tensor in self.fixed.items()}
         draws: Sequence[Weights]
         if isinstance(self._draws, StoredDraws):
             draws = self._draws.mapped(change)
         else:
-            draws = [{k: change(k, v) for k, v in draw.items()} for draw in self._draws]
+            draws = list(changed(change, *self._draws))
+        (fixed,) = changed(change, self.fixed)
         made = type(self)(net or self.net, self.likelihood, draws, fixed, self.chains)
         return made.made_from(self, net)
 
@@ -269,16 +271,15 @@ class DrawsPosterior(WeightPosterior):
 
     @classmethod
     def from_stored(
-        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module | None,
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
     ) -> Self:  # fmt: skip
         """The inverse of :meth:`blobs` and :meth:`entry`; draws that are too many stay there."""
-        assert net is not None  # load has asked for it
         if "stream" in entry:
             return cls.from_stream(DrawStream(stored), net, likelihood)
         names = sorted(name for name in stored.blob_names if name.startswith(f"{prefix}draw-"))
         lazy = StoredDraws(stored.files, [stored.entry(name) for name in names], chains=0)
-        draws = lazy if lazy.bytes > CACHE_BYTES else lazy[:]
+        draws = lazy if lazy.bytes > CACHE_BYTES else list(lazy)
         chains = entry.get("chains", 1)  # not written by early versions
         return cls(net, likelihood, draws, stored.load_if_present(f"{prefix}fixed"), chains)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,14 +15,77 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
 from lightning_bnn.posteriors.base import Blobs
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
-from lightning_bnn.posteriors.store import Stored
-from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights
+from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights, changed
 from lightning_bnn.selection import FlatLayout
+from lightning_bnn.storage import Stored
 
-__all__ = ["GaussianPosterior"]
+__all__ = ["FlatGaussian", "GaussianPosterior"]
 
 
-class GaussianPosterior(WeightPosterior):
+class FlatGaussian(WeightPosterior):
+    """A Gaussian over the weights, whose mean and variance are flat vectors.
+
+    Args:
+        net: The network; the posterior keeps a copy.
+        likelihood: How outputs of the network give targets.
+        mean: The means of the Bayesian weights, by name.
+        spread: What the noise of each is scaled by, in the same names.
+        fixed: Other parameters and buffers; the network's own values serve for those left out.
+        called: How to name ``spread`` in errors.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        mean: Mapping[str, Tensor],
+        spread: Mapping[str, Tensor],
+        fixed: Mapping[str, Tensor] | None,
+        called: str,
+    ) -> None:
+        mean, spread = in_network_order(net, mean, "mean"), in_network_order(net, spread, called)
+        if not mean or list(mean) != list(spread):
+            raise ConfigurationError(
+                f"mean and {called} need the same names, at least one; got "
+                f"{list(mean)[:3]} and {list(spread)[:3]}."
+            )
+        dtypes = {tensor.dtype for tensor in (*mean.values(), *spread.values())}
+        if len(dtypes) > 1 or not dtypes.pop().is_floating_point:
+            raise ConfigurationError(
+                f"mean and {called} need one floating-point dtype in all tensors."
+            )
+        super().__init__(net, likelihood, mean, fixed)
+        self._layout = FlatLayout(mean)
+        self._mean, self._spread = self._layout.flatten(mean), self._layout.flatten(spread)
+
+    @property
+    def mean(self) -> Weights:
+        """The means of the Bayesian weights, by name."""
+        return self._layout.views(self._mean)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the posterior lies."""
+        return self._mean.device
+
+    @abstractmethod
+    def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
+        """A function that fills a flat vector with a draw."""
+
+    def draws(
+        self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK
+    ) -> Iterator[Weights]:
+        """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
+        fill = self._sampler(generator)
+        for start in range(0, count, chunk):
+            flat = self._mean.new_empty(min(chunk, count - start), self._layout.size)
+            for row in flat:  # one draw after another: the chunk does not change the numbers
+                fill(row)
+            yield self._layout.views(flat)
+            del flat, row  # before the next are made
+
+
+class GaussianPosterior(FlatGaussian):
     """Independent Gaussians over the weights.
 
     Args:
@@ -50,47 +114,15 @@ class GaussianPosterior(WeightPosterior):
         sd: Mapping[str, Tensor],
         fixed: Mapping[str, Tensor] | None = None,
     ) -> None:
-        mean, sd = in_network_order(net, mean, "mean"), in_network_order(net, sd, "sd")
-        if not mean or list(mean) != list(sd):
-            raise ConfigurationError(
-                "mean and sd need the same names, at least one; got "
-                f"{list(mean)[:3]} and {list(sd)[:3]}."
-            )
-        dtypes = {tensor.dtype for tensor in (*mean.values(), *sd.values())}
-        if len(dtypes) > 1 or not dtypes.pop().is_floating_point:
-            raise ConfigurationError("mean and sd need one floating-point dtype in all tensors.")
-        super().__init__(net, likelihood, mean, fixed)
-        self._layout = FlatLayout(mean)
-        self._mean = self._layout.flatten(mean)
-        self._sd = self._layout.flatten(sd)
-
-    @property
-    def mean(self) -> Weights:
-        """The means of the Bayesian weights, by name."""
-        return self._layout.views(self._mean)
+        super().__init__(net, likelihood, mean, sd, fixed, "sd")
 
     @property
     def sd(self) -> Weights:
-        """Their standard deviations, by name."""
-        return self._layout.views(self._sd)
+        """The standard deviations of the Bayesian weights, by name."""
+        return self._layout.views(self._spread)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the posterior lies."""
-        return self._mean.device
-
-    def draws(
-        self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK
-    ) -> Iterator[Weights]:
-        """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
-        for start in range(0, count, chunk):
-            yield self._together(min(chunk, count - start), generator)
-
-    def _together(self, count: int, generator: torch.Generator | None) -> Weights:
-        flat = self._mean.new_empty(count, self._layout.size)
-        for row in flat:  # one draw after another: the chunk does not change the numbers
-            row.normal_(generator=generator)
-        return self._layout.views(flat.mul_(self._sd).add_(self._mean))
+    def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
+        return lambda row: row.normal_(generator=generator).mul_(self._spread).add_(self._mean)
 
     def moments(self) -> Moments:
         """Mean and variance of each weight by itself, at least in float32."""
@@ -103,14 +135,11 @@ class GaussianPosterior(WeightPosterior):
     @property
     def has_variance(self) -> bool:
         """Whether a weight varies."""
-        return bool(self._sd.any())
+        return bool(self._spread.any())
 
     def map(self, change: Change, net: nn.Module | None = None) -> Self:
         """The same kind of posterior, with every stored tensor changed."""
-        mean, sd, fixed = (
-            {name: change(name, tensor) for name, tensor in tensors.items()}
-            for tensors in (self.mean, self.sd, self.fixed)
-        )
+        mean, sd, fixed = changed(change, self.mean, self.sd, self.fixed)
         made = type(self)(net or self.net, self.likelihood, mean, sd, fixed)
         return made.made_from(self, net)
 
@@ -120,10 +149,9 @@ class GaussianPosterior(WeightPosterior):
 
     @classmethod
     def from_stored(
-        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module | None,
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
     ) -> Self:  # fmt: skip
         """The inverse of :meth:`blobs`."""
-        assert net is not None  # load has asked for it
         mean, sd = stored.load(f"{prefix}mean"), stored.load(f"{prefix}sd")
         return cls(net, likelihood, mean, sd, stored.load_if_present(f"{prefix}fixed"))

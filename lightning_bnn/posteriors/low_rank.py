@@ -18,7 +18,7 @@ Deep Learning*.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,17 +27,16 @@ from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import in_network_order
 from lightning_bnn.posteriors.base import Blobs
+from lightning_bnn.posteriors.gaussian import FlatGaussian
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
-from lightning_bnn.posteriors.store import Stored
-from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights
-from lightning_bnn.selection import FlatLayout
+from lightning_bnn.posteriors.weights import Change, Weights, changed
+from lightning_bnn.storage import Stored
 
 __all__ = ["LowRankPosterior"]
 
 
-class LowRankPosterior(WeightPosterior):
+class LowRankPosterior(FlatGaussian):
     """A Gaussian over the weights with a covariance that is half diagonal, half of low rank.
 
     A draw needs no more memory than its own weights, whatever the rank.
@@ -76,44 +75,22 @@ class LowRankPosterior(WeightPosterior):
         fixed: Mapping[str, Tensor] | None = None,
         scale: float = 1.0,
     ) -> None:
-        mean = in_network_order(net, mean, "mean")
-        variance = in_network_order(net, variance, "variance")
-        deviations = deviations or {}
-        if not mean or list(mean) != list(variance):
-            raise ConfigurationError(
-                "mean and variance need the same names, at least one; got "
-                f"{list(mean)[:3]} and {list(variance)[:3]}."
-            )
-        tensors = (*mean.values(), *variance.values(), *deviations.values())
-        dtypes = {tensor.dtype for tensor in tensors}
-        if len(dtypes) > 1 or not dtypes.pop().is_floating_point:
-            raise ConfigurationError(
-                "mean, variance and deviations need one floating-point dtype in all tensors."
-            )
-        if not all(bool((tensor >= 0).all()) for tensor in variance.values()):
+        super().__init__(net, likelihood, mean, variance, fixed, "variance")
+        if not bool((self._spread >= 0).all()):
             raise ConfigurationError("variance holds numbers that are negative or NaN.")
         if not 0 < scale < math.inf:
             raise ConfigurationError(f"scale= is a number greater than 0; got {scale!r}.")
-        super().__init__(net, likelihood, mean, fixed)
         self.scale = float(scale)
-        self._layout = FlatLayout(mean)
-        self._mean = self._layout.flatten(mean)
-        self._variance = self._layout.flatten(variance)
         self._columns = self._mean.new_empty(0, self._layout.size)
         if deviations:
-            _check_deviations(deviations, mean)
-            flat = [deviations[name].detach().flatten(1) for name in mean]
+            self._check_deviations(deviations)
+            flat = [deviations[name].detach().flatten(1) for name in self._layout.names]
             self._columns = torch.cat(flat, dim=1)  # (R, P)
-
-    @property
-    def mean(self) -> Weights:
-        """The means of the Bayesian weights, by name."""
-        return self._layout.views(self._mean)
 
     @property
     def variance(self) -> Weights:
         """The variances of the diagonal part, by name, before the half and the scale."""
-        return self._layout.views(self._variance)
+        return self._layout.views(self._spread)
 
     @property
     def deviations(self) -> Weights:
@@ -125,29 +102,18 @@ class LowRankPosterior(WeightPosterior):
         """R, the number of deviations."""
         return len(self._columns)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the posterior lies."""
-        return self._mean.device
-
-    def draws(
-        self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK
-    ) -> Iterator[Weights]:
-        """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
+    def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
         half = 0.5 if self.rank else 1.0
-        sd = (self._variance * (half * self.scale)).sqrt_()
-        for start in range(0, count, chunk):
-            yield self._together(min(chunk, count - start), sd, generator)
+        sd = (self._spread * (half * self.scale)).sqrt_()
 
-    def _together(self, count: int, sd: Tensor, generator: torch.Generator | None) -> Weights:
-        flat = self._mean.new_empty(count, self._layout.size)
-        for row in flat:  # one draw after another: the chunk does not change the numbers
+        def fill(row: Tensor) -> None:
             row.normal_(generator=generator).mul_(sd).add_(self._mean)
             if self.rank:
                 # one vector for all tensors: it is what ties the layers together
                 z = row.new_empty(self.rank).normal_(generator=generator)
                 row.addmv_(self._columns.T, z, alpha=math.sqrt(self.scale / (2 * self.rank - 2)))
-        return self._layout.views(flat)
+
+        return fill
 
     def moments(self) -> Moments:
         """Mean and variance of each weight by itself, at least in float32."""
@@ -167,14 +133,13 @@ class LowRankPosterior(WeightPosterior):
     @property
     def has_variance(self) -> bool:
         """Whether a weight varies."""
-        return bool(self._variance.any()) or bool(self._columns.any())
+        return bool(self._spread.any()) or bool(self._columns.any())
 
     def map(self, change: Change, net: nn.Module | None = None) -> Self:
         """The same kind of posterior, with every stored tensor changed."""
         deviations = self.deviations if self.rank else {}
-        mean, variance, deviations, fixed = (
-            {name: change(name, tensor) for name, tensor in tensors.items()}
-            for tensors in (self.mean, self.variance, deviations, self.fixed)
+        mean, variance, deviations, fixed = changed(
+            change, self.mean, self.variance, deviations, self.fixed
         )
         made = type(self)(
             net or self.net, self.likelihood, mean, variance, deviations, fixed, self.scale
@@ -192,11 +157,10 @@ class LowRankPosterior(WeightPosterior):
 
     @classmethod
     def from_stored(
-        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module | None,
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
     ) -> Self:  # fmt: skip
         """The inverse of :meth:`blobs` and :meth:`entry`."""
-        assert net is not None  # load has asked for it
         return cls(
             net,
             likelihood,
@@ -207,23 +171,27 @@ class LowRankPosterior(WeightPosterior):
             entry["scale"],
         )
 
-
-def _check_deviations(deviations: Mapping[str, Tensor], mean: Weights) -> None:
-    """Raise unless every tensor of the mean has the same number of deviations, at least two."""
-    if set(deviations) != set(mean):
-        raise ConfigurationError(
-            "mean and deviations need the same names; got "
-            f"{list(mean)[:3]} and {list(deviations)[:3]}."
-        )
-    rank = len(next(iter(deviations.values())))
-    for name, tensor in deviations.items():
-        if tensor.shape != (rank, *mean[name].shape):
+    def _check_deviations(self, deviations: Mapping[str, Tensor]) -> None:
+        """Raise unless every tensor of the mean has the same number of deviations, at least two."""
+        mean = self.mean
+        if set(deviations) != set(mean):
             raise ConfigurationError(
-                f"deviations has {name!r} in the shape {list(tensor.shape)}; expected {rank} "
-                f"deviations of the shape {list(mean[name].shape)}."
+                "mean and deviations need the same names; got "
+                f"{list(mean)[:3]} and {list(deviations)[:3]}."
             )
-    if rank < 2:
-        raise ConfigurationError(
-            f"A covariance needs at least 2 deviations; got {rank}. Leave deviations= out for the "
-            "diagonal alone."
-        )
+        rank = len(next(iter(deviations.values())))
+        for name, tensor in deviations.items():
+            if tensor.shape != (rank, *mean[name].shape):
+                raise ConfigurationError(
+                    f"deviations has {name!r} in the shape {list(tensor.shape)}; expected {rank} "
+                    f"deviations of the shape {list(mean[name].shape)}."
+                )
+            if tensor.dtype != self._mean.dtype:
+                raise ConfigurationError(
+                    "mean, variance and deviations need one floating-point dtype in all tensors."
+                )
+        if rank < 2:
+            raise ConfigurationError(
+                f"A covariance needs at least 2 deviations; got {rank}. Leave deviations= out for "
+                "the diagonal alone."
+            )

@@ -14,10 +14,10 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import describe, first_difference, network_tensors
 from lightning_bnn.posteriors.base import Blobs, restore, stored_blobs, stored_entry
 from lightning_bnn.posteriors.moments import Moments, RunningMoments
-from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.posteriors.weights import CHUNK, Change, Description, WeightPosterior, Weights
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.stacked import Mode
+from lightning_bnn.storage.store import Stored
 
 __all__ = ["MixturePosterior"]
 
@@ -198,7 +198,7 @@ class MixturePosterior(WeightPosterior):
 
     @classmethod
     def from_stored(
-        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module | None,
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
     ) -> Self:  # fmt: skip
         """The inverse of :meth:`blobs` and :meth:`entry`."""

@@ -30,12 +30,13 @@ from lightning_bnn.network import (
 )
 from lightning_bnn.posteriors.base import Blobs, Posterior
 from lightning_bnn.posteriors.moments import Moments
-from lightning_bnn.posteriors.store import Stored
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.resize import resized
+from lightning_bnn.shared_part import SharedPart
 from lightning_bnn.stacked import Mode, StackedModule
+from lightning_bnn.storage.store import Stored
 
-__all__ = ["CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights"]
+__all__ = ["CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights", "changed"]
 
 CHUNK = 8
 CACHE_BYTES = 2**29
@@ -78,6 +79,7 @@ class WeightPosterior(Posterior):
         values = {**network_tensors(net), **in_network_order(net, fixed or {}, "fixed")}
         self.fixed = {k: v.detach().clone() for k, v in values.items() if k not in excluded}
         self._stacked = StackedModule(self.net)
+        self._shared = SharedPart(self._stacked)
         self._cache: tuple[tuple[int, int], list[Weights]] | None = None
 
     # ---------------------------------------------------------------- what each kind adds
@@ -134,6 +136,10 @@ class WeightPosterior(Posterior):
     def mode(self, value: Mode) -> None:
         self._stacked.mode = value
 
+    def outputs(self, weights: Mapping[str, Tensor], inputs: Any) -> Tensor:
+        """The network's outputs for a batch with stacked draws, (draws, batch, ...)."""
+        return self._stacked(weights, inputs, self.fixed)
+
     def sample(self, count: int, generator: torch.Generator | None = None) -> Weights:
         """``count`` sets of weights, each tensor with a leading axis of draws.
 
@@ -161,11 +167,8 @@ class WeightPosterior(Posterior):
         if count < 1:
             raise ConfigurationError(f"draws= is at least 1; got {count}.")
         inputs = move_data_to_device(inputs, self.device)
-        outputs = []
-        for weights in self._chunks(count, seed):
-            outputs.append(self._stacked(weights, inputs, self.fixed))
-            del weights  # before the next are made
-        return self.likelihood.predictive(torch.cat(outputs))
+        outputs = self._shared.outputs(self._chunks(count, seed), inputs, self.fixed)
+        return self.likelihood.predictive(outputs)
 
     def _chunks(self, count: int, seed: int) -> Iterable[Weights]:
         cache = self._cache  # looked at once: another thread may replace it
@@ -237,6 +240,17 @@ class WeightPosterior(Posterior):
         assert isinstance(posterior, WeightPosterior)
         posterior.pruned_from = pruned_from
         return posterior
+
+
+def changed(change: Change, *groups: Mapping[str, Tensor]) -> Iterator[Weights]:
+    """Groups of tensors with each of them changed.
+
+    Example:
+        >>> list(changed(lambda name, tensor: tensor + 1, {"w": torch.zeros(1)}))
+        [{'w': tensor([1.])}]
+    """
+    for tensors in groups:
+        yield {name: change(name, tensor) for name, tensor in tensors.items()}
 
 
 def _made_smaller(

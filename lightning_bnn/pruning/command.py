@@ -17,7 +17,6 @@ import fsspec
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import WeightPosterior
-from lightning_bnn.posteriors.manifest import MANIFEST
 from lightning_bnn.pruning.compact import compact
 from lightning_bnn.pruning.curve import (
     FRACTIONS,
@@ -43,6 +42,7 @@ from lightning_bnn.report.networks import (
     read_configuration,
 )
 from lightning_bnn.report.posteriors import data_loader, report_posteriors
+from lightning_bnn.storage.manifest import MANIFEST
 
 __all__ = ["main", "stored_bytes"]
 
@@ -187,7 +187,7 @@ def stored_bytes(directory: str | os.PathLike[str]) -> int:
 
     Example:
         >>> import torch
-        >>> from lightning_bnn.posteriors import store
+        >>> from lightning_bnn.storage import store
         >>> blobs = {"0": {"w": torch.ones(1000)}}
         >>> store.write("memory://saving-doc-bytes", kind="draws", blobs=blobs, fields={})
         >>> 4000 < stored_bytes("memory://saving-doc-bytes") < 6000

@@ -33,8 +33,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from lightning_bnn.errors import ConfigurationError, DataError, LightningBNNError
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import WeightPosterior
-from lightning_bnn.posteriors.files import LocalFiles
 from lightning_bnn.pruning.functions import mean_network
+from lightning_bnn.storage import write_atomic
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -87,7 +87,7 @@ def export_network(
         data, run = _torch_file(program) if path.suffix == ".pt2" else _onnx_file(program)
         for batch, outputs in zip(batches, expected, strict=True):
             _check(run, batch, outputs, path.name)
-    LocalFiles(path.parent).put(path.name, data)
+    write_atomic(path, data)
     return path
 
 

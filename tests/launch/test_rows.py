@@ -12,7 +12,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.rows import SILENT_AFTER, Row, RunReader, run_rows
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors.manifest import VERSION, encode
+from lightning_bnn.storage.manifest import VERSION, encode
 
 NOW = 1_000_000.0
 NODE = "3f2a91c0" * 7

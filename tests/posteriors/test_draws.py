@@ -9,11 +9,11 @@ from torch import nn
 from lightning_bnn import DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.posteriors import store
 from lightning_bnn.posteriors.base import stored_blobs, stored_entry
 from lightning_bnn.posteriors.draws import unstack
-from lightning_bnn.posteriors.stored_draws import StoredDraws
 from lightning_bnn.pruning import prune
+from lightning_bnn.storage import store
+from lightning_bnn.storage.stream import StoredDraws
 
 
 def generator(seed=0):
@@ -82,26 +82,6 @@ def test_buffers_may_vary():
     for output, state in zip(posterior.predict(inputs).outputs, states, strict=True):
         net.load_state_dict(state)
         torch.testing.assert_close(output, net(inputs))
-
-
-@pytest.mark.parametrize("vary", ["all", "last"])
-def test_save_and_load(tmp_path, vary):
-    net = network()
-    net(torch.randn(8, 3))  # running statistics of its own
-    names = [name for name in net.state_dict() if vary == "all" or name.startswith("2.")]
-    draws = [
-        {name: torch.rand_like(net.state_dict()[name].float()) for name in names} for _ in range(12)
-    ]
-    posterior = DrawsPosterior(net, Gaussian([0.1], learn=True), draws)
-    posterior.save(tmp_path)
-    other = network()
-    loaded = Posterior.load(tmp_path, other)
-    assert type(loaded) is DrawsPosterior
-    assert len(loaded) == 12
-    for name, tensor in posterior.sample(12).items():
-        assert torch.equal(loaded.sample(12)[name], tensor)
-    inputs = torch.randn(5, 3)
-    torch.testing.assert_close(loaded.predict(inputs).outputs, posterior.predict(inputs).outputs)
 
 
 def test_chains_are_saved_and_loaded(tmp_path):

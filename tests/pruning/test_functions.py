@@ -20,11 +20,11 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import draws as draws_module
 from lightning_bnn.posteriors import low_rank as low_rank_module
 from lightning_bnn.posteriors.draws import create_stream
-from lightning_bnn.posteriors.stored_draws import StoredDraws
 from lightning_bnn.pruning import compact, masked, mean_network, prune, sparsity, support
 from lightning_bnn.pruning.functions import _Masked
 from lightning_bnn.pruning.masks import keep_masks, pruning_masks
 from lightning_bnn.pruning.signal import separate, signal_to_noise
+from lightning_bnn.storage.stream import StoredDraws
 from tests.pruning.posteriors import KINDS, draws, gaussian, like, low_rank, multi_swag, network
 
 WEIGHTS = ["0.weight", "5.weight"]  # 18 + 24 of them

@@ -13,8 +13,8 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import draws as draws_module
 from lightning_bnn.posteriors.draws import create_stream
-from lightning_bnn.posteriors.stored_draws import StoredDraws
 from lightning_bnn.pruning.signal import separate, signal_to_noise
+from lightning_bnn.storage.stream import StoredDraws
 from tests.pruning.posteriors import draws, ensemble, gaussian, like, low_rank, multi_swag, network
 
 PARAMETERS = [name for name, _ in network().named_parameters()]
