@@ -21,8 +21,8 @@ draws. A seed means other noise for a smaller Gaussian, so the draws are made on
 from the masked posterior, kept as a ``DrawsPosterior``, and that is made compact.
 
 Floating-point operations are those that ``torch.utils.flop_counter`` knows: of matrix products and
-convolutions. In resnet18 a layer whose outputs go into a residual sum keeps all of its units
-(``rest="keep"``), so that it is shown and not judged.
+convolutions. In resnet18 the channels that meet in a residual sum go together; it is shown and not
+judged. (The results of the first release left these channels as they were.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +90,6 @@ class Network:
         batch_size: Examples in a batch.
         steps: Timed forward passes in a turn, unless the command line says otherwise.
         draws: Draws of a prediction; few enough that a posterior keeps them for the next batch.
-        rest: What pruning does about layers whose units cannot be removed.
         judged: Whether there are bars.
     """
 
@@ -101,7 +100,6 @@ class Network:
     batch_size: int
     steps: int
     draws: int
-    rest: Literal["raise", "keep"] = "raise"
     judged: bool = True
 
     def inputs(self) -> Tensor:
@@ -121,7 +119,7 @@ NETWORKS = (
     ),
     Network(
         "resnet18", "resnet18 on 3x32x32, batch 32", partial(resnet18, num_classes=10),
-        (3, 32, 32), batch_size=32, steps=12, draws=8, rest="keep", judged=False,
+        (3, 32, 32), batch_size=32, steps=12, draws=8, judged=False,
     ),
 )  # fmt: skip
 
@@ -227,7 +225,7 @@ def make_entries(network: Network, posteriors: dict[str, WeightPosterior]) -> li
 def measure(network: Network, steps: int, rounds: int, warm_up: int) -> dict[str, Any]:
     """Prune one network and compare the compact posterior with the masked one."""
     whole, inputs = make_posterior(network), network.inputs()
-    masked = prune(whole, FRACTION, unit="channel", scope="layer", rest=network.rest)
+    masked = prune(whole, FRACTION, unit="channel", scope="layer")
     posteriors: dict[str, WeightPosterior] = {MASKED: masked, COMPACT: compact(masked)}
     sizes = {
         "parameters": {name: count_parameters(one) for name, one in posteriors.items()},

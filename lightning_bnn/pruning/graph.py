@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -99,23 +100,16 @@ def check_same_graph(net: nn.Module, smaller: nn.Module, layers: Sequence[str]) 
         >>> smaller = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
         >>> check_same_graph(net, smaller, ["0", "2"])
     """
-    with torch.random.fork_rng(devices=[]):
-        state = torch.get_rng_state()  # noise that is made while tracing is the same in both
-        before = copy_network(net).eval()
-        nodes = trace(before).nodes
-        torch.set_rng_state(state)
-        after = copy_network(smaller).eval()
-        change = None
-        try:
-            others = trace(after).nodes
-        except Exception as error:  # whatever the network's own code raises
-            change = f"the smaller network fails with {type(error).__name__}: {error}"
-            others = nodes
-    for node, other in zip(nodes, others, strict=False):  # both end with the output
-        if change is None and _words(node) != _words(other):
-            change = f"{_words(node)} becomes {_words(other)}"
-        if change is None and node.op == "get_attr" and not _same_value(before, after, node):
-            change = f"the tensor {node.name!r}, which its code makes, becomes another one"
+    before, change = _operations(net), None
+    try:
+        after = _operations(smaller)
+    except Exception as error:  # whatever the network's own code raises
+        change, after = f"the smaller network fails with {type(error).__name__}: {error}", []
+    for (words, value), (other, smaller_value) in zip(before, after, strict=False):
+        if change is None and words != other:  # both end with the output
+            change = f"{words} becomes {other}"
+        if change is None and not _same(value, smaller_value):
+            change = f"the tensor {words}, which its code makes, becomes another one"
     if change is not None:
         raise ConfigurationError(
             "compact() would change what the network computes. Its forward uses the size of a "
@@ -125,23 +119,28 @@ def check_same_graph(net: nn.Module, smaller: nn.Module, layers: Sequence[str]) 
         )
 
 
+def _operations(net: nn.Module) -> list[tuple[str, Any]]:
+    """Each operation of a network in words, with the value of each tensor that is looked up."""
+    net = copy_network(net).eval()
+    with torch.random.fork_rng(devices=[]):  # noise that is made while tracing is always the same
+        nodes = trace(net).nodes
+    return [
+        (_words(node), attrgetter(str(node.target))(net) if node.op == "get_attr" else None)
+        for node in nodes
+    ]
+
+
 def _words(node: fx.Node) -> str:
     inputs = [*map(str, node.args), *(f"{name}={value}" for name, value in node.kwargs.items())]
     target = node.target if isinstance(node.target, str) else node.target.__name__
     return f"{node.name!r}, {target}({', '.join(inputs)})"
 
 
-def _same_value(before: nn.Module, after: nn.Module, node: fx.Node) -> bool:
-    values = []
-    for value in (before, after):
-        for name in str(node.target).split("."):
-            value = getattr(value, name)
-        values.append(value)
-    one, other = values
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return type(one) is type(other)
-    same = (one.shape, one.dtype) == (other.shape, other.dtype)
-    return same and bool(((one == other) | ((one != one) & (other != other))).all())  # NaN
+def _same(value: Any, other: Any) -> bool:
+    if not isinstance(value, Tensor) or not isinstance(other, Tensor):
+        return type(value) is type(other)
+    same = (value.shape, value.dtype) == (other.shape, other.dtype)
+    return same and bool(((value == other) | ((value != value) & (other != other))).all())  # NaN
 
 
 # ---------------------------------------------------------------------------- what a node calls

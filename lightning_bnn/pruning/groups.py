@@ -46,7 +46,7 @@ from lightning_bnn.resize import (
     why_not_resizable,
 )
 
-__all__ = ["Group", "Groups", "Obstacle", "Reader", "Source", "find_groups"]
+__all__ = ["Group", "Groups", "Reader", "Source", "find_groups"]
 
 _PRODUCERS: tuple[type[nn.Module], ...] = (nn.Linear, *CONVOLUTIONS)
 _POOLS = {
@@ -102,24 +102,12 @@ class Group:
     companions: dict[str, int] = field(default_factory=dict)
     readers: list[Reader] = field(default_factory=list)
     output: bool = False
-    obstacle: tuple[str, str] | None = None
+    obstacle: str | None = None
 
     @property
     def entries(self) -> dict[str, int]:
         """The layers whose outputs shrink with the units, and their entries for each unit."""
         return {**dict.fromkeys(self.producers, 1), **self.companions}
-
-
-@dataclass(frozen=True)
-class Obstacle:
-    """Why the units of a layer cannot be removed."""
-
-    layer: str
-    operation: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.layer!r} (at {self.operation}: {self.reason})"
 
 
 @dataclass
@@ -134,7 +122,7 @@ class Groups:
 
     removable: list[Group] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
-    obstacles: dict[str, Obstacle] = field(default_factory=dict)
+    obstacles: dict[str, str] = field(default_factory=dict)
 
 
 def find_groups(net: nn.Module) -> Groups:
@@ -156,9 +144,8 @@ def find_groups(net: nn.Module) -> Groups:
     if is_leaf(net):  # its units are the outputs
         if why_not_resizable(net) is None:
             return Groups(outputs=[""])
-        whole = "it is the whole network, and its inside is not followed"
-        kind = type(net).__name__
-        return Groups(obstacles={name: Obstacle(name, kind, whole) for name in _weighted(net)})
+        reason = f"{type(net).__name__}: it is the whole network, and its inside is not followed"
+        return Groups(obstacles={name: _at(name, reason) for name in _weighted(net)})
     try:
         graph = trace(net)
     except Exception as error:  # whatever the network's own code raises when it is traced
@@ -206,7 +193,7 @@ class _Walk:
         self.axes = find_axes(graph, self.modules)
         self.units: dict[fx.Node, _Units] = {}
         self.groups: list[Group] = []
-        self.obstacles: dict[str, Obstacle] = {}
+        self.obstacles: dict[str, str] = {}
         self.before_weights: set[fx.Node] = set()  # nodes with weights, or with such after them
         for node in reversed(graph.nodes):
             layer = self._layer(node)
@@ -229,14 +216,14 @@ class _Walk:
                     ):  # all outputs stay, whatever is done to them
                         group.output = True
                     elif group.obstacle is None:
-                        group.obstacle = (self._words(node), str(why))
+                        group.obstacle = f"{self._words(node)}: {why}"
             after = after or self._produce(node)
             if after is not None:
                 self.units[node] = after
         found = Groups(obstacles=self.obstacles)
         for group in self.groups:
             if group.obstacle is not None:
-                found.obstacles |= {n: Obstacle(n, *group.obstacle) for n in group.producers}
+                found.obstacles |= {name: _at(name, group.obstacle) for name in group.producers}
             elif group.output or not group.readers:
                 found.outputs += group.producers
             else:
@@ -256,7 +243,7 @@ class _Walk:
             return None
         reason = self._why_fixed(name)
         if reason is not None:
-            self.obstacles[name] = Obstacle(name, type(layer).__name__, reason)
+            self.obstacles[name] = _at(name, f"{type(layer).__name__}: {reason}")
             return None
         group = Group(_size(layer, "out"), [name])
         self.groups.append(group)
@@ -367,14 +354,14 @@ class _Walk:
             return "its tensors are also used outside of it"
         return None
 
-    def _explain(self, name: str) -> Obstacle:
+    def _explain(self, name: str) -> str:
         """Why a layer with weights produces no units."""
         layer = self.modules[name]
         around = [call for call in self.calls if name.startswith(f"{call}.")]
         if around:
+            layer = self.modules[around[0]]
             reason = f"it lies inside of {around[0]!r}, which is not followed"
-            return Obstacle(name, type(self.modules[around[0]]).__name__, reason)
-        if name not in self.calls:
+        elif name not in self.calls:
             reason = "it is not called in a forward pass in evaluation mode"
             if self._used_outside(name):
                 reason = "its weights are not those of a layer that is called"
@@ -382,7 +369,7 @@ class _Walk:
             reason = "a depthwise convolution loses channels only with the layer that feeds it"
         else:
             reason = why_not_resizable(layer) or "it has no units that can be removed"
-        return Obstacle(name, type(layer).__name__, reason)
+        return _at(name, f"{type(layer).__name__}: {reason}")
 
     def _used_outside(self, name: str) -> bool:
         prefix = f"{name}." if name else ""
@@ -440,6 +427,10 @@ def _check_size(node: fx.Node, name: str) -> None:
     for index, reader in read:
         if index is None or (index != 0 and reader.users):
             raise _Blocked("it reads the number of units, or a size beside it")
+
+
+def _at(layer: str, reason: str) -> str:
+    return f"{layer!r} (at {reason})"
 
 
 def _why(name: str) -> str:

@@ -38,7 +38,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.posteriors.moments import Moments
-from lightning_bnn.pruning.groups import Group, Obstacle, find_groups
+from lightning_bnn.pruning.groups import Group, find_groups
 from lightning_bnn.pruning.signal import check_varies, ratio
 from lightning_bnn.selection import Choice, choose, normalisation
 
@@ -258,11 +258,11 @@ def _groups(
                 f"protected{'' if along else ' or does not vary'}"
             )
     single = [name for name in prunable if name.rpartition(".")[0] in found.obstacles]
-    obstacles = [found.obstacles[layer] for layer in found.obstacles if layer in layers]
+    obstacles = {layer: why for layer, why in found.obstacles.items() if layer in layers}
     if obstacles and rest == "raise":
         _refuse(obstacles)
     if not groups and not (single and rest == "weight"):
-        reasons += map(str, obstacles)
+        reasons += obstacles.values()
         why = "; ".join(reasons[:_SHOWN]) or "no weight with two or more axes varies"
         raise ConfigurationError(
             f"No layer of the network has units that can be removed: {why}. Prune single weights, "
@@ -271,12 +271,13 @@ def _groups(
     return groups, single if rest == "weight" else []
 
 
-def _refuse(obstacles: list[Obstacle]) -> None:
-    patterns = [f"{obstacle.layer}.*" if obstacle.layer else "*" for obstacle in obstacles]
+def _refuse(obstacles: Mapping[str, str]) -> None:
+    patterns = [f"{layer}.*" if layer else "*" for layer in obstacles]
     count, more = len(obstacles), len(obstacles) - _SHOWN
-    listed = "; ".join(map(str, obstacles[:_SHOWN])) + (f"; and {more} more" if more > 0 else "")
+    listed = "; ".join(list(obstacles.values())[:_SHOWN])
     raise ConfigurationError(
-        f"The units of {count} layer{'' if count == 1 else 's'} cannot be removed: {listed}. "
+        f"The units of {count} layer{'' if count == 1 else 's'} cannot be removed: {listed}"
+        f"{f'; and {more} more' if more > 0 else ''}. "
         f"Protect {'it' if count == 1 else 'them'}, with protect={patterns[:_SHOWN]}"
         f"{' and so on' if more > 0 else ''}; or prune the other layers and leave the rest as it "
         'is, with rest="keep", or prune single weights of it, with rest="weight".'
