@@ -29,9 +29,9 @@ from torch import Tensor, nn
 
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.network import network_tensors
-from lightning_bnn.posteriors.blobs import pieces_of
 from lightning_bnn.posteriors.draws import create_stream
-from lightning_bnn.posteriors.stream import DrawStream
+from lightning_bnn.storage.blobs import pieces_of
+from lightning_bnn.storage.stream import DrawStream
 
 __all__ = ["main"]
 

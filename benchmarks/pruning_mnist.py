@@ -45,8 +45,8 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.nets import MLP
 from lightning_bnn.priors import StudentT
-from lightning_bnn.pruning import PruneCurve, prune_curve
-from lightning_bnn.pruning.saving import stored_bytes
+from lightning_bnn.pruning import PruneCurve, prune, prune_curve
+from lightning_bnn.pruning.command import stored_bytes
 
 __all__ = ["main"]
 
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes: dict[str, Any] = {}
     for share in (0.0, *MORE_AT_MOST):
         folder = options.run / f"posterior_{share:.0%}".rstrip("%")
-        posterior.pruned(share).save(folder)
+        prune(posterior, share).save(folder)
         sizes[f"{share:.0%}"] = stored_bytes(folder)
     dense = sizes["0%"]
     for share, size in sizes.items():

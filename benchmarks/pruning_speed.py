@@ -21,8 +21,8 @@ draws. A seed means other noise for a smaller Gaussian, so the draws are made on
 from the masked posterior, kept as a ``DrawsPosterior``, and that is made compact.
 
 Floating-point operations are those that ``torch.utils.flop_counter`` knows: of matrix products and
-convolutions. In resnet18 a layer whose outputs go into a residual sum keeps all of its units
-(``rest="keep"``), so that it is shown and not judged.
+convolutions. In resnet18 the channels that meet in a residual sum go together; it is shown and not
+judged. (The results of the first release left these channels as they were.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,9 +48,10 @@ from benchmarks.interleaved import Entry, interleave, time_bare
 from benchmarks.peers.contender import Contender
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.nets import MLP
-from lightning_bnn.posteriors import DrawsPosterior, GaussianPosterior, Posterior
+from lightning_bnn.posteriors import DrawsPosterior, GaussianPosterior, WeightPosterior
 from lightning_bnn.posteriors.draws import unstack
-from lightning_bnn.pruning.saving import stored_bytes
+from lightning_bnn.pruning import compact, mean_network, prune
+from lightning_bnn.pruning.command import stored_bytes
 from lightning_bnn.stacked import call_network
 
 __all__ = ["main"]
@@ -89,7 +90,6 @@ class Network:
         batch_size: Examples in a batch.
         steps: Timed forward passes in a turn, unless the command line says otherwise.
         draws: Draws of a prediction; few enough that a posterior keeps them for the next batch.
-        rest: What pruning does about layers whose units cannot be removed.
         judged: Whether there are bars.
     """
 
@@ -100,7 +100,6 @@ class Network:
     batch_size: int
     steps: int
     draws: int
-    rest: Literal["raise", "keep"] = "raise"
     judged: bool = True
 
     def inputs(self) -> Tensor:
@@ -120,7 +119,7 @@ NETWORKS = (
     ),
     Network(
         "resnet18", "resnet18 on 3x32x32, batch 32", partial(resnet18, num_classes=10),
-        (3, 32, 32), batch_size=32, steps=12, draws=8, rest="keep", judged=False,
+        (3, 32, 32), batch_size=32, steps=12, draws=8, judged=False,
     ),
 )  # fmt: skip
 
@@ -144,12 +143,12 @@ def count_flops(net: nn.Module, inputs: Tensor) -> int:
     return int(counter.get_total_flops())
 
 
-def count_parameters(posterior: Posterior) -> int:
+def count_parameters(posterior: WeightPosterior) -> int:
     """How many parameters its network has."""
     return sum(parameter.numel() for parameter in posterior.net.parameters())
 
 
-def count_bytes(posterior: Posterior) -> int:
+def count_bytes(posterior: WeightPosterior) -> int:
     """The size of a saved posterior."""
     with tempfile.TemporaryDirectory() as folder:
         posterior.save(Path(folder) / "posterior")
@@ -167,14 +166,14 @@ def difference(found: Tensor, expected: Tensor) -> float:
 
 
 @torch.no_grad()
-def compare(masked: Posterior, compact: Posterior, inputs: Tensor) -> dict[str, float]:
+def compare(masked: WeightPosterior, small: WeightPosterior, inputs: Tensor) -> dict[str, float]:
     """How far the compact network's outputs are from the masked one's: mean network and draws."""
     sample = masked.sample(COMPARED_DRAWS, torch.Generator().manual_seed(2))
     stored = DrawsPosterior(masked.net, masked.likelihood, unstack(sample), masked.fixed)
-    smaller = stored.compact()
-    if count_parameters(smaller) != count_parameters(compact):
+    smaller = compact(stored)
+    if count_parameters(smaller) != count_parameters(small):
         raise RuntimeError("the draws of the masked posterior lose other units than it does")
-    means = [posterior.mean_network()(inputs)[None] for posterior in (compact, masked)]
+    means = [mean_network(posterior)(inputs)[None] for posterior in (small, masked)]
     draws = [run_draws(posterior, inputs) for posterior in (smaller, stored)]
     return {"mean_network": difference(*means), "draws": difference(*draws)}
 
@@ -186,19 +185,19 @@ def run_draws(posterior: DrawsPosterior, inputs: Tensor) -> Tensor:
     return torch.stack([call_network(net, {**fixed, **draw}, inputs) for draw in draws])
 
 
-def make_forward(network: Network, posterior: Posterior) -> Callable[[], Tensor]:
+def make_forward(network: Network, posterior: WeightPosterior) -> Callable[[], Tensor]:
     """A forward pass of the mean network."""
-    net, inputs = posterior.mean_network(), network.inputs()
+    net, inputs = mean_network(posterior), network.inputs()
     return torch.no_grad()(lambda: net(inputs).sum())
 
 
-def make_new(network: Network, posterior: Posterior) -> Callable[[], Tensor]:
+def make_new(network: Network, posterior: WeightPosterior) -> Callable[[], Tensor]:
     """A prediction that makes its draws: the seed is another each time."""
     inputs, seeds = network.inputs(), itertools.count(1)
     return lambda: posterior.predict(inputs, network.draws, seed=next(seeds)).mean.sum()
 
 
-def make_kept(network: Network, posterior: Posterior) -> Callable[[], Tensor]:
+def make_kept(network: Network, posterior: WeightPosterior) -> Callable[[], Tensor]:
     """A prediction with draws that are there: the step of a turn that is not timed makes them."""
     inputs = network.inputs()
     return lambda: posterior.predict(inputs, network.draws, seed=0).mean.sum()
@@ -209,7 +208,7 @@ def make_turn(step: Callable[[], Tensor], passes: int) -> Callable[[int], float]
     return lambda steps: time_bare(step, max(1, steps // passes))
 
 
-def make_entries(network: Network, posteriors: dict[str, Posterior]) -> list[Entry]:
+def make_entries(network: Network, posteriors: dict[str, WeightPosterior]) -> list[Entry]:
     """What takes turns: the masked and the compact posterior, in each of the three ways."""
     ways = {
         FORWARD: (make_forward, 1),
@@ -226,8 +225,8 @@ def make_entries(network: Network, posteriors: dict[str, Posterior]) -> list[Ent
 def measure(network: Network, steps: int, rounds: int, warm_up: int) -> dict[str, Any]:
     """Prune one network and compare the compact posterior with the masked one."""
     whole, inputs = make_posterior(network), network.inputs()
-    masked = whole.pruned(FRACTION, unit="channel", scope="layer", rest=network.rest)
-    posteriors: dict[str, Posterior] = {MASKED: masked, COMPACT: masked.compact()}
+    masked = prune(whole, FRACTION, unit="channel", scope="layer")
+    posteriors: dict[str, WeightPosterior] = {MASKED: masked, COMPACT: compact(masked)}
     sizes = {
         "parameters": {name: count_parameters(one) for name, one in posteriors.items()},
         "flops": {name: count_flops(one.net, inputs) for name, one in posteriors.items()},

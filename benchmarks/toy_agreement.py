@@ -35,9 +35,9 @@ from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.data import ToyRegression
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.nets import MLP
-from lightning_bnn.posteriors.manifest import package_versions
 from lightning_bnn.priors import Normal
 from lightning_bnn.samplers import HMC, SGHMC
+from lightning_bnn.storage.manifest import package_versions
 
 BAR = 0.15
 NOISE = 0.1

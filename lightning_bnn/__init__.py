@@ -1,14 +1,26 @@
 """Bayesian neural networks as an ordinary PyTorch Lightning job."""
 
+from lightning_bnn.diagnostics import diagnose, to_arviz
 from lightning_bnn.posteriors import (
     DrawsPosterior,
     GaussianPosterior,
     LowRankPosterior,
     MixturePosterior,
+    Moments,
     Posterior,
+    WeightPosterior,
 )
 from lightning_bnn.predictive import Predictive
-from lightning_bnn.pruning import prune_curve, signal_to_noise
+from lightning_bnn.pruning import (
+    compact,
+    masked,
+    mean_network,
+    prune,
+    prune_curve,
+    signal_to_noise,
+    sparsity,
+    support,
+)
 from lightning_bnn.stacked import StackedModule
 from lightning_bnn.strategies import SGMCMC, DeepEnsemble, Strategy, VariationalBNN
 from lightning_bnn.target import Target
@@ -20,12 +32,22 @@ __all__ = [
     "GaussianPosterior",
     "LowRankPosterior",
     "MixturePosterior",
+    "Moments",
     "Posterior",
     "Predictive",
     "StackedModule",
     "Strategy",
     "Target",
     "VariationalBNN",
+    "WeightPosterior",
+    "compact",
+    "diagnose",
+    "masked",
+    "mean_network",
+    "prune",
     "prune_curve",
     "signal_to_noise",
+    "sparsity",
+    "support",
+    "to_arviz",
 ]

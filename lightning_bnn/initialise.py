@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import copy_network, describe, first_difference, network_tensors
-from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
+from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
 from lightning_bnn.random import isolated_random_state, member_seed
 
 __all__ = ["Start", "build_network", "reset_network", "start_members"]
 
-Start = Literal["around", "reset"] | Posterior | Sequence[nn.Module] | Callable[[], nn.Module]
+Start = Literal["around", "reset"] | WeightPosterior | Sequence[nn.Module] | Callable[[], nn.Module]
 
 
 def reset_network(net: nn.Module, seed: int, option: str = "start") -> nn.Module:
@@ -118,7 +118,7 @@ def start_members(
         >>> start_members(nn.Linear(2, 1), "around", range(3), seed=0, spread=0.1)["bias"].shape
         torch.Size([3, 1])
     """
-    if isinstance(start, Posterior):
+    if isinstance(start, WeightPosterior):
         return _from_posterior(net, start, members, seed)
     if start == "around":
         chosen = [
@@ -216,7 +216,7 @@ def _perturbed(net: nn.Module, member: int, seed: int, spread: float) -> dict[st
 
 
 def _from_posterior(
-    net: nn.Module, start: Posterior, members: Sequence[int], seed: int
+    net: nn.Module, start: WeightPosterior, members: Sequence[int], seed: int
 ) -> dict[str, Tensor]:
     difference = first_difference(describe(net), describe(start.net))
     if difference:
@@ -231,7 +231,7 @@ def _from_posterior(
     return {name: tensor.to(own[name]) for name, tensor in _stack(drawn).items()}
 
 
-def _draw_of(start: Posterior, member: int, seed: int) -> dict[str, Tensor]:
+def _draw_of(start: WeightPosterior, member: int, seed: int) -> dict[str, Tensor]:
     """Member k takes the k-th of stored draws or of a mixture's components, else a draw of its own.
 
     Only its own number decides, not how many others there are.

@@ -7,12 +7,14 @@ from copy import deepcopy
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch._C import _functorch as functorch
 
 from lightning_bnn.errors import ConfigurationError
 
 __all__ = [
+    "checked_masks",
     "copy_network",
     "describe",
     "first_difference",
@@ -64,6 +66,27 @@ def in_network_order(net: nn.Module, tensors: Mapping[str, Tensor], what: str) -
                 f"{list(own[name].shape)}."
             )
     return {name: tensors[name] for name in own if name in tensors}
+
+
+def checked_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The masks as booleans, if each is one of a tensor of the network.
+
+    Example:
+        >>> checked_masks(nn.Linear(2, 1), {"weight": torch.tensor([[0, 1]])})
+        {'weight': tensor([[False,  True]])}
+    """
+    for name, mask in masks.items():
+        if not isinstance(mask, Tensor):
+            raise ConfigurationError(
+                f"The mask of {name!r} is a tensor of True and False; got {type(mask).__name__}."
+            )
+        if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
+            raise ConfigurationError(
+                f"The mask of {name!r} holds other numbers than 0 and 1 ({mask.dtype}). A mask "
+                "says which weights stay; pass scores to lightning_bnn.pruning.pruning_masks."
+            )
+    ordered = in_network_order(net, masks, "masks")
+    return {name: mask.detach().bool().clone() for name, mask in ordered.items()}
 
 
 def first_difference(one: Sequence[Sequence[Any]], other: Sequence[Sequence[Any]]) -> str | None:

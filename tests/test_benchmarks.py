@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from benchmarks import ensemble_step, sgmcmc_step
+from benchmarks import ensemble_step, predict_step, sgmcmc_step
 from benchmarks.ensemble_peers.contender import Network as EnsembleNetwork
 from benchmarks.sampler_peers.contender import Library, Network
 from benchmarks.sgmcmc_step import PEERS, SEQUENTIAL, STACKED
@@ -146,3 +146,30 @@ def test_bars_of_ensembles_are_judged_on_the_medians() -> None:
     assert sequential["value"] == pytest.approx(8.0 / 7.5)
     assert not sequential["passed"]
     assert [bar["passed"] for bar in ensemble_step.bars(CLASSES, {})] == [None, None]
+
+
+def test_predict_step_measures_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny = predict_step.Network(
+        "tiny",
+        "a tiny net",
+        partial(nn.Linear, 3, 10),
+        (3,),
+        4,
+        steps=2,
+        bar=32.0,
+        batches=2,
+        draws=3,
+    )
+    monkeypatch.setattr(predict_step, "NETWORKS", (tiny,))
+    file = tmp_path / "figures.json"
+    predict_step.main(["--only", "lightning-bnn", "--rounds", "2", "--json", str(file)])
+    logging.disable(logging.NOTSET)
+    result = json.loads(file.read_text())
+    rows = result["networks"]["tiny"]["contenders"]
+    assert set(rows) == {"plain pass", "lightning-bnn"}
+    assert rows["lightning-bnn"]["ratio"] > 0
+    assert [bar["limit"] for bar in result["networks"]["tiny"]["bars"]] == [32.0]
+    assert result["memory"][0]["limit"] == predict_step.MEMORY_BAR
+    assert "a tiny net: ratio to one pass" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import pytorch_lightning as pl
 
@@ -112,9 +112,9 @@ def resolve(
     Raises:
         ConfigurationError: The length is needed and not known, or the fit is too short.
     """
-    places = (start,) if shape == "once" else (start, end)
+    places = {"start": start} if shape == "once" else {"start": start, "end": end}
     epoch = steps_per_epoch(trainer, module)
-    whole = all(isinstance(place, int) for place in places)
+    whole = all(isinstance(place, int) for place in places.values())
     unit: Unit = "epochs" if epoch is None and whole else "steps"
     if unit == "epochs" and every_n_steps is not None:
         raise ConfigurationError(
@@ -122,18 +122,16 @@ def resolve(
             "training data do not say. Leave it out, to prune after whole epochs."
         )
     length = training_length(trainer, module, unit)
-    scale: Any = 1 if unit == "epochs" else epoch
     positions = []
-    for name, place in zip(("start", "end"), places, strict=False):
-        if (length if isinstance(place, float) else scale) is None:
+    for name, place in places.items():
+        scale = length if isinstance(place, float) else 1 if unit == "epochs" else epoch
+        if scale is None:
             raise ConfigurationError(
                 f"{name}={place} cannot be told in steps, as the length of this fit or of its "
                 "epochs is not known beforehand. Pass start= and end= as numbers of epochs (ints), "
                 "or give the Trainer max_epochs= or max_steps= and the training data a length."
             )
-        # 0.29 · 100 is a little less than 29
-        whole_of: Any = length if isinstance(place, float) else scale
-        positions.append(math.floor(place * whole_of + 1e-9))
+        positions.append(math.floor(place * scale + 1e-9))  # 0.29 · 100 is a little less than 29
     begin, last = positions[0], positions[-1]
     if length is not None and last > length + 1e-9:
         raise ConfigurationError(

@@ -3,7 +3,7 @@
 A draw belongs to an optimizer step. After step s a draw is taken of every chain if s > burn-in,
 (s − burn-in) is a multiple of ``every`` and the step was one of sampling (not of a warm-up, not of
 the exploration part of a cyclical schedule). Draws go to the disk as they are taken (see
-:mod:`lightning_bnn.posteriors.stream`) or are kept in memory and in the checkpoint. What is on the
+:mod:`lightning_bnn.storage.stream`) or are kept in memory and in the checkpoint. What is on the
 disk and what a checkpoint says always fit: a resumed fit drops the draws that were taken after its
 checkpoint, and takes them again.
 """
@@ -33,11 +33,11 @@ from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFo
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import DrawsPosterior
-from lightning_bnn.posteriors.base import Weights
 from lightning_bnn.posteriors.batch_norm import batch_norm_layers, training_batch_norm
 from lightning_bnn.posteriors.draws import create_stream, unstack
-from lightning_bnn.posteriors.files import absolute, open_directory
-from lightning_bnn.posteriors.stream import DrawStream
+from lightning_bnn.posteriors.weights import Weights
+from lightning_bnn.storage.files import absolute, open_directory
+from lightning_bnn.storage.stream import DrawStream
 from lightning_bnn.strategies import SGMCMC
 from lightning_bnn.strategies.base import cyclical_schedule
 

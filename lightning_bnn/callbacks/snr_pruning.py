@@ -1,4 +1,4 @@
-r"""Prune weights of a low signal-to-noise ratio while training goes on.
+r"""Prune weights of a low signal-to-noise ratio during training.
 
 After some steps the posterior as it stands says which weights carry no information: those of the
 lowest :math:`|\mu|/\sigma` (Blundell et al., 2015, section 5.1). They become exactly zero and stay
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
@@ -21,13 +20,18 @@ from torch.nn.utils import prune
 
 from lightning_bnn.callbacks.progress import completed
 from lightning_bnn.callbacks.pruning_schedule import PruningRule, Shape, check_places, resolve
-from lightning_bnn.checks import check_whole
+from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.network import copy_network, in_network_order
-from lightning_bnn.posteriors import Posterior
-from lightning_bnn.pruning.candidates import candidates
-from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction, pruning_masks
-from lightning_bnn.pruning.signal import signal_to_noise
+from lightning_bnn.network import copy_network, in_network_order, network_tensors
+from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.pruning.masks import Scope, check_fraction, keep_masks
+from lightning_bnn.pruning.removable import (
+    Rest,
+    Unit,
+    candidates,
+    find_removable,
+    protected_names,
+)
 from lightning_bnn.selection import Choice
 from lightning_bnn.strategies import Strategy
 from lightning_bnn.strategies.variational import refuse_averaging
@@ -56,9 +60,9 @@ class PruningStep:
 class SNRPruning(pl.Callback):
     """Prunes the weights of a :class:`~lightning_bnn.VariationalBNN` while it trains.
 
-    The masks belong to the strategy and are in its part of a checkpoint, so that a fit which goes
-    on without this callback keeps them. For a strategy that has no variances while it trains (a
-    sampler, an ensemble), prune what it leaves behind: ``posterior.pruned(fraction)``.
+    The masks belong to the strategy and are in its part of a checkpoint, so that a fit which
+    resumes without this callback keeps them. For a strategy that has no variances while it trains
+    (a sampler, an ensemble), prune what it leaves behind: ``prune(posterior, fraction)``.
 
     Args:
         fraction: The share of all prunable weights, or units, to remove, in [0, 1).
@@ -110,14 +114,11 @@ class SNRPruning(pl.Callback):
         rest: Rest = "raise",
     ) -> None:
         self.fraction = check_fraction(fraction)
-        for name, value, known in (
-            ("schedule", schedule, get_args(Shape)),
-            ("unit", unit, get_args(Unit)),
-            ("scope", scope, get_args(Scope)),
-            ("rest", rest, get_args(Rest)),
-        ):
-            if value not in known:
-                raise ConfigurationError(f"{name}= is one of {list(known)}; got {value!r}.")
+        for name, value, kinds in (
+            ("schedule", schedule, Shape), ("unit", unit, Unit), ("scope", scope, Scope),
+            ("rest", rest, Rest),
+        ):  # fmt: skip
+            check_option(name, value, get_args(kinds))
         check_places(start, end, schedule)
         if every_n_steps is not None:
             check_whole("every_n_steps", every_n_steps, 1)
@@ -126,9 +127,8 @@ class SNRPruning(pl.Callback):
                     f"schedule='once' prunes once; got every_n_steps={every_n_steps}. Leave it "
                     "out, or choose schedule='cubic' or 'linear'."
                 )
-        self.schedule, self.start, self.end, self.every_n_steps = (
-            schedule, start, end, every_n_steps,
-        )  # fmt: skip
+        self.schedule, self.start, self.end = schedule, start, end
+        self.every_n_steps = every_n_steps
         self.unit, self.scope, self.protect, self.rest = unit, scope, protect, rest
         self.history: list[PruningStep] = []
         self._strategy: Any = None
@@ -145,15 +145,14 @@ class SNRPruning(pl.Callback):
 
         Only tensors that lost something are in it; they are as ``torch.nn.utils.prune`` has them.
         """
-        own = self._known_strategy()
-        tensors = {**dict(own.net.named_parameters()), **dict(own.net.named_buffers())}
-        return {name: keep.to(tensors[name].dtype) for name, keep in own.masks().items()}
+        strategy = self._known_strategy()
+        tensors = network_tensors(strategy.net)
+        return {name: keep.to(tensors[name].dtype) for name, keep in strategy.masks().items()}
 
     @property
     def sparsity(self) -> float:
         """The share of the prunable weights of the strategy, protected ones too, that is gone."""
-        strategy = self._known_strategy()
-        removed, total = _count(strategy, candidates(strategy.net, strategy.family.layout.names))
+        removed, total = _count(self._known_strategy())
         return removed / max(1, total)
 
     def apply(self, net: nn.Module) -> nn.Module:
@@ -164,19 +163,20 @@ class SNRPruning(pl.Callback):
 
         Args:
             net: A network of the architecture that was trained, such as
-                ``posterior.mean_network()``.
+                ``mean_network(posterior)``.
         """
         net = copy_network(net)
-        named = dict(net.named_parameters())
+        parameters = dict(net.named_parameters())
         for name, mask in in_network_order(net, self.masks, "masks").items():
-            if name not in named:
+            if name not in parameters:
                 buffer = net.get_buffer(name)
                 buffer.mul_(mask.to(buffer.device))
                 continue
-            same = [other for other, p in _all_parameters(net) if p is named[name]]
-            for place in same:  # a tied weight stays tied: its layers share what is masked
-                owner, _, part = place.rpartition(".")
-                prune.custom_from_mask(net.get_submodule(owner), part, mask)
+            every = list(net.named_parameters(remove_duplicate=False))
+            for place in [other for other, p in every if p is parameters[name]]:
+                # a tied weight stays tied: its layers share what is masked
+                owner, _, key = place.rpartition(".")
+                prune.custom_from_mask(net.get_submodule(owner), key, mask)
         return net
 
     def _known_strategy(self) -> Any:
@@ -197,7 +197,7 @@ class SNRPruning(pl.Callback):
             raise ConfigurationError(
                 "SNRPruning prunes by means and standard deviations, which VariationalBNN has "
                 f"while it trains and {type(pl_module).__name__} has not. Leave the callback out "
-                "and prune what the fit leaves behind: posterior.pruned(fraction)."
+                "and prune what the fit leaves behind: prune(posterior, fraction)."
             )
         if stage == "fit":
             refuse_averaging(trainer)
@@ -207,7 +207,7 @@ class SNRPruning(pl.Callback):
             self._strategy = strategy
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on with a checkpoint or an earlier fit of this trainer, or start anew."""
+        """Resume from a checkpoint or an earlier fit of this trainer, or start anew."""
         again = self._trainer is trainer and 0 < self._seen <= trainer.global_step
         self._trainer = trainer
         if self._restored is not None or not again:
@@ -216,13 +216,14 @@ class SNRPruning(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the steps of the schedule, try whether the fraction can be had, prune if due."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._rule = None
             return
         if not self.history or self._rule is None:  # else it has begun
             self._rule = resolve(
                 self.schedule, self.fraction, self.start, self.end, self.every_n_steps,
                 trainer, pl_module,
             )  # fmt: skip
-        self._masks(self._known_strategy().posterior(), self.fraction, quiet=True)
+        self._masks(self.fraction, quiet=True)  # whether it can be reached
         # a checkpoint of this very step may have been made before this callback had its turn
         steps = self._rule.unit == "steps"
         self._look(trainer, trainer.global_step if steps else trainer.current_epoch)
@@ -238,14 +239,14 @@ class SNRPruning(pl.Callback):
         batch_idx: int,
     ) -> None:
         """Prune, if this batch ended a step after which it is due."""
-        if self._rule is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._rule is not None:
             position = completed(trainer, self._rule.unit)
             if position is not None and self._look(trainer, position):
                 self._log(pl_module, on_step=True)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prune after an epoch that ended without a last batch; log how much is gone."""
-        if self._rule is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._rule is None:
             return
         if self._rule.unit == "epochs":
             self._look(trainer, trainer.current_epoch + 1)
@@ -253,7 +254,7 @@ class SNRPruning(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if the fit was stopped before the fraction was reached."""
-        if self._rule is None or trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._rule is None:
             return
         reached = self.history[-1].fraction if self.history else 0.0
         if trainer.should_stop and reached < self.fraction:
@@ -261,7 +262,7 @@ class SNRPruning(pl.Callback):
                 f"The fit was stopped after {trainer.global_step} steps, before SNRPruning was done"
                 f": the fraction {self.fraction:g} was to be reached after {self._rule.end} "
                 f"{self._rule.unit}, and {reached:.3g} was. Stop later, give an earlier end=, or "
-                "prune the rest afterwards: posterior.pruned(fraction).",
+                "prune the rest afterwards: prune(posterior, fraction).",
                 UserWarning,
                 stacklevel=2,
             )
@@ -277,36 +278,40 @@ class SNRPruning(pl.Callback):
 
     def _prune(self, trainer: pl.Trainer, fraction: float) -> None:
         strategy = self._known_strategy()
-        posterior, before = strategy.posterior(), strategy.masks()
-        masks = self._masks(posterior, fraction, quiet=fraction < self.fraction)
+        masks, threshold = self._masks(fraction, quiet=fraction < self.fraction)
         strategy.prune(masks)
-        removed, _ = _count(strategy, candidates(strategy.net, strategy.family.layout.names))
-        gone = {name: ~mask & before.get(name, ~mask) for name, mask in masks.items()}
-        threshold = self._threshold(posterior, gone)
-        self.history.append(PruningStep(trainer.global_step, fraction, removed, threshold))
+        step = PruningStep(trainer.global_step, fraction, _count(strategy)[0], threshold)
+        self.history.append(step)
 
-    def _masks(self, posterior: Posterior, fraction: float, quiet: bool) -> dict[str, Tensor]:
-        protect = _by_names(self._known_strategy().net, self.protect)
+    def _masks(self, fraction: float, quiet: bool) -> tuple[dict[str, Tensor], float | None]:
+        """What stays, and the largest ratio among the weights, or units, that go just now."""
+        strategy = self._known_strategy()
+        posterior: WeightPosterior = strategy.posterior()
+        # by names: the posterior has a copy of the network, whose submodules are others
+        protect = None if self.protect is None else self._protected_names(strategy)
+        removable = find_removable(posterior, self.unit, protect, self.rest)
         with warnings.catch_warnings():
             if quiet:  # that a layer would vanish is said once, of the last pruning
                 warnings.simplefilter("ignore")
-            return pruning_masks(
-                posterior, fraction, unit=self.unit, scope=self.scope, protect=protect,
-                rest=self.rest,
-            )  # fmt: skip
+            weights, units = (
+                keep_masks(ratios, fraction, self.scope)
+                for ratios in (removable.weights, removable.units)
+            )
+        ratios, kept = (removable.units, units) if units else (removable.weights, weights)
+        gone = [ratios[name][~keep] for name, keep in kept.items() if not bool(keep.all())]
+        # what went before has the ratio 0
+        threshold = max((float(removed.max()) for removed in gone), default=0.0) or None
+        return removable.masks(posterior.net, weights, units), threshold
 
-    def _threshold(self, posterior: Posterior, gone: dict[str, Tensor]) -> float | None:
-        """The largest ratio among the weights, or units, that went just now."""
-        if self.unit == "channel":
-            from lightning_bnn.pruning.channels import channel_signal_to_noise
-
-            protect = _by_names(self._known_strategy().net, self.protect)
-            scores = channel_signal_to_noise(posterior, protect, self.rest)
-            gone = {name: gone[name].flatten(1).any(1) for name in scores if name in gone}
-        else:
-            scores = signal_to_noise(posterior)
-        removed = [scores[name][out] for name, out in gone.items() if bool(out.any())]
-        return max((float(one.max()) for one in removed), default=None)
+    def _protected_names(self, strategy: Any) -> list[str]:
+        names = strategy.family.layout.names
+        try:
+            return sorted(protected_names(strategy.net, names, self.protect))
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{error} The network is the strategy's own, a copy of the one that was given: a "
+                "submodule of it is bnn.net.fc."
+            ) from error
 
     def _log(self, module: pl.LightningModule, on_step: bool) -> None:
         values = {"sparsity": self.sparsity}
@@ -335,7 +340,7 @@ class SNRPruning(pl.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state for a fit that goes on; one that has done nothing takes it at once."""
+        """Keep the state for a fit that resumes; one that has done nothing takes it at once."""
         self._restored = state_dict
         if not self.history:
             self._adopt(state_dict)
@@ -347,40 +352,9 @@ class SNRPruning(pl.Callback):
         self._seen = state.get("seen", -1)
 
 
-def _count(strategy: Any, names: Sequence[str]) -> tuple[int, int]:
-    """The pruned and all of the weights in these tensors."""
+def _count(strategy: Any) -> tuple[int, int]:
+    """The pruned and all of the prunable weights of a strategy."""
     masks, tensors = strategy.masks(), dict(strategy.net.named_parameters())
+    names = candidates(strategy.net, strategy.family.layout.names)
     removed = sum(int((~masks[name]).sum()) for name in names if name in masks)
     return removed, sum(tensors[name].numel() for name in names)
-
-
-def _by_names(net: nn.Module, protect: Choice) -> Choice:
-    """A choice in which a submodule of the strategy's network is a list of names.
-
-    A posterior has a copy of the network, whose modules are others.
-    """
-    if (
-        protect is None
-        or isinstance(protect, str)
-        or not isinstance(protect, (nn.Module, Sequence))
-    ):
-        return protect
-    rules: list[Any] = []
-    for rule in [protect] if isinstance(protect, nn.Module) else protect:
-        if not isinstance(rule, nn.Module):
-            rules.append(rule)
-            continue
-        inside = {id(parameter) for parameter in rule.parameters()}
-        found = [name for name, parameter in net.named_parameters() if id(parameter) in inside]
-        if not found:
-            raise ConfigurationError(
-                f"protect= has a {type(rule).__name__} without a parameter of the strategy's own "
-                "network, which is a copy of the one that was given. Pass a submodule of the copy, "
-                "such as bnn.net.fc, or a pattern of names, such as 'fc.*'."
-            )
-        rules += found
-    return rules
-
-
-def _all_parameters(net: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return list(net.named_parameters(remove_duplicate=False))

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import network_tensors
-from lightning_bnn.posteriors.base import Weights
 from lightning_bnn.posteriors.batch_norm import recompute_batch_norm
+from lightning_bnn.posteriors.weights import Weights
 from lightning_bnn.selection import trainable_names
 from lightning_bnn.strategies import Strategy
 from lightning_bnn.strategies.base import cyclical_schedule

@@ -44,10 +44,15 @@ from lightning_bnn.checks import check_number, check_option, check_whole, is_who
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network
-from lightning_bnn.posteriors import DrawsPosterior, LowRankPosterior, MixturePosterior, Posterior
-from lightning_bnn.posteriors.base import Weights
+from lightning_bnn.posteriors import (
+    DrawsPosterior,
+    LowRankPosterior,
+    MixturePosterior,
+    WeightPosterior,
+)
 from lightning_bnn.posteriors.batch_norm import training_batch_norm
 from lightning_bnn.posteriors.draws import unstack
+from lightning_bnn.posteriors.weights import Weights
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.strategies import Strategy
 from lightning_bnn.strategies.training_batches import single_loader
@@ -216,7 +221,7 @@ class SWAGMoments(pl.Callback):
             )
         return self._state.moments
 
-    def gaussian(self, rank: int | None = None) -> Posterior:
+    def gaussian(self, rank: int | None = None) -> WeightPosterior:
         """The Gaussian itself; of an ensemble the mixture of one for each member.
 
         BatchNorm's statistics, and other buffers, are those of the training at the last snapshot,
@@ -229,7 +234,7 @@ class SWAGMoments(pl.Callback):
 
     def posterior(
         self, draws: int | None = None, rank: int | None = None, seed: int = 0
-    ) -> Posterior:
+    ) -> WeightPosterior:
         """The posterior of SWAG; of an ensemble that of MultiSWAG.
 
         Without BatchNorm in the network this is :meth:`gaussian`. With BatchNorm it is stored
@@ -248,7 +253,7 @@ class SWAGMoments(pl.Callback):
 
     def member_posteriors(
         self, draws: int | None = None, rank: int | None = None, seed: int = 0
-    ) -> dict[int, Posterior]:
+    ) -> dict[int, WeightPosterior]:
         """The parts of :meth:`posterior`: that of each member, by its row in the strategy.
 
         Args:
@@ -264,7 +269,7 @@ class SWAGMoments(pl.Callback):
         name = f"{count} draws of rank {rank}, scale {self.scale}, seed {seed}"
         return self._stored(name, rank, lambda part: part.sample(count, generator))
 
-    def average(self) -> Posterior:
+    def average(self) -> WeightPosterior:
         """SWA: the mean of the snapshots alone, one draw for each member.
 
         BatchNorm's statistics are recomputed for it from the training data, as in
@@ -324,14 +329,14 @@ class SWAGMoments(pl.Callback):
             )
         return gaussians
 
-    def _mixture(self, parts: dict[int, Posterior]) -> Posterior:
+    def _mixture(self, parts: dict[int, WeightPosterior]) -> WeightPosterior:
         """Of a single network its posterior itself."""
         components = list(parts.values())
         return components[0] if len(self.moments.mean) == 1 else MixturePosterior(components)
 
     def _stored(
         self, kind: str, rank: int, draw: Callable[[LowRankPosterior], Weights]
-    ) -> dict[int, Posterior]:
+    ) -> dict[int, WeightPosterior]:
         """Draws of each member's Gaussian, with BatchNorm's statistics of each."""
         gaussians = self._gaussians(rank)
         weights = {row: draw(part) for row, part in gaussians.items()}

@@ -73,7 +73,7 @@ def _diagnosis(records: RunRecords) -> Diagnosis:
         raise ConfigurationError(
             f"--diagnose needs the network and the data, and {records.storage} has no config.yaml: "
             "the run was launched from Python. There, call run.diagnose(), or "
-            "load_run(storage).posterior(net, running=True).diagnose(inputs)."
+            "diagnose(load_run(storage).posterior(net, running=True), inputs)."
         )
     run = load_run(records.storage)
     with isolated_random_state(seed=0), tempfile.TemporaryDirectory() as folder:

@@ -27,9 +27,8 @@ from lightning_bnn.diagnostics.examples import Examples
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.mixtures import full_precision
-from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
+from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
 from lightning_bnn.selection import Choice, choose
-from lightning_bnn.stacked import StackedModule
 
 __all__ = [
     "Watched",
@@ -92,7 +91,7 @@ def function_values(outputs: Tensor, likelihood: Likelihood, targets: Tensor | N
 
 
 def watch(
-    posterior: Posterior,
+    posterior: WeightPosterior,
     examples: Examples | None,
     weights: Choice = None,
     elements: int | None = None,
@@ -132,7 +131,6 @@ def _watch_part(
     """The quantities of one posterior of draws."""
     # Apart: a weight may have the name of a prediction.
     function, weights = _Record(elements), _Record(elements)
-    stacked = StackedModule(part.net, part.mode)
     # A generator of its own: asking for draws must not move the global one.
     for draw in part.draws(len(part), torch.Generator(part.device)):
         weights.add({name: draw[name] for name in names})
@@ -140,7 +138,7 @@ def _watch_part(
             continue
         dtype = next(tensor.dtype for tensor in draw.values() if tensor.is_floating_point())
         here = examples.to(part.device, dtype)
-        outputs = stacked(draw, here.inputs, part.fixed)
+        outputs = part.outputs(draw, here.inputs)
         if here.targets is not None and not function.shapes:
             part.likelihood.check(outputs[0], here.targets)
         function.add(function_values(outputs, part.likelihood, here.targets))
@@ -233,7 +231,7 @@ def label_elements(
     return labels
 
 
-def _parts(posterior: Posterior) -> list[DrawsPosterior]:
+def _parts(posterior: WeightPosterior) -> list[DrawsPosterior]:
     """The posteriors of draws that a posterior is made of."""
     if isinstance(posterior, DrawsPosterior):
         return [posterior]

@@ -24,7 +24,7 @@ from lightning_bnn.diagnostics.statistics import (
     reduce_known,
 )
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.selection import Choice
 
 __all__ = ["Diagnosis", "diagnose", "diagnose_watched"]
@@ -140,7 +140,7 @@ class Diagnosis:
 
 
 def diagnose(
-    posterior: Posterior,
+    posterior: WeightPosterior,
     inputs: Any,
     weights: Choice = None,
     examples: int = 64,

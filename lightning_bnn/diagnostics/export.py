@@ -21,7 +21,7 @@ from lightning_bnn.diagnostics.chains import Watched, watch
 from lightning_bnn.diagnostics.examples import Examples, choose_examples
 from lightning_bnn.diagnostics.statistics import require_arviz
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.selection import Choice
 
 __all__ = ["to_arviz"]
@@ -31,7 +31,7 @@ _RESERVED = ("chain", "draw", "example", "target")
 
 
 def to_arviz(
-    posterior: Posterior, inputs: Any = None, weights: Choice = None, examples: int = 64
+    posterior: WeightPosterior, inputs: Any = None, weights: Choice = None, examples: int = 64
 ) -> Any:
     """The chains of a posterior as ArviZ has them.
 

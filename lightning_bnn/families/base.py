@@ -18,7 +18,7 @@ from lightning_bnn.checks import check_number
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.families.pruned import Kept
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.priors import BoundPrior
 from lightning_bnn.random import NormalStream
 from lightning_bnn.selection import FlatLayout
@@ -73,7 +73,7 @@ class Family(Kept, ABC):
     @abstractmethod
     def posterior(
         self, net: nn.Module, likelihood: Likelihood, fixed: Mapping[str, Tensor]
-    ) -> Posterior:
+    ) -> WeightPosterior:
         """Q as it stands; ``fixed`` are the network's other tensors."""
 
     @property

@@ -32,7 +32,7 @@ from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.progress import plain_metrics
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors.files import Files, open_directory
+from lightning_bnn.storage.files import Files, open_directory
 
 __all__ = ["UnitCheckpoint", "checkpoint_step", "last_checkpoint", "plain_types"]
 

@@ -36,7 +36,7 @@ from lightning_bnn.launch.recipe import Parts, Recipe
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.saving import adopt_draws, member_ids, save_members
 from lightning_bnn.launch.units import Unit, unit_seed
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.storage.files import open_directory
 from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import Strategy
 

@@ -37,7 +37,7 @@ from lightning_bnn.launch.backend import Attempt, Backend, Handle, Outcome
 from lightning_bnn.launch.member import Place, attempt_outcome
 from lightning_bnn.launch.recipe import Recipe
 from lightning_bnn.launch.records import RunRecords
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.storage.files import open_directory
 
 __all__ = ["RankError", "RayBackend", "group_memory", "judge", "remove_groups"]
 

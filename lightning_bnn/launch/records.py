@@ -33,8 +33,8 @@ from typing import Any
 from lightning_bnn.errors import ConfigurationError, FencedError, PosteriorFormatError
 from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.units import UNIT_NAME, Unit
-from lightning_bnn.posteriors.files import absolute, open_directory
-from lightning_bnn.posteriors.manifest import VERSION, encode, json_value, require, unseal
+from lightning_bnn.storage.files import absolute, open_directory
+from lightning_bnn.storage.manifest import VERSION, encode, json_value, require, unseal
 
 __all__ = ["RunRecords"]
 

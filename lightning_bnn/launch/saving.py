@@ -8,7 +8,7 @@ resumes from a checkpoint of an earlier one first copies that one's draws, up to
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytorch_lightning as pl
 
@@ -16,8 +16,8 @@ from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors import MixturePosterior
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.posteriors import MixturePosterior, WeightPosterior
+from lightning_bnn.storage.files import open_directory
 from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import Strategy
 
@@ -91,7 +91,7 @@ def save_members(
     swag = isinstance(source, SWAGMoments)
     posteriors = source.member_posteriors()
     if not stacked:  # one member, whatever it is made of
-        parts = list(posteriors.values())
+        parts = cast("list[WeightPosterior]", list(posteriors.values()))
         posteriors = {unit.members[0]: parts[0] if len(parts) == 1 else MixturePosterior(parts)}
     elif swag:  # which has them by row
         posteriors = {unit.members[row]: posterior for row, posterior in posteriors.items()}

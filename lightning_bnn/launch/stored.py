@@ -15,8 +15,8 @@ from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
+from lightning_bnn.storage.files import open_directory
 
 __all__ = [
     "Kind",
@@ -115,16 +115,16 @@ def load_run(storage: str | os.PathLike[str]) -> StoredRun:
 
 def load_posterior(
     directory: str | os.PathLike[str], net: nn.Module, likelihood: Likelihood | None = None
-) -> Posterior:
+) -> WeightPosterior:
     """Read a saved posterior, or that of a launched run, whichever the directory holds.
 
     Args:
-        directory: What was given to ``Posterior.save`` or to ``launch``.
+        directory: What was given to ``WeightPosterior.save`` or to ``launch``.
         net: A network of the architecture of the posterior; its values do not matter.
         likelihood: Needed only if it is one of your own.
     """
     if open_directory(directory).get("run.json", 1) is None:
-        return Posterior.load(directory, net, likelihood)
+        return WeightPosterior.load(directory, net, likelihood)
     return load_run(directory).posterior(net, likelihood)
 
 
@@ -189,7 +189,7 @@ class StoredRun:
         Raises:
             ConfigurationError: No member is done yet.
         """
-        components: list[Posterior] = []
+        components: list[WeightPosterior] = []
         for unit, committed in self.committed().items():
             if kind not in committed["members"]:
                 raise ConfigurationError(
@@ -210,23 +210,25 @@ class StoredRun:
 
     def _load(
         self, unit: Unit, place: Mapping[str, Any], net: nn.Module, likelihood: Likelihood | None
-    ) -> Posterior:
-        stored = Posterior.load(f"{self.records.folder(unit)}/{place['place']}", net, likelihood)
+    ) -> WeightPosterior:
+        stored = WeightPosterior.load(
+            f"{self.records.folder(unit)}/{place['place']}", net, likelihood
+        )
         if "chain" not in place:
             return stored
         assert isinstance(stored, DrawsPosterior)
         return stored.chain(place["chain"])
 
-    def _running(self, net: nn.Module, likelihood: Likelihood | None) -> list[Posterior]:
+    def _running(self, net: nn.Module, likelihood: Likelihood | None) -> list[WeightPosterior]:
         """The chains of units that are not done, with the draws that they have so far."""
-        chains: list[Posterior] = []
+        chains: list[WeightPosterior] = []
         done = self.committed()
         for unit in (unit for unit in self.units() if unit not in done):
             streams: list[Any] = []
             for attempt in self.records.attempts(unit):
                 place = f"{self.records.folder(unit, attempt)}/draws"
                 with suppress(PosteriorFormatError):  # no draw yet
-                    streams.append(Posterior.load(place, net, likelihood))
+                    streams.append(WeightPosterior.load(place, net, likelihood))
             # the last has the draws of those before it, but may be taking them over just now
             if streams:
                 longest = max(streams, key=len)
@@ -248,7 +250,7 @@ def diagnose_chains(
     Raises:
         ConfigurationError: No chain has enough draws.
     """
-    drawn: list[Posterior] = [
+    drawn: list[WeightPosterior] = [
         component
         for component in posterior.components
         if isinstance(component, DrawsPosterior)

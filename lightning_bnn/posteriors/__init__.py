@@ -1,11 +1,13 @@
-"""Posteriors: stored draws, Gaussians and mixtures of them."""
+"""Posteriors: what predicts; over weights: stored draws, Gaussians and mixtures of them."""
 
 from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.draws import DrawsPosterior
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
 from lightning_bnn.posteriors.low_rank import LowRankPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
-from lightning_bnn.posteriors.stream import DrawStream
+from lightning_bnn.posteriors.moments import Moments
+from lightning_bnn.posteriors.weights import WeightPosterior
+from lightning_bnn.storage.stream import DrawStream
 
 __all__ = [
     "DrawStream",
@@ -13,5 +15,7 @@ __all__ = [
     "GaussianPosterior",
     "LowRankPosterior",
     "MixturePosterior",
+    "Moments",
     "Posterior",
+    "WeightPosterior",
 ]

@@ -1,7 +1,7 @@
 """A posterior of stored draws: sets of weights, and of buffers where they vary.
 
 The draws are held in memory, or stay on the disk and are read as they are needed: those of a
-:class:`~lightning_bnn.posteriors.stream.DrawStream`, and those of a saved posterior that are too
+:class:`~lightning_bnn.storage.stream.DrawStream`, and those of a saved posterior that are too
 many to hold.
 """
 
@@ -19,19 +19,18 @@ from typing_extensions import Self
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import describe, in_network_order, network_tensors
-from lightning_bnn.posteriors.base import (
-    _CACHE_BYTES,
-    _CHUNK,
-    Blobs,
-    Posterior,
+from lightning_bnn.posteriors.base import Blobs, likelihood_entry
+from lightning_bnn.posteriors.moments import Moments, RunningMoments
+from lightning_bnn.posteriors.weights import (
+    CACHE_BYTES,
+    CHUNK,
+    Change,
+    WeightPosterior,
     Weights,
-    likelihood_entry,
-    load_if_stored,
+    changed,
 )
-from lightning_bnn.posteriors.prunable import Change, mean_of
-from lightning_bnn.posteriors.store import Stored
-from lightning_bnn.posteriors.stored_draws import StoredDraws
-from lightning_bnn.posteriors.stream import DrawStream
+from lightning_bnn.storage.store import Stored
+from lightning_bnn.storage.stream import DrawStream, StoredDraws
 
 __all__ = ["DrawsPosterior", "create_stream", "unstack"]
 
@@ -85,7 +84,7 @@ def unstack(weights: Mapping[str, Tensor]) -> list[Weights]:
     return [{name: tensor[index] for name, tensor in weights.items()} for index in range(count)]
 
 
-class DrawsPosterior(Posterior):
+class DrawsPosterior(WeightPosterior):
     """Equally weighted sets of weights.
 
     Asked for as many draws as it holds, it gives each once, in order; for fewer, a random
@@ -95,7 +94,7 @@ class DrawsPosterior(Posterior):
         net: The network; the posterior keeps a copy.
         likelihood: How outputs of the network give targets.
         draws: The sets of weights (and of buffers that vary), by name. Those of
-            :class:`~lightning_bnn.posteriors.stored_draws.StoredDraws` stay on the disk.
+            :class:`~lightning_bnn.storage.stream.StoredDraws` stay on the disk.
         fixed: Other parameters and buffers; the network's own values serve for those left out.
         chains: The number of chains that the draws come from: draw i is of chain i % chains.
 
@@ -186,12 +185,8 @@ class DrawsPosterior(Posterior):
         """
         if not 0 <= number < self.chains:
             raise ConfigurationError(f"There is no chain {number}: there are {self.chains}.")
-        draws: Sequence[Mapping[str, Tensor]]
-        if isinstance(self._draws, StoredDraws):
-            draws = self._draws.every(number, self.chains)
-        else:
-            draws = self._draws[number :: self.chains]
-        return self._as_before(type(self)(self.net, self.likelihood, draws, self.fixed))
+        draws = self._draws[number :: self.chains]
+        return type(self)(self.net, self.likelihood, draws, self.fixed).made_from(self)
 
     def __len__(self) -> int:
         return len(self._draws)
@@ -209,7 +204,7 @@ class DrawsPosterior(Posterior):
         return next(iter(self._draws[0].values())).device
 
     def draws(
-        self, count: int, generator: torch.Generator | None = None, chunk: int = _CHUNK
+        self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK
     ) -> Iterator[Weights]:
         """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
         rounds, rest = divmod(count, len(self))
@@ -231,44 +226,62 @@ class DrawsPosterior(Posterior):
                 stacked[name][row] = draw[name]
         return stacked
 
-    def to(self, device: torch.device | str) -> Self:
-        """Move everything to a device, in place."""
-        if isinstance(self._draws, StoredDraws):
-            self._draws = self._draws.to(device)
-        else:
-            self._draws = [{k: v.to(device) for k, v in draw.items()} for draw in self._draws]
-        return super().to(device)
+    def moments(self) -> Moments:
+        """Mean and variance of each weight; of n draws with n - 1, of a single one the variance 0.
 
-    def _mapped(self, net: nn.Module, change: Change) -> Self:
-        fixed = {name: change(name, tensor) for name, tensor in self.fixed.items()}
+        Draws on the disk are read one at a time.
+        """
+        return self._running(self.varying).result(max(1, len(self) - 1))
+
+    @property
+    def mean(self) -> Weights:
+        """The mean of every tensor that varies; counters are those of the last draw."""
+        return self._running(self._names).mean()
+
+    def _running(self, names: Sequence[str]) -> RunningMoments:
+        running = RunningMoments(names)
+        for index in range(len(self)):
+            running.add(self._draws[index])
+        return running
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether there are several draws; they are not compared."""
+        return len(self) > 1
+
+    def map(self, change: Change, net: nn.Module | None = None) -> Self:
+        """The same kind of posterior, with every stored tensor changed; on the disk, when read."""
         draws: Sequence[Weights]
         if isinstance(self._draws, StoredDraws):
             draws = self._draws.mapped(change)
         else:
-            draws = [{k: change(k, v) for k, v in draw.items()} for draw in self._draws]
-        return self._as_before(type(self)(net, self.likelihood, draws, fixed, self.chains))
+            draws = list(changed(change, *self._draws))
+        (fixed,) = changed(change, self.fixed)
+        made = type(self)(net or self.net, self.likelihood, draws, fixed, self.chains)
+        return made.made_from(self, net)
 
-    def _mean_weights(self) -> Weights:
-        return mean_of(self._draws[index] for index in range(len(self)))
+    def entry(self) -> dict[str, Any]:
+        """The number of chains."""
+        return {"chains": self.chains}
 
-    def _entry(self) -> dict[str, Any]:
-        return {**super()._entry(), "chains": self.chains}
-
-    def _own_blobs(self) -> Blobs:
-        return {f"draw-{i:06d}": _Draw(self._draws, i, self._names) for i in range(len(self))}
+    def blobs(self) -> Blobs:
+        """The tensors to save: each draw is looked up only when its turn comes."""
+        draws = {f"draw-{i:06d}": _Draw(self._draws, i, self._names) for i in range(len(self))}
+        return {**draws, **super().blobs()}
 
     @classmethod
-    def _from_stored(
+    def from_stored(
         cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
-    ) -> DrawsPosterior:  # fmt: skip
+    ) -> Self:  # fmt: skip
+        """The inverse of :meth:`blobs` and :meth:`entry`; draws that are too many stay there."""
         if "stream" in entry:
             return cls.from_stream(DrawStream(stored), net, likelihood)
         names = sorted(name for name in stored.blob_names if name.startswith(f"{prefix}draw-"))
         lazy = StoredDraws(stored.files, [stored.entry(name) for name in names], chains=0)
-        draws = lazy if lazy.bytes > _CACHE_BYTES else lazy[:]
+        draws = lazy if lazy.bytes > CACHE_BYTES else list(lazy)
         chains = entry.get("chains", 1)  # not written by early versions
-        return cls(net, likelihood, draws, load_if_stored(stored, f"{prefix}fixed"), chains)
+        return cls(net, likelihood, draws, stored.load_if_present(f"{prefix}fixed"), chains)
 
 
 class _Draw(Mapping[str, Tensor]):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,15 +13,79 @@ from typing_extensions import Self
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
-from lightning_bnn.posteriors.base import _CHUNK, Blobs, Posterior, Weights, load_if_stored
-from lightning_bnn.posteriors.prunable import Change
-from lightning_bnn.posteriors.store import Stored
+from lightning_bnn.posteriors.base import Blobs
+from lightning_bnn.posteriors.moments import Moments, at_least_float32
+from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights, changed
 from lightning_bnn.selection import FlatLayout
+from lightning_bnn.storage import Stored
 
-__all__ = ["GaussianPosterior"]
+__all__ = ["FlatGaussian", "GaussianPosterior"]
 
 
-class GaussianPosterior(Posterior):
+class FlatGaussian(WeightPosterior):
+    """A Gaussian over the weights, whose mean and variance are flat vectors.
+
+    Args:
+        net: The network; the posterior keeps a copy.
+        likelihood: How outputs of the network give targets.
+        mean: The means of the Bayesian weights, by name.
+        spread: What the noise of each is scaled by, in the same names.
+        fixed: Other parameters and buffers; the network's own values serve for those left out.
+        called: How to name ``spread`` in errors.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        mean: Mapping[str, Tensor],
+        spread: Mapping[str, Tensor],
+        fixed: Mapping[str, Tensor] | None,
+        called: str,
+    ) -> None:
+        mean, spread = in_network_order(net, mean, "mean"), in_network_order(net, spread, called)
+        if not mean or list(mean) != list(spread):
+            raise ConfigurationError(
+                f"mean and {called} need the same names, at least one; got "
+                f"{list(mean)[:3]} and {list(spread)[:3]}."
+            )
+        dtypes = {tensor.dtype for tensor in (*mean.values(), *spread.values())}
+        if len(dtypes) > 1 or not dtypes.pop().is_floating_point:
+            raise ConfigurationError(
+                f"mean and {called} need one floating-point dtype in all tensors."
+            )
+        super().__init__(net, likelihood, mean, fixed)
+        self._layout = FlatLayout(mean)
+        self._mean, self._spread = self._layout.flatten(mean), self._layout.flatten(spread)
+
+    @property
+    def mean(self) -> Weights:
+        """The means of the Bayesian weights, by name."""
+        return self._layout.views(self._mean)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the posterior lies."""
+        return self._mean.device
+
+    @abstractmethod
+    def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
+        """A function that fills a flat vector with a draw."""
+
+    def draws(
+        self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK
+    ) -> Iterator[Weights]:
+        """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
+        fill = self._sampler(generator)
+        for start in range(0, count, chunk):
+            flat = self._mean.new_empty(min(chunk, count - start), self._layout.size)
+            for row in flat:  # one draw after another: the chunk does not change the numbers
+                fill(row)
+            yield self._layout.views(flat)
+            del flat, row  # before the next are made
+
+
+class GaussianPosterior(FlatGaussian):
     """Independent Gaussians over the weights.
 
     Args:
@@ -49,70 +114,44 @@ class GaussianPosterior(Posterior):
         sd: Mapping[str, Tensor],
         fixed: Mapping[str, Tensor] | None = None,
     ) -> None:
-        mean, sd = in_network_order(net, mean, "mean"), in_network_order(net, sd, "sd")
-        if not mean or list(mean) != list(sd):
-            raise ConfigurationError(
-                "mean and sd need the same names, at least one; got "
-                f"{list(mean)[:3]} and {list(sd)[:3]}."
-            )
-        dtypes = {tensor.dtype for tensor in (*mean.values(), *sd.values())}
-        if len(dtypes) > 1 or not dtypes.pop().is_floating_point:
-            raise ConfigurationError("mean and sd need one floating-point dtype in all tensors.")
-        super().__init__(net, likelihood, mean, fixed)
-        self._layout = FlatLayout(mean)
-        self._mean = self._layout.flatten(mean)
-        self._sd = self._layout.flatten(sd)
-
-    @property
-    def mean(self) -> Weights:
-        """The means of the Bayesian weights, by name."""
-        return self._layout.views(self._mean)
+        super().__init__(net, likelihood, mean, sd, fixed, "sd")
 
     @property
     def sd(self) -> Weights:
-        """Their standard deviations, by name."""
-        return self._layout.views(self._sd)
+        """The standard deviations of the Bayesian weights, by name."""
+        return self._layout.views(self._spread)
+
+    def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
+        return lambda row: row.normal_(generator=generator).mul_(self._spread).add_(self._mean)
+
+    def moments(self) -> Moments:
+        """Mean and variance of each weight by itself, at least in float32."""
+        mean, sd = self.mean, self.sd
+        return Moments(
+            {name: at_least_float32(mean[name]) for name in self.varying},
+            {name: at_least_float32(sd[name]).square() for name in self.varying},
+        )
 
     @property
-    def device(self) -> torch.device:
-        """Where the posterior lies."""
-        return self._mean.device
+    def has_variance(self) -> bool:
+        """Whether a weight varies."""
+        return bool(self._spread.any())
 
-    def draws(
-        self, count: int, generator: torch.Generator | None = None, chunk: int = _CHUNK
-    ) -> Iterator[Weights]:
-        """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
-        for start in range(0, count, chunk):
-            yield self._together(min(chunk, count - start), generator)
+    def map(self, change: Change, net: nn.Module | None = None) -> Self:
+        """The same kind of posterior, with every stored tensor changed."""
+        mean, sd, fixed = changed(change, self.mean, self.sd, self.fixed)
+        made = type(self)(net or self.net, self.likelihood, mean, sd, fixed)
+        return made.made_from(self, net)
 
-    def _together(self, count: int, generator: torch.Generator | None) -> Weights:
-        flat = self._mean.new_empty(count, self._layout.size)
-        for row in flat:  # one draw after another: the chunk does not change the numbers
-            row.normal_(generator=generator)
-        return self._layout.views(flat.mul_(self._sd).add_(self._mean))
-
-    def to(self, device: torch.device | str) -> Self:
-        """Move everything to a device, in place."""
-        self._mean, self._sd = self._mean.to(device), self._sd.to(device)
-        return super().to(device)
-
-    def _mapped(self, net: nn.Module, change: Change) -> Self:
-        mean, sd, fixed = (
-            {name: change(name, tensor) for name, tensor in part.items()}
-            for part in (self.mean, self.sd, self.fixed)
-        )
-        return self._as_before(type(self)(net, self.likelihood, mean, sd, fixed))
-
-    def _mean_weights(self) -> Weights:
-        return self.mean
-
-    def _own_blobs(self) -> Blobs:
-        return {"mean": self.mean, "sd": self.sd}
+    def blobs(self) -> Blobs:
+        """The tensors to save."""
+        return {"mean": self.mean, "sd": self.sd, **super().blobs()}
 
     @classmethod
-    def _from_stored(
+    def from_stored(
         cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
-    ) -> GaussianPosterior:  # fmt: skip
+    ) -> Self:  # fmt: skip
+        """The inverse of :meth:`blobs`."""
         mean, sd = stored.load(f"{prefix}mean"), stored.load(f"{prefix}sd")
-        return cls(net, likelihood, mean, sd, load_if_stored(stored, f"{prefix}fixed"))
+        return cls(net, likelihood, mean, sd, stored.load_if_present(f"{prefix}fixed"))

@@ -18,7 +18,7 @@ Deep Learning*.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -27,16 +27,16 @@ from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import in_network_order
-from lightning_bnn.posteriors.base import _CHUNK, Blobs, Posterior, Weights, load_if_stored
-from lightning_bnn.posteriors.prunable import Change
-from lightning_bnn.posteriors.store import Stored
-from lightning_bnn.selection import FlatLayout
+from lightning_bnn.posteriors.base import Blobs
+from lightning_bnn.posteriors.gaussian import FlatGaussian
+from lightning_bnn.posteriors.moments import Moments, at_least_float32
+from lightning_bnn.posteriors.weights import Change, Weights, changed
+from lightning_bnn.storage import Stored
 
 __all__ = ["LowRankPosterior"]
 
 
-class LowRankPosterior(Posterior):
+class LowRankPosterior(FlatGaussian):
     """A Gaussian over the weights with a covariance that is half diagonal, half of low rank.
 
     A draw needs no more memory than its own weights, whatever the rank.
@@ -75,44 +75,22 @@ class LowRankPosterior(Posterior):
         fixed: Mapping[str, Tensor] | None = None,
         scale: float = 1.0,
     ) -> None:
-        mean = in_network_order(net, mean, "mean")
-        variance = in_network_order(net, variance, "variance")
-        deviations = deviations or {}
-        if not mean or list(mean) != list(variance):
-            raise ConfigurationError(
-                "mean and variance need the same names, at least one; got "
-                f"{list(mean)[:3]} and {list(variance)[:3]}."
-            )
-        tensors = (*mean.values(), *variance.values(), *deviations.values())
-        dtypes = {tensor.dtype for tensor in tensors}
-        if len(dtypes) > 1 or not dtypes.pop().is_floating_point:
-            raise ConfigurationError(
-                "mean, variance and deviations need one floating-point dtype in all tensors."
-            )
-        if not all(bool((tensor >= 0).all()) for tensor in variance.values()):
+        super().__init__(net, likelihood, mean, variance, fixed, "variance")
+        if not bool((self._spread >= 0).all()):
             raise ConfigurationError("variance holds numbers that are negative or NaN.")
         if not 0 < scale < math.inf:
             raise ConfigurationError(f"scale= is a number greater than 0; got {scale!r}.")
-        super().__init__(net, likelihood, mean, fixed)
         self.scale = float(scale)
-        self._layout = FlatLayout(mean)
-        self._mean = self._layout.flatten(mean)
-        self._variance = self._layout.flatten(variance)
         self._columns = self._mean.new_empty(0, self._layout.size)
         if deviations:
-            _check_deviations(deviations, mean)
-            flat = [deviations[name].detach().flatten(1) for name in mean]
+            self._check_deviations(deviations)
+            flat = [deviations[name].detach().flatten(1) for name in self._layout.names]
             self._columns = torch.cat(flat, dim=1)  # (R, P)
-
-    @property
-    def mean(self) -> Weights:
-        """The means of the Bayesian weights, by name."""
-        return self._layout.views(self._mean)
 
     @property
     def variance(self) -> Weights:
         """The variances of the diagonal part, by name, before the half and the scale."""
-        return self._layout.views(self._variance)
+        return self._layout.views(self._spread)
 
     @property
     def deviations(self) -> Weights:
@@ -124,87 +102,96 @@ class LowRankPosterior(Posterior):
         """R, the number of deviations."""
         return len(self._columns)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the posterior lies."""
-        return self._mean.device
-
-    def draws(
-        self, count: int, generator: torch.Generator | None = None, chunk: int = _CHUNK
-    ) -> Iterator[Weights]:
-        """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
+    def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
         half = 0.5 if self.rank else 1.0
-        sd = (self._variance * (half * self.scale)).sqrt_()
-        for start in range(0, count, chunk):
-            yield self._together(min(chunk, count - start), sd, generator)
+        sd = (self._spread * (half * self.scale)).sqrt_()
 
-    def _together(self, count: int, sd: Tensor, generator: torch.Generator | None) -> Weights:
-        flat = self._mean.new_empty(count, self._layout.size)
-        for row in flat:  # one draw after another: the chunk does not change the numbers
+        def fill(row: Tensor) -> None:
             row.normal_(generator=generator).mul_(sd).add_(self._mean)
             if self.rank:
                 # one vector for all tensors: it is what ties the layers together
                 z = row.new_empty(self.rank).normal_(generator=generator)
                 row.addmv_(self._columns.T, z, alpha=math.sqrt(self.scale / (2 * self.rank - 2)))
-        return self._layout.views(flat)
 
-    def to(self, device: torch.device | str) -> Self:
-        """Move everything to a device, in place."""
-        self._mean, self._variance = self._mean.to(device), self._variance.to(device)
-        self._columns = self._columns.to(device)
-        return super().to(device)
+        return fill
 
-    def _mapped(self, net: nn.Module, change: Change) -> Self:
+    def moments(self) -> Moments:
+        """Mean and variance of each weight by itself, at least in float32."""
+        names, mean, deviations = self.varying, self.mean, self.deviations
+        variance: Weights = {}
+        for name in names:
+            diagonal = at_least_float32(self.variance[name])
+            if self.rank:
+                squares = torch.zeros_like(diagonal)
+                for column in deviations[name]:  # no copy of all of them
+                    deviation = at_least_float32(column)
+                    squares.addcmul_(deviation, deviation)
+                diagonal = 0.5 * diagonal + squares.mul_(0.5 / (self.rank - 1))
+            variance[name] = self.scale * diagonal
+        return Moments({name: at_least_float32(mean[name]) for name in names}, variance)
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether a weight varies."""
+        return bool(self._spread.any()) or bool(self._columns.any())
+
+    def map(self, change: Change, net: nn.Module | None = None) -> Self:
+        """The same kind of posterior, with every stored tensor changed."""
         deviations = self.deviations if self.rank else {}
-        mean, variance, deviations, fixed = (
-            {name: change(name, tensor) for name, tensor in part.items()}
-            for part in (self.mean, self.variance, deviations, self.fixed)
+        mean, variance, deviations, fixed = changed(
+            change, self.mean, self.variance, deviations, self.fixed
         )
-        made = type(self)(net, self.likelihood, mean, variance, deviations, fixed, self.scale)
-        return self._as_before(made)
+        made = type(self)(
+            net or self.net, self.likelihood, mean, variance, deviations, fixed, self.scale
+        )
+        return made.made_from(self, net)
 
-    def _mean_weights(self) -> Weights:
-        return self.mean
+    def entry(self) -> dict[str, Any]:
+        """The scale of the covariance."""
+        return {"scale": self.scale}
 
-    def _entry(self) -> dict[str, Any]:
-        return {**super()._entry(), "scale": self.scale}
-
-    def _own_blobs(self) -> Blobs:
-        own: Blobs = {"mean": self.mean, "variance": self.variance}
-        return {**own, "deviations": self.deviations} if self.rank else own
+    def blobs(self) -> Blobs:
+        """The tensors to save."""
+        deviations: Blobs = {"deviations": self.deviations} if self.rank else {}
+        return {"mean": self.mean, "variance": self.variance, **deviations, **super().blobs()}
 
     @classmethod
-    def _from_stored(
+    def from_stored(
         cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
-    ) -> LowRankPosterior:  # fmt: skip
+    ) -> Self:  # fmt: skip
+        """The inverse of :meth:`blobs` and :meth:`entry`."""
         return cls(
             net,
             likelihood,
             stored.load(f"{prefix}mean"),
             stored.load(f"{prefix}variance"),
-            load_if_stored(stored, f"{prefix}deviations"),
-            load_if_stored(stored, f"{prefix}fixed"),
+            stored.load_if_present(f"{prefix}deviations"),
+            stored.load_if_present(f"{prefix}fixed"),
             entry["scale"],
         )
 
-
-def _check_deviations(deviations: Mapping[str, Tensor], mean: Weights) -> None:
-    """Raise unless every tensor of the mean has the same number of deviations, at least two."""
-    if set(deviations) != set(mean):
-        raise ConfigurationError(
-            "mean and deviations need the same names; got "
-            f"{list(mean)[:3]} and {list(deviations)[:3]}."
-        )
-    rank = len(next(iter(deviations.values())))
-    for name, tensor in deviations.items():
-        if tensor.shape != (rank, *mean[name].shape):
+    def _check_deviations(self, deviations: Mapping[str, Tensor]) -> None:
+        """Raise unless every tensor of the mean has the same number of deviations, at least two."""
+        mean = self.mean
+        if set(deviations) != set(mean):
             raise ConfigurationError(
-                f"deviations has {name!r} in the shape {list(tensor.shape)}; expected {rank} "
-                f"deviations of the shape {list(mean[name].shape)}."
+                "mean and deviations need the same names; got "
+                f"{list(mean)[:3]} and {list(deviations)[:3]}."
             )
-    if rank < 2:
-        raise ConfigurationError(
-            f"A covariance needs at least 2 deviations; got {rank}. Leave deviations= out for the "
-            "diagonal alone."
-        )
+        rank = len(next(iter(deviations.values())))
+        for name, tensor in deviations.items():
+            if tensor.shape != (rank, *mean[name].shape):
+                raise ConfigurationError(
+                    f"deviations has {name!r} in the shape {list(tensor.shape)}; expected {rank} "
+                    f"deviations of the shape {list(mean[name].shape)}."
+                )
+            if tensor.dtype != self._mean.dtype:
+                raise ConfigurationError(
+                    "mean, variance and deviations need one floating-point dtype in all tensors."
+                )
+        if rank < 2:
+            raise ConfigurationError(
+                f"A covariance needs at least 2 deviations; got {rank}. Leave deviations= out for "
+                "the diagonal alone."
+            )

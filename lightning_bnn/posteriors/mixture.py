@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,20 +12,17 @@ from typing_extensions import Self
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import describe, first_difference, network_tensors
-from lightning_bnn.posteriors.base import _CHUNK, Blobs, Posterior, Weights, restore
-from lightning_bnn.posteriors.prunable import Change, mean_of
-from lightning_bnn.posteriors.store import Stored
+from lightning_bnn.posteriors.base import Blobs, restore, stored_blobs, stored_entry
+from lightning_bnn.posteriors.moments import Moments, RunningMoments
+from lightning_bnn.posteriors.weights import CHUNK, Change, Description, WeightPosterior, Weights
 from lightning_bnn.predictive import Predictive
-from lightning_bnn.selection import Choice
 from lightning_bnn.stacked import Mode
-
-if TYPE_CHECKING:
-    from lightning_bnn.pruning.masks import Rest, Scope, Unit
+from lightning_bnn.storage.store import Stored
 
 __all__ = ["MixturePosterior"]
 
 
-class MixturePosterior(Posterior):
+class MixturePosterior(WeightPosterior):
     """Posteriors of one network, with equal weights.
 
     Draws are shared out evenly: of n draws each of the K components gives n/K, and a rest is
@@ -46,7 +43,7 @@ class MixturePosterior(Posterior):
 
     kind = "mixture"
 
-    def __init__(self, components: Sequence[Posterior]) -> None:
+    def __init__(self, components: Sequence[WeightPosterior]) -> None:
         if not components:
             raise ConfigurationError("A mixture needs at least one posterior; got none.")
         first = components[0]
@@ -66,31 +63,46 @@ class MixturePosterior(Posterior):
         self._names = list(network_tensors(first.net))
         # what is fixed within a component varies between components
         super().__init__(first.net, first.likelihood, self._names)
-        self.components = list(components)
-        self._compact = any(component._compact for component in components)
+        self._components = list(components)
+
+    @property
+    def components(self) -> Sequence[WeightPosterior]:
+        """The posteriors that it is a mixture of."""
+        return self._components
+
+    @property
+    def pruned_from(self) -> Description | None:
+        """The larger network of the components, if they are compact."""
+        origins = (component.pruned_from for component in self._components)
+        return max((origin for origin in origins if origin is not None), key=len, default=None)
+
+    @pruned_from.setter
+    def pruned_from(self, value: Description | None) -> None:
+        for component in self._components:
+            component.pruned_from = value
 
     @property
     def mode(self) -> Mode:
         """How draws run through the network: that of the first component."""
-        return self.components[0].mode
+        return self._components[0].mode
 
     @mode.setter
     def mode(self, value: Mode) -> None:
-        for component in self.components:
+        for component in self._components:
             component.mode = value
 
     @property
     def default_draws(self) -> int:
         """As many as the components take by themselves, together."""
-        return sum(component.default_draws for component in self.components)
+        return sum(component.default_draws for component in self._components)
 
     @property
     def device(self) -> torch.device:
         """Where the posterior lies."""
-        return self.components[0].device
+        return self._components[0].device
 
     def draws(
-        self, count: int, generator: torch.Generator | None = None, chunk: int = _CHUNK
+        self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK
     ) -> Iterator[Weights]:
         """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
         for component, number in self._share(count, generator):
@@ -120,87 +132,76 @@ class MixturePosterior(Posterior):
             ]
         )
 
-    def _share(self, count: int, generator: torch.Generator | None) -> list[tuple[Posterior, int]]:
+    def _share(
+        self, count: int, generator: torch.Generator | None
+    ) -> list[tuple[WeightPosterior, int]]:
         """Each component that has a part in ``count`` draws, and its number of them."""
-        members = len(self.components)
+        members = len(self._components)
         share, rest = divmod(count, members)
         device = self.device if generator is None else generator.device
         lucky = torch.randperm(members, generator=generator, device=device)[:rest].tolist()
         numbers = [share + (index in lucky) for index in range(members)]
-        return [(c, number) for c, number in zip(self.components, numbers, strict=True) if number]
+        return [(c, number) for c, number in zip(self._components, numbers, strict=True) if number]
 
-    def to(self, device: torch.device | str) -> Self:
-        """Move everything to a device, in place."""
-        for component in self.components:
-            component.to(device)
-        return super().to(device)
+    def moments(self) -> Moments:
+        """By the law of total variance: the mean variance, and the variance of the means.
 
-    def pruned(
-        self, fraction: float, *, unit: Unit = "weight", scope: Scope = "global",
-        protect: Choice = None, rest: Rest = "raise",
-    ) -> Self:  # fmt: skip
-        """A new mixture without the weights of the lowest signal-to-noise ratio.
-
-        Where every component has variances of its own (MultiSWAG), each is pruned by its own; else
-        (the members of an ensemble, each a single draw) one ratio of the whole mixture decides for
-        all. See :meth:`Posterior.pruned` for the arguments.
+        A mixture of single draws (the members of an ensemble) is the same as these draws.
         """
-        from lightning_bnn.pruning.signal import separate
-
-        if len(separate(self)) == 1:
-            return super().pruned(fraction, unit=unit, scope=scope, protect=protect, rest=rest)
-        return type(self)(
-            [
-                component.pruned(fraction, unit=unit, scope=scope, protect=protect, rest=rest)
-                for component in self.components
-            ]
-        )
+        running = RunningMoments(self.varying)
+        for component in self._components:
+            moments = component.moments()
+            running.add({**component.fixed, **moments.mean}, moments.variance)
+        count = len(self._components)
+        points = count > 1 and not any(component.has_variance for component in self._components)
+        return running.result(count - 1 if points else count)
 
     @property
-    def sparsity(self) -> float:
-        """The mean over the components, which may have lost different weights."""
-        return sum(component.sparsity for component in self.components) / len(self.components)
+    def mean(self) -> Weights:
+        """The mean of every tensor; counters are those of the last component."""
+        running = RunningMoments(self._names)
+        for component in self._components:
+            running.add({**component.fixed, **component.mean})
+        return running.mean()
 
-    def support(self) -> Weights:
-        """For every tensor: False where it is zero in all draws of all components."""
-        found = self.components[0].support()
-        for component in self.components[1:]:
-            found = {name: found[name] | mask for name, mask in component.support().items()}
-        return found
+    @property
+    def has_variance(self) -> bool:
+        """Whether there are several components, or the only one has a variance."""
+        return len(self._components) > 1 or self._components[0].has_variance
 
-    def _mapped(self, net: nn.Module, change: Change) -> Self:
-        return type(self)([component._mapped(net, change) for component in self.components])
-
-    def _mean_weights(self) -> Weights:
-        return mean_of({**part.fixed, **part._mean_weights()} for part in self.components)
-
-    def _varying(self) -> list[str]:
+    @property
+    def varying(self) -> list[str]:
         """Those that vary within a component, and those that differ between components."""
-        inside = {name for component in self.components for name in component._varying()}
-        first = self.components[0].fixed
+        inside = {name for component in self._components for name in component.varying}
+        first, *others = (component.fixed for component in self._components)
         return [
             name
             for name, _ in self.net.named_parameters()
-            if name in inside
-            or any(not torch.equal(first[name], part.fixed[name]) for part in self.components[1:])
+            if name in inside or any(not torch.equal(first[name], other[name]) for other in others)
         ]
 
-    def _own_blobs(self) -> Blobs:
+    def map(self, change: Change, net: nn.Module | None = None) -> Self:
+        """A mixture of the changed components."""
+        return type(self)([component.map(change, net) for component in self._components])
+
+    def entry(self) -> dict[str, Any]:
+        """What there is to say of each component."""
+        return {"components": [stored_entry(component) for component in self._components]}
+
+    def blobs(self) -> Blobs:
+        """The tensors to save of each component."""
         return {
             f"{index}.{name}": blob
-            for index, component in enumerate(self.components)
-            for name, blob in component._blobs().items()
+            for index, component in enumerate(self._components)
+            for name, blob in stored_blobs(component).items()
         }
 
-    def _entry(self) -> dict[str, Any]:
-        components = [component._entry() for component in self.components]
-        return {**super()._entry(), "components": components}
-
     @classmethod
-    def _from_stored(
+    def from_stored(
         cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
         likelihood: Likelihood, prefix: str,
-    ) -> MixturePosterior:  # fmt: skip
+    ) -> Self:  # fmt: skip
+        """The inverse of :meth:`blobs` and :meth:`entry`."""
         return cls(
             [
                 restore(stored, component, net, likelihood, f"{prefix}{index}.")

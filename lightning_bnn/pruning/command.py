@@ -13,19 +13,24 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, get_args
 
+import fsspec
+
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.posteriors import Posterior
-from lightning_bnn.pruning.candidates import candidates
-from lightning_bnn.pruning.curve import FRACTIONS, check_fractions, prune_curve
-from lightning_bnn.pruning.figures import percent
-from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction
-from lightning_bnn.pruning.result import PruneCurve, check_curve_name
-from lightning_bnn.pruning.saving import (
-    refuse_to_replace,
-    save_with_configuration,
-    stored_bytes,
+from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.pruning.compact import compact
+from lightning_bnn.pruning.curve import (
+    FRACTIONS,
+    PruneCurve,
+    align,
+    check_curve_name,
+    check_fractions,
+    percent,
+    prune_curve,
 )
-from lightning_bnn.pruning.table import align
+from lightning_bnn.pruning.export import export_network
+from lightning_bnn.pruning.functions import prune, support
+from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction
+from lightning_bnn.pruning.removable import candidates
 from lightning_bnn.report.document import check_page_name, folder_problem
 from lightning_bnn.report.gather import batch_inputs, inputs_for, undisturbed
 from lightning_bnn.report.networks import (
@@ -36,11 +41,11 @@ from lightning_bnn.report.networks import (
     path_names,
     read_configuration,
 )
-from lightning_bnn.report.posteriors import data_loader
+from lightning_bnn.report.posteriors import data_loader, report_posteriors
+from lightning_bnn.storage.manifest import MANIFEST
 
-__all__ = ["main"]
+__all__ = ["main", "stored_bytes"]
 
-_EXPORTS = (".onnx", ".pt2")
 _NEED_DATA = ("fractions", "report", "figure", "export")
 
 
@@ -56,7 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     fractions = _check(options)
     source = _folder_of(options.posterior)
-    configuration = find_configuration(source) or options.config
     posterior = _load(source, options.config)
     data = None
     if options.data is not None:
@@ -65,8 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         # Lightning's advice on workers of loaders is no part of this
         warnings.filterwarnings("ignore", message=".*does not have many workers")
-        pruned = posterior.pruned(options.fraction, **choice)
-        kept = pruned.compact() if options.compact else pruned
+        pruned = prune(posterior, options.fraction, **choice)
+        kept = compact(pruned) if options.compact else pruned
         if options.export is not None:  # first: not every network can be exported
             _export(options.export, kept, data)
         if data is not None:
@@ -79,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"The compact network has {_parameters(kept)} of {_parameters(posterior)} "
                   "parameters.")  # fmt: skip
         if options.out is not None:
-            _save(kept, source, options.out, str(configuration))
+            _save(kept, source, options.out, str(find_configuration(source) or options.config))
         if options.report is not None:
             _report(options, posterior, pruned, data, curve)
     return 0
@@ -95,52 +99,68 @@ def _check(options: argparse.Namespace) -> tuple[float, ...]:
         )
     if options.draws is not None and options.draws < 1:
         raise ConfigurationError(f"--draws is at least 1; got {options.draws}.")
-    if options.out is not None:
-        refuse_to_replace(options.out)
-    files = {"figure": check_curve_name, "report": check_page_name, "export": _check_export}
+    files = {"figure": check_curve_name, "report": check_page_name, "export": _check_export,
+             "out": _check_new}  # fmt: skip
     for name, check in files.items():
         path = getattr(options, name)
         if path is not None:
             check(path)
-            _check_folder(name, path)
+            folder = path.rstrip("/") if name == "out" else os.path.dirname(path) or "."
+            if (reason := folder_problem(folder)) is not None:
+                raise ConfigurationError(f"--{name} cannot be written to {folder!r} ({reason}).")
     numbers = f"{os.path.splitext(options.report or '')[0]}.json"  # a report writes this too
     if options.figure is not None and os.path.abspath(options.figure) == os.path.abspath(numbers):
         raise ConfigurationError(
             f"--figure and --report would both write {numbers!r}. Give one of them another name."
         )
-    if options.out is not None:
-        _check_folder("out", f"{options.out.rstrip('/')}/config.yaml")
-    asked = [one for one in FRACTIONS if one < options.fraction]
-    return check_fractions([*(options.fractions or asked), options.fraction])
-
-
-def _check_folder(option: str, path: str) -> None:
-    folder = os.path.dirname(path) or "."
-    reason = folder_problem(folder)
-    if reason is not None:
-        raise ConfigurationError(f"--{option} cannot be written to {folder!r} ({reason}).")
+    smaller = [fraction for fraction in FRACTIONS if fraction < options.fraction]
+    return check_fractions([*(options.fractions or smaller), options.fraction])
 
 
 def _check_export(path: str) -> None:
-    if not path.endswith(_EXPORTS):
+    if not path.endswith((".onnx", ".pt2")):
+        raise ConfigurationError(f"--export is expected to end in .onnx or .pt2; got {path!r}.")
+
+
+def _check_new(directory: str) -> None:
+    """Raise unless a folder or an fsspec URL is new or empty."""
+    try:
+        filesystem, name = fsspec.core.url_to_fs(directory)
+        exists = filesystem.exists(name)
+        file = exists and filesystem.isfile(name)
+        inside = filesystem.ls(name, detail=False) if exists else []
+    except Exception as error:  # what a file system of fsspec raises is its own
         raise ConfigurationError(
-            f"--export is expected to end in {' or '.join(_EXPORTS)}; got {path!r}."
+            f"The folder {directory} cannot be read ({type(error).__name__}: {error})."
+        ) from error
+    if inside:
+        names = sorted(entry.rstrip("/").rpartition("/")[2] for entry in inside)
+        holds = f"holds {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
+        raise ConfigurationError(
+            f"The pruned posterior is expected to go to a new or empty folder; {directory} "
+            f"{'is a file' if file else holds}. Name another, or remove what is there."
         )
 
 
-def _load(source: str, configuration: str | None) -> Posterior:
-    given = None
+def _load(source: str, configuration: str | None) -> WeightPosterior:
+    net = likelihood = None
     if configuration is not None:
-        given = instantiate(read_configuration(configuration), "model", configuration)
-    net, likelihood = (None, None) if given is None else (given.net, given.likelihood)
-    return load_posterior(source, net, likelihood)
+        model = instantiate(read_configuration(configuration), "model", configuration)
+        net, likelihood = model.net, model.likelihood
+    posterior = load_posterior(source, net, likelihood)
+    if not isinstance(posterior, WeightPosterior):
+        raise ConfigurationError(
+            f"Only a posterior over weights can be pruned; {source} holds a "
+            f"{type(posterior).__name__}."
+        )
+    return posterior
 
 
-def _layers(pruned: Posterior) -> str:
+def _layers(pruned: WeightPosterior) -> str:
     """What is left of each weight, and of all of them."""
-    support = pruned.support()
-    names = candidates(pruned.net, [name for name in support if name not in pruned.fixed])
-    sizes = [(name, support[name].numel(), int(support[name].sum())) for name in names]
+    somewhere = support(pruned)
+    names = candidates(pruned.net, pruned.varying)
+    sizes = [(name, somewhere[name].numel(), int(somewhere[name].sum())) for name in names]
     sizes.append(("together", sum(row[1] for row in sizes), sum(row[2] for row in sizes)))
     return align(
         ("layer", "weights", "left", "removed"),
@@ -148,14 +168,37 @@ def _layers(pruned: Posterior) -> str:
     )
 
 
-def _save(posterior: Posterior, source: str, directory: str, configuration: str) -> None:
-    save_with_configuration(posterior, directory, configuration)
+def _save(posterior: WeightPosterior, source: str, directory: str, configuration: str) -> None:
+    """Save the posterior, and beside it the configuration that lets commands make its network."""
+    posterior.save(directory)
+    with fsspec.open(configuration, "rb") as file:
+        content = file.read()
+    with fsspec.open(f"{directory.rstrip('/')}/config.yaml", "wb") as file:
+        file.write(content)
     before, after = stored_bytes(source), stored_bytes(directory)
     print(f"It takes {_bytes(after)} instead of {_bytes(before)} ({after / before:.1%}).")
     print(f"The pruned posterior is in {directory}")
 
 
-def _parameters(posterior: Posterior) -> str:
+def stored_bytes(directory: str | os.PathLike[str]) -> int:
+    """The bytes of all files of a stored posterior, its manifest included.
+
+    What else lies in the folder (a log, a configuration) does not count.
+
+    Example:
+        >>> import torch
+        >>> from lightning_bnn.storage import store
+        >>> blobs = {"0": {"w": torch.ones(1000)}}
+        >>> store.write("memory://saving-doc-bytes", kind="draws", blobs=blobs, fields={})
+        >>> 4000 < stored_bytes("memory://saving-doc-bytes") < 6000
+        True
+    """
+    filesystem, name = fsspec.core.url_to_fs(os.fspath(directory))
+    paths = [f"{name.rstrip('/')}/{entry}" for entry in (MANIFEST, "blobs", "records")]
+    return sum(int(filesystem.du(path)) for path in paths if filesystem.exists(path))
+
+
+def _parameters(posterior: WeightPosterior) -> str:
     return f"{sum(parameter.numel() for parameter in posterior.net.parameters()):,}"
 
 
@@ -165,35 +208,31 @@ def _bytes(count: int) -> str:
 
 def _report(
     options: argparse.Namespace,
-    posterior: Posterior,
-    pruned: Posterior,
+    posterior: WeightPosterior,
+    pruned: WeightPosterior,
     data: Any,
     curve: PruneCurve,
 ) -> None:
     """A page with the posterior and what is left of it side by side."""
-    from lightning_bnn.report.posteriors import report_posteriors
-
     name = path_names([options.posterior])[0]
     both = {name: posterior, f"{name}, {percent(options.fraction)} removed": pruned}
     made = report_posteriors(both, data, draws=options.draws, pruning={name: curve})
     print(f"The report is in {made.save(options.report)}")
 
 
-def _export(path: str, pruned: Posterior, data: Any) -> None:
-    from lightning_bnn.pruning.export import export_network
-
+def _export(path: str, pruned: WeightPosterior, data: Any) -> None:
     loader = data_loader(data)
     with undisturbed(loader):
         batch = next(iter(loader), None)
     if batch is None:
         raise DataError("--export needs a batch of --data as an example; its test data are empty.")
-    inputs = batch_inputs(batch)
-    print(f"The mean network is in {export_network(pruned, path, inputs_for(pruned, inputs))}")
+    inputs = inputs_for(pruned, batch_inputs(batch))
+    print(f"The mean network is in {export_network(pruned, path, inputs)}")
 
 
 def _shares(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(share) for share in text.split(",")]
     except ValueError as error:
         raise argparse.ArgumentTypeError(
             f"shares with commas between them are expected, such as 0,0.5,0.9; got {text!r}"

@@ -13,22 +13,24 @@ same distribution than before.)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.network import describe, network_tensors
-from lightning_bnn.posteriors import MixturePosterior, Posterior
-from lightning_bnn.pruning.chains import Chain, Reader, find_chains
-from lightning_bnn.pruning.resize import resized
-from lightning_bnn.pruning.tracing import check_same_graph
+from lightning_bnn.network import network_tensors
+from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.pruning.functions import support
+from lightning_bnn.pruning.graph import check_same_graph
+from lightning_bnn.pruning.groups import Group, Source, find_groups
+from lightning_bnn.resize import resized
 
 __all__ = ["compact"]
 
-AnyPosterior = TypeVar("AnyPosterior", bound=Posterior)
+AnyPosterior = TypeVar("AnyPosterior", bound=WeightPosterior)
 
 
 def compact(posterior: AnyPosterior) -> AnyPosterior:
@@ -51,11 +53,12 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
         >>> from lightning_bnn.posteriors import DrawsPosterior
+        >>> from lightning_bnn.pruning import prune
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
         >>> draws = [{name: torch.randn_like(p) for name, p in net.named_parameters()}
         ...          for _ in range(3)]
-        >>> posterior = DrawsPosterior(net, Gaussian(0.1), draws).pruned(0.5, unit="channel")
-        >>> posterior.compact().net
+        >>> posterior = prune(DrawsPosterior(net, Gaussian(0.1), draws), 0.5, unit="channel")
+        >>> compact(posterior).net
         Sequential(
           (0): Linear(in_features=4, out_features=4, bias=True)
           (1): ReLU()
@@ -63,9 +66,8 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
         )
     """
     net = posterior.net
-    chains = list(find_chains(net).followed.values())
-    support = {name: mask.cpu() for name, mask in posterior.support().items()}
-    change = _Selected(_indices(net, chains, _alive(chains, support)))
+    somewhere = {name: mask.cpu() for name, mask in support(posterior).items()}
+    change = _Selected(_indices(net, _alive(find_groups(net).removable, somewhere)))
     own = network_tensors(net)
     smaller = resized(net, {name: change(name, tensor).shape for name, tensor in own.items()})
     with torch.no_grad():
@@ -74,16 +76,7 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
     if change.indices:
         layers = dict.fromkeys(name.rpartition(".")[0] for name in change.indices)
         check_same_graph(net, smaller, list(layers))
-    made = posterior._mapped(smaller, change)
-    _mark(made, posterior._pruned_from() or describe(net))
-    return made
-
-
-def _mark(posterior: Posterior, original: list[list[Any]]) -> None:
-    """Let a posterior know, and the components of a mixture, which larger network may load it."""
-    posterior._compact, posterior._original = True, original
-    for component in posterior.components if isinstance(posterior, MixturePosterior) else []:
-        _mark(component, original)
+    return posterior.map(change, smaller)
 
 
 @dataclass(frozen=True)
@@ -102,84 +95,79 @@ class _Selected:
         return tensor
 
 
-def _alive(chains: list[Chain], support: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Which units of each producer stay, by its name."""
-    alive = {chain.producer: torch.ones(chain.units, dtype=torch.bool) for chain in chains}
-    weights = {name: _matrix(support, name) for chain in chains for name in _layers(chain)}
+def _alive(groups: Sequence[Group], support: Mapping[str, Tensor]) -> dict[Group, Tensor]:
+    """Which units of each group stay."""
+    alive = {group: torch.ones(group.units, dtype=torch.bool) for group in groups}
+    # whether each unit of a layer reads each of its inputs, at any place of the kernel
+    weights = {
+        name: support[f"{name}.weight"].unsqueeze(2).flatten(2).any(2)
+        for group in groups
+        for name in (*group.producers, *(reader.name for reader in group.readers))
+    }
     while True:
         before = sum(int(units.sum()) for units in alive.values())
-        for chain in chains:
-            felt = torch.zeros(chain.units, dtype=torch.bool)
-            bias = _vector(support, chain.producer, "bias", chain.units, default=False)
-            rows = weights[chain.producer].any(1) | bias
-            for reader in chain.readers:
-                read = weights[reader.name].any(0).view(chain.units, -1).any(1)
-                felt |= read & _reaches(support, rows, reader)
-            felt &= alive[chain.producer]
+        for group, units in alive.items():
+            nonzero = _nonzero(support, weights, group.units)
+            felt = torch.zeros_like(units)
+            for reader in group.readers:
+                read = weights[reader.name].any(0).view(group.units, -1).any(1)
+                felt |= read & nonzero(reader.source).any(1)
+            felt &= units
             if not felt.any():
-                felt[alive[chain.producer].nonzero()[0]] = True  # a layer needs one unit
-            alive[chain.producer] = felt
-            weights[chain.producer] = weights[chain.producer] & felt[:, None]
-            for reader in chain.readers:
+                felt[units.nonzero()[0]] = True  # a layer needs one unit
+            alive[group] = felt
+            for name in group.producers:
+                weights[name] = weights[name] & felt[:, None]
+            for reader in group.readers:
                 inputs = felt.repeat_interleave(reader.per_unit)
                 weights[reader.name] = weights[reader.name] & inputs
         if sum(int(units.sum()) for units in alive.values()) == before:
             return alive
 
 
-def _reaches(support: Mapping[str, Tensor], rows: Tensor, reader: Reader) -> Tensor:
-    """Which units are not exactly zero where a layer reads them."""
-    nonzero = rows[:, None]
-    for name, per_unit in ((one.name, one.per_unit) for one in reader.through):
-        size = len(rows) * per_unit
+def _nonzero(
+    support: Mapping[str, Tensor], weights: Mapping[str, Tensor], units: int
+) -> Callable[[Source], Tensor]:
+    """Which entries of each unit are not exactly zero at a source, (units, entries)."""
+
+    def entries(source: Source, key: str, default: bool) -> Tensor:
+        tensor = support.get(f"{source.layer}.{key}")
+        if tensor is None:
+            return torch.full((units, source.per_unit), default)
+        return (tensor.flatten(1).any(1) if tensor.ndim > 1 else tensor).view(units, -1)
+
+    @cache
+    def nonzero(source: Source) -> Tensor:
+        inputs = [nonzero(before) for before in source.inputs]
+        if source.layer is None:
+            return inputs[0] | inputs[1]
+        bias = entries(source, "bias", default=False)
+        if not inputs:
+            return weights[source.layer].any(1, keepdim=True) | bias
         # a BatchNorm: (x - running mean) / sd · weight + bias; a depthwise convolution has no mean,
         # and without running statistics the mean of zeros is zero
-        mean = _vector(support, name, "running_mean", size, default=False).view(-1, per_unit)
-        weight = _vector(support, name, "weight", size, default=True).view(-1, per_unit)
-        bias = _vector(support, name, "bias", size, default=False).view(-1, per_unit)
-        nonzero = ((nonzero | mean) & weight) | bias
-    return nonzero.any(1)
+        mean = entries(source, "running_mean", default=False)
+        return ((inputs[0] | mean) & entries(source, "weight", default=True)) | bias
+
+    return nonzero
 
 
-def _indices(
-    net: nn.Module, chains: list[Chain], alive: Mapping[str, Tensor]
-) -> dict[str, list[tuple[int, Tensor]]]:
+def _indices(net: nn.Module, alive: Mapping[Group, Tensor]) -> dict[str, list[tuple[int, Tensor]]]:
     """What remains of each tensor that gets smaller, along axes counted from the end."""
     own = network_tensors(net)
     indices: dict[str, list[tuple[int, Tensor]]] = {}
-    for chain in chains:
-        units = alive[chain.producer]
+
+    def shrink(name: str, axis: int, units: Tensor, per_unit: int) -> None:
+        if name in own:
+            places = units.repeat_interleave(per_unit).nonzero().view(-1)
+            indices.setdefault(name, []).append((axis - own[name].ndim, places))
+
+    for group, units in alive.items():
         if bool(units.all()):
             continue
-        followers = [(one.name, one.per_unit) for one in chain.companions]
-        for name, per_unit in [(chain.producer, 1), *followers]:
-            places = units.repeat_interleave(per_unit).nonzero().view(-1)
+        for layer, per_unit in group.entries.items():
             for key in ("weight", "bias", "running_mean", "running_var"):
-                if f"{name}.{key}" in own:
-                    axis = -own[f"{name}.{key}"].ndim  # the first, whatever axes come in front
-                    indices.setdefault(f"{name}.{key}", []).append((axis, places))
-        for reader in chain.readers:
-            places = units.repeat_interleave(reader.per_unit).nonzero().view(-1)
-            weight = f"{reader.name}.weight"
-            indices.setdefault(weight, []).append((1 - own[weight].ndim, places))
+                shrink(f"{layer}.{key}", 0, units, per_unit)
+        for reader in group.readers:
+            shrink(f"{reader.name}.weight", 1, units, reader.per_unit)
     return indices
-
-
-def _layers(chain: Chain) -> list[str]:
-    return [chain.producer, *(reader.name for reader in chain.readers)]
-
-
-def _matrix(support: Mapping[str, Tensor], layer: str) -> Tensor:
-    """Whether each unit of a layer reads each of its inputs, at any place of the kernel."""
-    weight = support[f"{layer}.weight"]
-    return weight.flatten(2).any(2) if weight.ndim > 2 else weight
-
-
-def _vector(
-    support: Mapping[str, Tensor], layer: str, key: str, size: int, default: bool
-) -> Tensor:
-    """Where a layer's tensor is not zero, one number for each entry; a default if it has none."""
-    tensor = support.get(f"{layer}.{key}")
-    if tensor is None:
-        return torch.full((size,), default)
-    return tensor.flatten(1).any(1) if tensor.ndim > 1 else tensor

@@ -8,63 +8,188 @@ Networks*, table 2 and figure 3). One pruned posterior is held at a time.
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
 
+from lightning_bnn.checks import check_option
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.pruning.candidates import candidates
-from lightning_bnn.pruning.histogram import snr_histogram
-from lightning_bnn.pruning.masks import (
-    Rest,
-    Scope,
-    Unit,
-    check_fraction,
-    keep_masks,
-    pruning_masks,
-)
-from lightning_bnn.pruning.result import PruneCurve, PruningResult
-from lightning_bnn.pruning.signal import separate, signal_to_noise
+from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.pruning.functions import prune
+from lightning_bnn.pruning.histogram import SNRHistogram, snr_histogram
+from lightning_bnn.pruning.masks import Scope, check_fraction, keep_masks
+from lightning_bnn.pruning.removable import Removable, Rest, Unit, candidates, find_removable
+from lightning_bnn.pruning.signal import separate
 from lightning_bnn.selection import Choice
 from lightning_bnn.target import split_batch
 
 if TYPE_CHECKING:
-    from lightning_bnn.posteriors import Posterior
+    from matplotlib.figure import Figure
 
-__all__ = ["FRACTIONS", "PruneCurve", "PruningResult", "check_fractions", "prune_curve"]
+__all__ = ["FRACTIONS", "PruneCurve", "PruningResult", "align", "check_fractions", "prune_curve"]
 
 FRACTIONS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
+WIDTH = 100
+"""The columns of a terminal that a table may take."""
 # Scores in the order of the table, the best known first; a collection of metrics sorts by name.
 _ORDER = ("accuracy", "rmse", "nll", "brier", "crps", "ece", "coverage")
+_ENDINGS = (".png", ".svg", ".pdf", ".json")
 
-Ratios = dict[str, Tensor]
 
+@dataclass(frozen=True)
+class PruningResult:
+    """What is left of a posterior at one fraction, and how well it predicts.
 
-def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
-    """Fractions in order, each once.
-
-    Raises:
-        ConfigurationError: There is none, or one is outside of [0, 1).
+    Attributes:
+        fraction: The share to remove, as it was asked for.
+        removed: How many weights (or units) are removed.
+        total: Of how many.
+        threshold: The largest signal-to-noise ratio among those removed; None if there are none.
+        scores: The scores of the likelihood's metrics, by name.
+        layers: The share of each layer that is removed, by the name of its weight.
 
     Example:
-        >>> check_fractions([0.9, 0, 0.9])
-        (0.0, 0.9)
+        >>> PruningResult(0.5, removed=2, total=4, threshold=0.3, scores={"nll": 0.1}).remaining
+        2
     """
-    if isinstance(fractions, (str, bytes, Mapping)) or not hasattr(fractions, "__iter__"):
-        raise ConfigurationError(
-            f"fractions= is a list of shares to remove, such as (0, 0.5, 0.9); got {fractions!r}."
-        )
-    checked = {check_fraction(one, "each of fractions") for one in fractions}
-    if not checked:
-        raise ConfigurationError("fractions= is empty; pass at least one share, such as (0, 0.9).")
-    return tuple(sorted(checked))
+
+    fraction: float
+    removed: int
+    total: int
+    threshold: float | None
+    scores: dict[str, float]
+    layers: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def remaining(self) -> int:
+        """How many are left."""
+        return self.total - self.removed
+
+
+@dataclass(frozen=True)
+class PruneCurve:
+    """The scores of a posterior at several shares removed, the smallest share first.
+
+    Printed, it is a table. :func:`prune_curve` makes it.
+
+    Attributes:
+        results: One for each fraction.
+        histogram: The signal-to-noise ratios that decided.
+        unit: What was removed: ``"weight"`` or ``"channel"``.
+        scope: Whether one threshold served for all layers (``"global"``) or one for each.
+        protected: How many weights (or units) of the network could not be removed.
+        single: With units, how many of all that could be removed are single weights instead, in
+            layers whose units cannot be removed (``rest="weight"``).
+
+    Example:
+        >>> import torch
+        >>> from lightning_bnn.pruning.histogram import snr_histogram
+        >>> results = tuple(
+        ...     PruningResult(fraction, removed, 4, threshold, {"nll": nll})
+        ...     for fraction, removed, threshold, nll in [(0.0, 0, None, 0.5), (0.5, 2, 0.2, 0.53)]
+        ... )
+        >>> histogram = snr_histogram({"weight": torch.tensor([0.1, 0.2, 1.0, 3.0])})
+        >>> curve = PruneCurve(results, histogram, "weight", "global", protected=1)
+        >>> print(curve)  # doctest: +NORMALIZE_WHITESPACE
+        4 weights by signal-to-noise ratio, one threshold for all layers; 1 more are protected
+        removed  left  ratio up to     nll
+            0 %     4            –  0.5000
+           50 %     2          0.2  0.5300 +0.0300
+        >>> curve.best(tolerance=0.05).fraction
+        0.5
+    """
+
+    results: tuple[PruningResult, ...]
+    histogram: SNRHistogram
+    unit: Unit
+    scope: Scope
+    protected: int
+    single: int = 0
+
+    def __str__(self) -> str:
+        return curve_table(self.to_dict())
+
+    def best(self, tolerance: float) -> PruningResult:
+        """The largest fraction whose mean NLL is at most ``tolerance`` above that of the first.
+
+        Args:
+            tolerance: How much NLL may be lost, in nats an example; 0 or more.
+
+        Raises:
+            ConfigurationError: The tolerance is negative, or the likelihood has no NLL.
+        """
+        if not tolerance >= 0:
+            raise ConfigurationError(f"tolerance= is 0 or more; got {tolerance!r}.")
+        first = self.results[0]
+        if "nll" not in first.scores:
+            raise ConfigurationError(
+                f"best() compares the score 'nll'; the likelihood's metrics are "
+                f"{sorted(first.scores)}. Compare curve.results by one of these."
+            )
+        limit = first.scores["nll"] + tolerance
+        good = [result for result in self.results if result.scores["nll"] <= limit]
+        return good[-1] if good else first
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, as JSON has them: what is not finite is None."""
+        histogram = self.histogram.to_dict()
+        for layer in histogram["layers"]:
+            layer["removed"] = [result.layers.get(layer["name"]) for result in self.results]
+        results = [{**asdict(result), "remaining": result.remaining} for result in self.results]
+        for result in results:
+            del result["layers"], result["total"]  # they are in the histogram, and below
+            result["threshold"] = _finite(result["threshold"])
+            result["scores"] = {name: _finite(score) for name, score in result["scores"].items()}
+        return {
+            "unit": self.unit,
+            "scope": self.scope,
+            "total": self.results[0].total,
+            "protected": self.protected,
+            **({"single": self.single} if self.single else {}),
+            "score_names": list(self.results[0].scores),
+            "results": results,
+            "histogram": histogram,
+        }
+
+    def figure(self) -> Figure:
+        """The histogram of the ratios, and the scores against the share removed."""
+        from lightning_bnn.pruning.figures import draw_all  # matplotlib takes time to import
+
+        return draw_all(self.to_dict())
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the figure (``.png``, ``.svg``, ``.pdf``) or the numbers (``.json``).
+
+        Args:
+            path: The file; its ending says what is written. Folders on the way are made.
+
+        Returns:
+            The path.
+
+        Raises:
+            ConfigurationError: The ending is another one.
+        """
+        target = check_curve_name(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.suffix == ".json":
+            text = json.dumps(self.to_dict(), allow_nan=False, indent=1)
+            target.write_text(text, encoding="utf-8")
+        else:
+            self.figure().savefig(target, dpi=150)
+        return target
 
 
 def prune_curve(
-    posterior: Posterior,
+    posterior: WeightPosterior,
     loader: Any,
     fractions: Sequence[float] = FRACTIONS,
     *,
@@ -87,7 +212,7 @@ def prune_curve(
         draws: Draws of each prediction; by default what suits the posterior.
         unit: ``"weight"``, or ``"channel"`` for whole units of layers.
         scope: ``"global"``: one threshold; ``"layer"``: the same share of each layer.
-        protect: Weights that stay, as in :meth:`lightning_bnn.Posterior.pruned`.
+        protect: Weights that stay, as in :func:`lightning_bnn.prune`.
         rest: What happens to layers whose units cannot be removed.
         seed: Decides the draws.
 
@@ -112,68 +237,103 @@ def prune_curve(
         >>> [(result.fraction, result.remaining) for result in curve.results]
         [(0.0, 4), (0.5, 2)]
     """
-    from lightning_bnn.report.posteriors import data_loader
+    from lightning_bnn.report.posteriors import data_loader  # the code of reports is slow to import
 
     shares = check_fractions(fractions)
     if draws is not None and draws < 1:
         raise ConfigurationError(f"draws= is at least 1; got {draws}.")
-    parts = _separate(posterior)
-    found = [_ratios(part, unit, scope, protect, rest) for part in parts]
-    groups = [group for pair in found for group in pair if group]
-    total = sum(ratios.numel() for group in groups for ratios in group.values())
-    single = sum(ratios.numel() for _, weights in found for ratios in weights.values())
+    for name, value, kinds in (("unit", unit, Unit), ("scope", scope, Scope), ("rest", rest, Rest)):
+        check_option(name, value, get_args(kinds))
+    components = _separate(posterior)
+    removable = [find_removable(component, unit, protect, rest) for component in components]
+    groups = [ratios for each in removable for ratios in (each.units, each.weights) if ratios]
     with warnings.catch_warnings():
-        # posterior.pruned says itself which layers only just stay
+        # prune says itself which layers only just stay
         warnings.simplefilter("ignore", UserWarning)
         counted = [_count(groups, share, scope) for share in shares]
     loader = data_loader(loader, "loader")
     results: list[PruningResult] = []
     mode = posterior.mode
     for share, (removed, threshold, layers) in zip(shares, counted, strict=True):
-        pruned = posterior.pruned(share, unit=unit, scope=scope, protect=protect, rest=rest)
+        pruned = prune(posterior, share, unit=unit, scope=scope, protect=protect, rest=rest)
         pruned.mode = mode
-        if not results:
-            _check_data(pruned, loader, seed)
         scores = _scores(pruned, loader, draws, seed)
         mode = pruned.mode  # measured by the first, if it was not known
+        total = sum(ratios.numel() for group in groups for ratios in group.values())
         results.append(PruningResult(share, removed, total, threshold, scores, layers))
     joined = {
         name: torch.cat([group[name].flatten() for group in groups if name in group])
         for name in _names(groups)
     }
-    sizes = [_size(part, unit, pair[1]) for part, pair in zip(parts, found, strict=True)]
-    single = single if unit == "channel" else 0
-    protected = sum(sizes) - total
-    return PruneCurve(tuple(results), snr_histogram(joined), unit, scope, protected, single)
+    single = sum(ratios.numel() for each in removable for ratios in each.weights.values())
+    protected = sum(map(_protected, components, removable, repeat(unit)))
+    return PruneCurve(
+        tuple(results), snr_histogram(joined), unit, scope, protected,
+        single if unit == "channel" else 0,
+    )  # fmt: skip
 
 
-def _separate(posterior: Posterior) -> list[Posterior]:
+def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
+    """Fractions in order, each once.
+
+    Raises:
+        ConfigurationError: There is none, or one is outside of [0, 1).
+
+    Example:
+        >>> check_fractions([0.9, 0, 0.9])
+        (0.0, 0.9)
+    """
+    if isinstance(fractions, (str, Mapping)) or not isinstance(fractions, Iterable):
+        raise ConfigurationError(
+            f"fractions= is a list of shares to remove, such as (0, 0.5, 0.9); got {fractions!r}."
+        )
+    checked = {check_fraction(fraction, "each of fractions") for fraction in fractions}
+    if not checked:
+        raise ConfigurationError("fractions= is empty; pass at least one share, such as (0, 0.9).")
+    return tuple(sorted(checked))
+
+
+def check_curve_name(path: str | os.PathLike[str]) -> Path:
+    """The file of a curve.
+
+    Raises:
+        ConfigurationError: It is a URL, or its ending is none that a curve can be written as.
+
+    Example:
+        >>> check_curve_name("curve.png").suffix
+        '.png'
+    """
+    if "://" in str(path):
+        raise ConfigurationError(
+            f"A curve is saved to a local file; got the URL {str(path)!r}. Copy it there "
+            "afterwards."
+        )
+    if Path(path).suffix not in _ENDINGS:
+        raise ConfigurationError(
+            f"A curve is saved as {', '.join(_ENDINGS[:3])} (the figure) or .json (the numbers); "
+            f"got {str(path)!r}."
+        )
+    return Path(path)
+
+
+# ---------------------------------------------------------------------------- counts and scores
+
+
+def _separate(posterior: WeightPosterior) -> list[WeightPosterior]:
     """The posteriors within it that are pruned by ratios of their own."""
-    parts = separate(posterior)
-    return parts if len(parts) == 1 else [leaf for part in parts for leaf in _separate(part)]
+    components = separate(posterior)
+    if len(components) == 1:
+        return list(components)
+    return [leaf for component in components for leaf in _separate(component)]
 
 
-def _ratios(
-    posterior: Posterior, unit: Unit, scope: Scope, protect: Choice, rest: Rest
-) -> tuple[Ratios, Ratios]:
-    """The ratios of all units that may be removed, and of all single weights, by name."""
-    # removes nothing, and finds what is wrong with the options or with the posterior
-    pruning_masks(posterior, 0.0, unit=unit, scope=scope, protect=protect, rest=rest)
-    if unit == "channel":
-        from lightning_bnn.pruning.channels import channel_and_weight_ratios
-
-        return channel_and_weight_ratios(posterior, protect, rest)
-    ratios = signal_to_noise(posterior)
-    return {}, {name: ratios[name] for name in candidates(posterior.net, ratios, protect)}
-
-
-def _names(groups: Sequence[Ratios]) -> list[str]:
+def _names(groups: Sequence[Mapping[str, Tensor]]) -> list[str]:
     """All names, each once; other weights may vary in another component of a mixture."""
     return list(dict.fromkeys(name for group in groups for name in group))
 
 
 def _count(
-    groups: Sequence[Ratios], share: float, scope: Scope
+    groups: Sequence[Mapping[str, Tensor]], share: float, scope: Scope
 ) -> tuple[int, float | None, dict[str, float]]:
     """How many go, the largest ratio among them, and the share of each layer that goes."""
     removed, sizes = dict.fromkeys(_names(groups), 0), dict.fromkeys(_names(groups), 0)
@@ -189,46 +349,121 @@ def _count(
     return sum(removed.values()), threshold, layers
 
 
-def _size(posterior: Posterior, unit: Unit, single: Ratios) -> int:
-    """All parameters of the network, or all units of the layers whose weights vary.
-
-    Layers that are pruned by single weights (``single``) count by their weights.
-    """
-    own = dict(posterior.net.named_parameters())
+def _protected(posterior: WeightPosterior, removable: Removable, unit: Unit) -> int:
+    """How many parameters, or units of layers whose weights vary, cannot be removed."""
+    parameters = dict(posterior.net.named_parameters())
     if unit == "weight":
-        return sum(parameter.numel() for parameter in own.values())
-    names = candidates(posterior.net, posterior._varying())
-    return sum(own[name].numel() if name in single else len(own[name]) for name in names)
+        every = sum(parameter.numel() for parameter in parameters.values())
+        return every - sum(ratios.numel() for ratios in removable.weights.values())
+    layers = [layer for group in removable.groups.values() for layer in group.producers]
+    gone = {*removable.weights, *(f"{layer}.weight" for layer in layers)}
+    names = candidates(posterior.net, posterior.varying)
+    return sum(len(parameters[name]) for name in names if name not in gone)
 
 
-def _check_data(posterior: Posterior, loader: Any, seed: int) -> None:
-    """Try the network on the first batch, before the work."""
+def _scores(
+    posterior: WeightPosterior, loader: Any, draws: int | None, seed: int
+) -> dict[str, float]:
+    """The likelihood's metrics of the predictive on all batches."""
+    # the code of reports is slow to import
     from lightning_bnn.report.gather import check_predicts, inputs_for, undisturbed
 
-    with undisturbed(loader):
-        for batch in loader:
-            check_predicts(
-                lambda inputs: posterior.predict(inputs_for(posterior, inputs), 1, seed),
-                split_batch(batch)[0],
-                "loader",
-                "Pass the data that the posterior was made for.",
-            )
-            return
-    raise DataError("loader is empty: it gives no batch. Scores need at least one.")
-
-
-def _scores(posterior: Posterior, loader: Any, draws: int | None, seed: int) -> dict[str, float]:
-    """The likelihood's metrics of the predictive on all batches."""
-    from lightning_bnn.report.gather import inputs_for, undisturbed
-
     metrics = posterior.likelihood.metrics().to(posterior.device)
+    read = 0
     with undisturbed(loader):
         for batch in loader:
             inputs, targets = split_batch(batch)
-            targets = targets.to(posterior.device)
-            predictive = posterior.predict(inputs_for(posterior, inputs), draws, seed)
+            inputs, targets = inputs_for(posterior, inputs), targets.to(posterior.device)
+            if not read:
+                fix = "Pass the data that the posterior was made for."
+                check_predicts(lambda x: posterior.predict(x, 1, seed), inputs, "loader", fix)
+            predictive = posterior.predict(inputs, draws, seed)
             posterior.likelihood.check(predictive.outputs[0], targets)
             metrics.update(predictive, targets)
-    found = metrics.compute()
-    names = sorted(found, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
-    return {name: float(found[name]) for name in names}
+            read += 1
+    if not read:
+        raise DataError("loader is empty: it gives no batch. Scores need at least one.")
+    scores = metrics.compute()
+    names = sorted(scores, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+    return {name: float(scores[name]) for name in names}
+
+
+# -------------------------------------------------------------------------------------- the table
+
+
+def curve_table(block: Mapping[str, Any]) -> str:
+    """A row for each fraction: what is left, each score, and its difference from the first row.
+
+    Differences are left out where the table would be wider than 100 columns.
+
+    Args:
+        block: The plain numbers of a curve.
+    """
+    single, results = block.get("single", 0), block["results"]
+    noun = "weights" if block["unit"] == "weight" else "units"
+    counts = [(block["total"] - single, noun), (single, "single weights")]
+    title = " and ".join(f"{count:,} {words}" for count, words in counts if count)
+    each = {"global": "one threshold for all layers", "layer": "the same share of each layer"}
+    title += f" by signal-to-noise ratio, {each[block['scope']]}"
+    if block["protected"]:
+        title += f"; {block['protected']:,} more are protected"
+    columns = [
+        ["removed", *(percent(result["fraction"]) for result in results)],
+        ["left", *(f"{result['remaining']:,}" for result in results)],
+        ["ratio up to", *(_written(result["threshold"], ".3g") for result in results)],
+    ]
+    differences = []
+    for name in block["score_names"]:
+        values = [result["scores"].get(name) for result in results]
+        largest = max((abs(value) for value in values if value is not None), default=0.0)
+        # about five digits, at most four of them after the point
+        form = ".4g" if largest >= 1e6 else f".{max(0, 5 - len(str(int(largest))))}f"
+        columns.append([name, *(_written(value, form) for value in values)])
+        missing = values[0] is None
+        changes = ["" if missing or v is None else f"{v - values[0]:+{form}}" for v in values[1:]]
+        differences += [columns[-1], *([["", "", *changes]] if changes else [])]
+    rows = _rows([*columns[:3], *differences])
+    if max(map(len, rows)) > WIDTH:
+        rows = _rows(columns)
+    return "\n".join([title, *rows])
+
+
+def align(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells below their headings, the first column to the left and the others to the right.
+
+    Example:
+        >>> print(align(("layer", "left"), [("0.weight", "5"), ("1.weight", "12")]))
+        layer     left
+        0.weight     5
+        1.weight    12
+    """
+    first, *others = zip(headings, *rows, strict=True)
+    width = max(map(len, first))
+    return "\n".join(_rows([[cell.ljust(width) for cell in first], *others]))
+
+
+def percent(fraction: float) -> str:
+    """A share in percent, with as many digits as it takes.
+
+    Example:
+        >>> percent(0.5), percent(0.995), percent(0.99)
+        ('50 %', '99.5 %', '99 %')
+    """
+    return f"{100 * fraction:.6g} %"
+
+
+def _rows(columns: Sequence[Sequence[str]]) -> list[str]:
+    """Columns side by side, each aligned to the right."""
+    widths = [max(map(len, column)) for column in columns]
+    return [
+        "  ".join(map(str.rjust, cells, widths)).rstrip() for cells in zip(*columns, strict=True)
+    ]
+
+
+def _written(value: float | None, form: str) -> str:
+    return "–" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON knows no infinity."""
+    return value if value is not None and math.isfinite(value) else None

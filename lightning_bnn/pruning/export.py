@@ -7,7 +7,7 @@ Two formats, told apart by the file's suffix:
 * ``.onnx``: an ONNX graph with its weights, for ONNX Runtime and other engines.
 
 A posterior is exported as its mean network: one forward pass, without uncertainty. Zeros that
-pruning has left are stored like other weights; ``posterior.compact()`` before the export takes
+pruning has left are stored like other weights; ``compact(posterior)`` before the export takes
 removed units out, so that the file is smaller and runs faster.
 
 The size of a batch stays open. What was made is read back from the very bytes that will be the file
@@ -30,10 +30,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.errors import ConfigurationError, DataError, LightningBNNError
 from lightning_bnn.network import copy_network
-from lightning_bnn.posteriors.base import Posterior
-from lightning_bnn.posteriors.files import LocalFiles
+from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.pruning.functions import mean_network
+from lightning_bnn.storage import write_atomic
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -45,7 +46,7 @@ Run = Callable[[Arguments], list[Any]]  # the outputs of a batch, as a flat list
 
 
 def export_network(
-    model: Posterior | nn.Module, path: str | PathLike[str], example_inputs: Any
+    model: WeightPosterior | nn.Module, path: str | PathLike[str], example_inputs: Any
 ) -> Path:
     """Write a network as a ``.pt2`` or an ``.onnx`` file that needs nothing of this package.
 
@@ -75,6 +76,22 @@ def export_network(
         >>> torch.equal(program(torch.ones(9, 2)), net(torch.ones(9, 2)))
         True
     """
+    path = _checked(path)
+    net = mean_network(model) if isinstance(model, WeightPosterior) else copy_network(model)
+    net.eval().requires_grad_(False).cpu()
+    batches = _batches(example_inputs)
+    with torch.no_grad():
+        # before the tracing, which may leave something behind on a network
+        expected = [_outputs(net, batch) for batch in batches]
+        program = _program(net, batches[0])
+        data, run = _torch_file(program) if path.suffix == ".pt2" else _onnx_file(program)
+        for batch, outputs in zip(batches, expected, strict=True):
+            _check(run, batch, outputs, path.name)
+    write_atomic(path, data)
+    return path
+
+
+def _checked(path: str | PathLike[str]) -> Path:
     if "://" in fspath(path):
         raise ConfigurationError(
             f"A network is exported to a local file; got the URL {fspath(path)!r}. Copy it there "
@@ -86,28 +103,7 @@ def export_network(
             "The suffix of the file says the format: .pt2 (torch.export) or .onnx; got "
             f"{str(path)!r}."
         )
-    if path.suffix == ".onnx":
-        _require_onnx()
-    if not isinstance(model, (Posterior, nn.Module)):
-        raise ConfigurationError(
-            f"A posterior or a network can be exported; got a {type(model).__name__}."
-        )
-    net = model.mean_network() if isinstance(model, Posterior) else copy_network(model)
-    net.eval().requires_grad_(False).cpu()
-    batches = _batches(example_inputs)
-    with torch.no_grad():
-        # before the tracing, which may leave something behind on a network
-        expected = [_outputs(net, batch) for batch in batches]
-        program = _program(net, batches[0])
-        data, run = _torch_file(program) if path.suffix == ".pt2" else _onnx_file(program)
-        for batch, outputs in zip(batches, expected, strict=True):
-            _check(run, batch, outputs, path.name)
-    LocalFiles(path.parent).put(path.name, data)
-    return path
-
-
-def _require_onnx() -> None:
-    for package in ("onnx", "onnxscript"):
+    for package in ("onnx", "onnxscript") if path.suffix == ".onnx" else ():
         try:
             importlib.import_module(package)
         except ImportError as error:
@@ -115,6 +111,7 @@ def _require_onnx() -> None:
                 f"The export to ONNX needs the packages onnx and onnxscript; {package} is not "
                 "installed. Install them with: pip install 'lightning-bnn[export]'."
             ) from error
+    return path
 
 
 def _batches(inputs: Any) -> list[Arguments]:
@@ -130,7 +127,7 @@ def _batches(inputs: Any) -> list[Arguments]:
             "The example is a tensor, a tuple of them, or a mapping of keyword arguments; got a "
             f"{type(inputs).__name__}."
         )
-    shapes = [list(leaf.shape) for leaf in tree_leaves(example) if isinstance(leaf, Tensor)]
+    shapes = [list(tensor.shape) for tensor in _tensors(example)]
     if not shapes or not shapes[0] or not shapes[0][0]:
         raise DataError(
             "The example needs a tensor whose first axis is a batch of at least one row; got "
@@ -141,9 +138,9 @@ def _batches(inputs: Any) -> list[Arguments]:
     def resized(leaf: Any, count: int) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        own = leaf.detach().cpu()
+        values = leaf.detach().cpu()
         # a copy in each case: the tracing tells tensors apart by identity
-        return own[torch.arange(count) % rows] if leaf.shape[:1] == (rows,) else own.clone()
+        return values[torch.arange(count) % rows] if leaf.shape[:1] == (rows,) else values.clone()
 
     # a batch of one would be traced as if it were always one
     counts = (max(rows, 2), 1, max(rows, 2) + 1)
@@ -151,35 +148,30 @@ def _batches(inputs: Any) -> list[Arguments]:
 
 
 def _outputs(net: nn.Module, batch: Arguments) -> list[Any]:
-    try:
+    shapes = [list(tensor.shape) for tensor in _tensors(batch)]
+    words = (
+        f"{type(net).__name__} fails on inputs of the shapes {shapes}, made from the example: its "
+        "first tensor says how many rows a batch has, and a batch may have any number of them."
+    )
+    with _explained(words, DataError):
         return tree_leaves(net(*batch[0], **batch[1]))
-    except Exception as error:  # of a network's own code: any
-        shapes = [list(leaf.shape) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        raise DataError(
-            f"{type(net).__name__} fails on inputs of the shapes {shapes}, made from the "
-            "example: its first tensor says how many rows a batch has, and a batch may have any "
-            f"number of them. {type(error).__name__}: {error}"
-        ) from error
 
 
 def _program(net: nn.Module, batch: Arguments) -> ExportedProgram:
     """The network as a program in which the size of the batch is open."""
-    tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    tensors = _tensors(batch)
     axis = torch.export.Dim("batch", min=1)
     shapes = torch.export.ShapesCollection()
     for tensor in tensors:
         if tensor.shape[:1] == tensors[0].shape[:1]:
             shapes[tensor] = {0: axis}
-    try:
-        with _quiet():
-            return torch.export.export(net, *batch, dynamic_shapes=shapes)
-    except Exception as error:  # the tracer has no one class of errors
-        raise ConfigurationError(
-            f"{type(net).__name__} cannot be exported with an open batch size. Its forward must "
-            "not branch on the values of tensors, nor hold the number of rows fast (write "
-            "x.flatten(1), not x.view(64, -1)). The tracer says: "
-            f"{type(error).__name__}: {str(error).strip()[:800]}"
-        ) from error
+    words = (
+        f"{type(net).__name__} cannot be exported with an open batch size. Its forward must not "
+        "branch on the values of tensors, nor hold the number of rows fast (write x.flatten(1), "
+        "not x.view(64, -1)). The tracer says:"
+    )
+    with _explained(words), _quiet():
+        return torch.export.export(net, *batch, dynamic_shapes=shapes)
 
 
 def _torch_file(program: ExportedProgram) -> tuple[bytes, Run]:
@@ -195,23 +187,18 @@ def _torch_file(program: ExportedProgram) -> tuple[bytes, Run]:
 
 def _onnx_file(program: ExportedProgram) -> tuple[bytes, Run]:
     """The bytes of an ``.onnx`` file, and how they run (in the reference of ONNX itself)."""
-    with _quiet():
-        from onnx.reference import ReferenceEvaluator
+    from onnx.reference import ReferenceEvaluator  # an optional extra
 
-        try:
-            exported = torch.onnx.export(program, dynamo=True, verbose=False)
-            made = cast("torch.onnx.ONNXProgram", exported)  # None only from the old exporter
-            data = made.model_proto.SerializeToString()
-        except Exception as error:  # onnxscript and protobuf have classes of their own
-            raise ConfigurationError(
-                "The network cannot be written as ONNX; .pt2 may do instead. The exporter says: "
-                f"{type(error).__name__}: {str(error).strip()[:800]}"
-            ) from error
-        evaluator = ReferenceEvaluator(data)
+    words = "The network cannot be written as ONNX; .pt2 may do instead. The exporter says:"
+    with _explained(words), _quiet():
+        exported = torch.onnx.export(program, dynamo=True, verbose=False)
+        made = cast("torch.onnx.ONNXProgram", exported)  # None only from the old exporter
+        data = made.model_proto.SerializeToString()
+    evaluator = ReferenceEvaluator(data)
 
     def run(batch: Arguments) -> list[Any]:
-        tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        feeds = dict(zip(evaluator.input_names, (t.numpy() for t in tensors), strict=True))
+        arrays = (tensor.numpy() for tensor in _tensors(batch))
+        feeds = dict(zip(evaluator.input_names, arrays, strict=True))
         return [torch.as_tensor(array) for array in evaluator.run(None, feeds)]
 
     return data, run
@@ -219,44 +206,44 @@ def _onnx_file(program: ExportedProgram) -> tuple[bytes, Run]:
 
 def _check(run: Run, batch: Arguments, expected: Sequence[Any], name: str) -> None:
     """Raise unless a program's outputs are those of the network, up to rounding."""
-    try:
-        with _quiet():
-            found = run(batch)
-    except Exception as error:  # of operators: any
-        raise ConfigurationError(
-            f"{name} was not written: the exported program does not run on a batch made from the "
-            f"example, so that it cannot be checked. {type(error).__name__}: "
-            f"{str(error).strip()[:800]}"
-        ) from error
-    wrong = None
-    if len(found) != len(expected):
-        wrong = f"{len(found)} outputs instead of {len(expected)}"
-    for one, other in zip(found, expected, strict=False):
-        if wrong is None and isinstance(other, Tensor):
-            wrong = _difference(one, other)
-    if wrong is not None:
-        raise ConfigurationError(
-            f"{name} was not written: the exported program gives {wrong}, on an example batch. A "
-            "network that draws random numbers in evaluation mode, or that treats a batch of one "
-            "row differently (squeeze() instead of squeeze(-1)), cannot be exported."
-        )
+    words = (
+        f"{name} was not written: the exported program does not run on a batch made from the "
+        "example, so that it cannot be checked."
+    )
+    with _explained(words), _quiet():
+        outputs = run(batch)
+    words = (
+        f"{name} was not written: the exported program does not give what the network gives on an "
+        "example batch. A network that draws random numbers in evaluation mode, or that treats a "
+        "batch of one row differently (squeeze() instead of squeeze(-1)), cannot be exported."
+    )
+    with _explained(words):
+        assert len(outputs) == len(expected), f"{len(outputs)} outputs, not {len(expected)}"
+        for output, wanted in zip(outputs, expected, strict=True):
+            if isinstance(wanted, Tensor):
+                allowed = _tolerance(wanted)
+                torch.testing.assert_close(output, wanted, rtol=0, atol=allowed, equal_nan=True)
 
 
-def _difference(found: Tensor, expected: Tensor) -> str | None:
-    if found.shape != expected.shape or found.dtype != expected.dtype:
-        return (
-            f"{found.dtype} of the shape {list(found.shape)} where the network gives "
-            f"{expected.dtype} of the shape {list(expected.shape)}"
-        )
+def _tolerance(expected: Tensor) -> float:
+    """Half of the digits: another order of sums is fine, another function is not."""
     if not expected.is_floating_point():
-        return None if torch.equal(found, expected) else "other values"
+        return 0.0
     finite = expected[expected.isfinite()].abs()
-    largest = float(finite.max()) if finite.numel() else 0.0
-    # half of the digits: another order of sums is fine, another function is not
-    allowed = largest * torch.finfo(expected.dtype).eps ** 0.5
-    if torch.allclose(found, expected, rtol=0, atol=allowed, equal_nan=True):
-        return None
-    return f"numbers that differ by up to {float((found - expected).abs().max()):.2g}"
+    return float(finite.max() if finite.numel() else 0) * torch.finfo(expected.dtype).eps ** 0.5
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+@contextmanager
+def _explained(words: str, kind: type[LightningBNNError] = ConfigurationError) -> Iterator[None]:
+    """Say what failed and why: networks, tracers and exporters raise errors of any class."""
+    try:
+        yield
+    except Exception as error:
+        raise kind(f"{words} {type(error).__name__}: {str(error).strip()[:800]}") from error
 
 
 @contextmanager

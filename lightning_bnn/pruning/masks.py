@@ -18,17 +18,16 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from lightning_bnn.checks import check_option
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors import Posterior
-from lightning_bnn.pruning.candidates import candidates, refuse_computed
-from lightning_bnn.pruning.signal import check_varies, mean_and_sd, ratio, separate
+from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.pruning.removable import Rest, Unit, find_removable
+from lightning_bnn.pruning.signal import separate
 from lightning_bnn.selection import Choice
 
 __all__ = ["Rest", "Scope", "Unit", "check_fraction", "keep_masks", "pruning_masks"]
 
 Scope = Literal["global", "layer"]
-Unit = Literal["weight", "channel"]
-Rest = Literal["raise", "keep", "weight"]
 
 _SHOWN = 4
 
@@ -50,7 +49,7 @@ def check_fraction(fraction: float, name: str = "fraction") -> float:
 
 
 def pruning_masks(
-    posterior: Posterior,
+    posterior: WeightPosterior,
     fraction: float,
     *,
     unit: Unit = "weight",
@@ -67,11 +66,12 @@ def pruning_masks(
         posterior: Any posterior with variances.
         fraction: The share of the prunable weights, or units, to remove, in [0, 1).
         unit: ``"weight"`` for single weights; ``"channel"`` for output channels and neurons, with
-            their biases and BatchNorm entries. A ``BatchNorm1d`` after a ``Linear`` is taken as
-            one of features, not of the steps of a sequence: protect such layers.
+            their biases and BatchNorm entries; channels that are added go together. A
+            ``BatchNorm1d`` after a ``Linear`` is taken as one of features, not of the steps of a
+            sequence: protect such layers.
         scope: ``"global"`` for one threshold; ``"layer"`` for the same share of each tensor.
         protect: Weights to leave alone, besides biases and normalisation: see
-            :func:`~lightning_bnn.pruning.candidates.candidates`. For channels, a unit also stays
+            :func:`~lightning_bnn.pruning.removable.candidates`. For channels, a unit also stays
             if something protected would go with it: a bias, a BatchNorm, a depthwise convolution.
         rest: For channels, what to do where the network cannot be followed: ``"raise"``, ``"keep"``
             these layers as they are, or prune them by ``"weight"``.
@@ -89,27 +89,16 @@ def pruning_masks(
     """
     fraction = check_fraction(fraction)
     for name, value, kinds in (("unit", unit, Unit), ("scope", scope, Scope), ("rest", rest, Rest)):
-        _check_choice(name, value, get_args(kinds))
-    if len(parts := separate(posterior)) > 1:
+        check_option(name, value, get_args(kinds))
+    if len(components := separate(posterior)) > 1:
         raise ConfigurationError(
-            f"Each of the {len(parts)} components of this mixture has variances of its own and is "
-            "pruned by itself, so there is no one set of masks. Use posterior.pruned(...), or take "
-            "the masks of each of posterior.components."
+            f"Each of the {len(components)} components of this mixture has variances of its own "
+            "and is pruned by itself, so there is no one set of masks. Use prune(posterior, ...), "
+            "or take the masks of each of posterior.components."
         )
-    if unit == "channel":
-        from lightning_bnn.pruning.channels import channel_masks
-
-        return channel_masks(posterior, fraction, scope, protect, rest)
-    mean, sd = mean_and_sd(posterior)
-    refuse_computed(posterior.net, mean, protect)
-    names = candidates(posterior.net, mean, protect)
-    if not names:
-        raise ConfigurationError(
-            f"There is nothing to prune: of the parameters that vary, {list(mean)[:3]}, none is a "
-            "weight with two or more axes outside of normalisation layers."
-        )
-    check_varies(posterior, {name: sd[name] for name in names}, "prunable weight")
-    return keep_masks({name: ratio(mean[name], sd[name]) for name in names}, fraction, scope)
+    removable = find_removable(posterior, unit, protect, rest)
+    kept = [keep_masks(snr, fraction, scope) for snr in (removable.weights, removable.units)]
+    return removable.masks(posterior.net, *kept)
 
 
 def keep_masks(
@@ -141,21 +130,19 @@ def keep_masks(
                 f"{int(score.isnan().sum())} places: its mean or its variance is not finite. The "
                 "posterior is damaged; train with a smaller learning rate."
             )
-    flat = [_on_host(score) for score in snr.values()]
+    removed: dict[str, Tensor] = {}
     saved: list[str] = []
-    if scope == "layer":
-        removed = []
-        for name, score in zip(snr, flat, strict=True):
-            count = round(fraction * len(score))
-            removed += _lowest([score], min(count, len(score) - 1), spare_best=True)
-            saved += [name] if count == len(score) else []
-    else:
-        count, total = round(fraction * sum(map(len, flat))), sum(map(len, flat))
-        _check_reachable(fraction, count, total, list(snr))
-        removed = _lowest(flat, count, spare_best=True)
-        if any(int((~mask).sum()) == 1 for mask in removed):
+    for names in [list(snr)] if scope == "global" else [[name] for name in snr]:
+        flat = [_on_host(snr[name]) for name in names]
+        total = sum(map(len, flat))
+        count = round(fraction * total)
+        if scope == "global":
+            _check_reachable(fraction, count, total, names)
+        masks = _lowest(flat, min(count, total - len(flat)))
+        removed |= zip(names, masks, strict=True)
+        if any(int((~mask).sum()) == 1 for mask in masks):
             unspared = _lowest(flat, count, spare_best=False)
-            saved = [name for name, mask in zip(snr, unspared, strict=True) if bool(mask.all())]
+            saved += [name for name, mask in zip(names, unspared, strict=True) if bool(mask.all())]
     if saved:
         other = "" if scope == "layer" else " use scope='layer',"
         warnings.warn(
@@ -165,45 +152,36 @@ def keep_masks(
             stacklevel=2,
         )
     return {
-        name: mask.logical_not().view(score.shape).to(score.device)
-        for (name, score), mask in zip(snr.items(), removed, strict=True)
+        name: removed[name].logical_not().view(score.shape).to(score.device)
+        for name, score in snr.items()
     }
 
 
 def _on_host(score: Tensor) -> Tensor:
-    """A flat view (a copy where it must be) that NumPy can read."""
+    """A flat view (a copy where it must be), at least in float32."""
     flat = score.detach().reshape(-1).cpu()
     return flat.to(torch.promote_types(flat.dtype, torch.float32))
 
 
-def _lowest(scores: Sequence[Tensor], count: int, spare_best: bool) -> list[Tensor]:
+def _lowest(scores: Sequence[Tensor], count: int, spare_best: bool = True) -> Sequence[Tensor]:
     """True at the ``count`` lowest of flat scores; of equal ones, those that come first.
 
     With ``spare_best`` the last of the highest of each tensor is never one of them.
     """
-    if count == 0:
+    if not count:
         return [torch.zeros_like(score, dtype=torch.bool) for score in scores]
-    dtype = torch.float64 if any(s.dtype == torch.float64 for s in scores) else torch.float32
-    flat = torch.cat([score.to(dtype) for score in scores])
-    views = flat.split([len(score) for score in scores])
-    spared = [len(view) - 1 - int(view.flip(0).argmax()) for view in views] if spare_best else []
-    ranked = flat.clone()
-    for view, index in zip(ranked.split([len(view) for view in views]), spared, strict=False):
-        view[index] = math.inf
-    ranked.numpy().partition(count - 1)
-    threshold = ranked[count - 1].clone()
-    del ranked
-    below = [view < threshold for view in views]
-    equal = [view == threshold for view in views]
-    for masks in (below, equal):
-        for mask, index in zip(masks, spared, strict=False):
-            mask[index] = False
-    left = count - sum(int(mask.sum()) for mask in below)
-    for mask, ties in zip(below, equal, strict=True):
-        first = ties.nonzero().view(-1)[:left]  # of equal scores the earlier ones go
-        mask[first] = True
-        left -= len(first)
-    return below
+    flat, sizes = torch.cat(list(scores)), [len(score) for score in scores]
+    free = torch.ones_like(flat, dtype=torch.bool)
+    if spare_best:
+        for score, view in zip(scores, free.split(sizes), strict=True):
+            view[len(score) - 1 - int(score.flip(0).argmax())] = False
+    ranked = flat.masked_fill(~free, math.inf).numpy()
+    ranked.partition(count - 1)
+    threshold = float(ranked[count - 1])
+    removed = (flat < threshold) & free
+    ties = ((flat == threshold) & free).nonzero().view(-1)
+    removed[ties[: count - int(removed.sum())]] = True  # of equal scores the earlier ones go
+    return removed.split(sizes)
 
 
 def _check_reachable(fraction: float, count: int, total: int, names: Sequence[str]) -> None:
@@ -216,8 +194,3 @@ def _check_reachable(fraction: float, count: int, total: int, names: Sequence[st
         f"pruned layers ({shown}) keeps at least one, so at most {total - len(names)} can go. The "
         f"largest fraction is {largest:g}."
     )
-
-
-def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigurationError(f"{name}= is one of {list(known)}; got {value!r}.")

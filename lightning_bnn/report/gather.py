@@ -148,7 +148,8 @@ def inputs_for(posterior: Posterior, inputs: Any) -> Any:
         >>> inputs_for(posterior, torch.zeros(1, 1, dtype=torch.float64)).dtype
         torch.float32
     """
-    dtypes = [p.dtype for p in posterior.net.parameters() if p.is_floating_point()]
+    net = getattr(posterior, "net", None)  # a posterior without weights takes inputs as they are
+    dtypes = [] if net is None else [p.dtype for p in net.parameters() if p.is_floating_point()]
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or not dtypes:
         return inputs
     return inputs.to(dtypes[0])

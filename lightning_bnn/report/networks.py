@@ -21,8 +21,8 @@ from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
-from lightning_bnn.posteriors.manifest import MANIFEST
 from lightning_bnn.random import isolated_random_state
+from lightning_bnn.storage.manifest import MANIFEST
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = [

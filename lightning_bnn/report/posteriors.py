@@ -35,7 +35,7 @@ from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.target import split_batch
 
 if TYPE_CHECKING:
-    from lightning_bnn.pruning.result import PruneCurve
+    from lightning_bnn.pruning import PruneCurve
 
 __all__ = ["data_loader", "report_posteriors", "validation_loader"]
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.plain import plain
 
@@ -74,6 +74,8 @@ def pruning_block(
     from lightning_bnn.pruning.signal import signal_to_noise
 
     chosen = check_fractions(fractions)
+    if not isinstance(posterior, WeightPosterior):
+        return {"unavailable": f"A {type(posterior).__name__} has no weights to prune."}
     try:
         signal_to_noise(posterior)
     except ConfigurationError as error:
@@ -98,6 +100,8 @@ def check_pruning(posterior: Posterior, fractions: Sequence[float]) -> None:
     from lightning_bnn.pruning.signal import signal_to_noise
 
     largest = max(check_fractions(fractions))
+    if not isinstance(posterior, WeightPosterior):
+        return
     try:
         signal_to_noise(posterior)
     except ConfigurationError:

@@ -29,7 +29,7 @@ from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network, network_tensors
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.samplers import Cyclical
@@ -169,7 +169,7 @@ class Strategy(pl.LightningModule, ABC):
         """The number of examples in a batch, for weighting logged means."""
         return batch_size(batch)
 
-    def member_posteriors(self) -> dict[int, Posterior]:
+    def member_posteriors(self) -> Mapping[int, Posterior]:
         """By number, the posterior of each member or chain; their mixture is :meth:`posterior`.
 
         A strategy of a single network has number 0.
@@ -401,11 +401,11 @@ class Strategy(pl.LightningModule, ABC):
 
     def _take_snapshot(self) -> None:
         self._snapshot = self.posterior()
-        if self._snapshot.mode == "auto":
+        if isinstance(self._snapshot, WeightPosterior) and self._snapshot.mode == "auto":
             self._snapshot.mode = self._mode  # measured once, not in every epoch
 
     def _drop_snapshot(self) -> None:
-        if self._snapshot is not None:
+        if isinstance(self._snapshot, WeightPosterior):
             self._mode = self._snapshot.mode
         self._snapshot = None
 
@@ -546,7 +546,7 @@ class Strategy(pl.LightningModule, ABC):
         checkpoint["lightning_bnn"] = {
             "random_state": states,
             "order": self._order,
-            "mode": self._snapshot.mode if self._snapshot is not None else self._mode,
+            "mode": getattr(self._snapshot, "mode", self._mode),
             "finished_at": self._finished_at,
             "finished": self.finished,
         }

@@ -60,7 +60,7 @@ from lightning_bnn.ensembles.snapshots import SnapshotStore, cycle_ends, cycle_f
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.initialise import Start, build_network, start_members
 from lightning_bnn.likelihoods import Gaussian, Likelihood
-from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, Posterior
+from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import BoundPrior, Prior
 from lightning_bnn.random import member_seed, random_seed
@@ -448,7 +448,7 @@ class DeepEnsemble(BankStrategy):
         learned = {} if self.bank.learned is None else {_LEARNED: self.bank.learned.detach()}
         return {**self.current_draws(), **learned}
 
-    def posterior(self) -> Posterior:
+    def posterior(self) -> WeightPosterior:
         """The members that have not diverged, with equal weights; all their snapshots, if any.
 
         Where the likelihood learns, the members differ in it: then a mixture of them.
@@ -463,7 +463,7 @@ class DeepEnsemble(BankStrategy):
             return DrawsPosterior(self.net, self.likelihood, draws)
         return MixturePosterior([self._member(row, [state]) for state in states for row in rows])
 
-    def member_posteriors(self) -> dict[int, Posterior]:
+    def member_posteriors(self) -> dict[int, WeightPosterior]:
         """By number, each member that has not diverged, with all its snapshots, if any."""
         states = self._states()
         return {self.ids[row]: self._member(row, states) for row in self._good_rows()}
@@ -486,7 +486,7 @@ class DeepEnsemble(BankStrategy):
         rows: list[int] = good.nonzero().flatten().tolist()
         return rows
 
-    def _member(self, row: int, states: Sequence[Mapping[str, Tensor]]) -> Posterior:
+    def _member(self, row: int, states: Sequence[Mapping[str, Tensor]]) -> WeightPosterior:
         draws = [{name: tensor[row] for name, tensor in state.items()} for state in states]
         if self.bank.learned is None:
             return DrawsPosterior(self.net, self.likelihood, draws)

@@ -350,7 +350,7 @@ class SGMCMC(BankStrategy):
         draws = [{name: t[k] for name, t in current.items()} for k in range(self.chains)]
         return DrawsPosterior(self.net, self.likelihood, draws, chains=self.chains)
 
-    def member_posteriors(self) -> dict[int, Posterior]:
+    def member_posteriors(self) -> Mapping[int, Posterior]:
         """By number, the draws of each chain."""
         posterior = self.posterior()
         assert isinstance(posterior, DrawsPosterior)

@@ -34,9 +34,8 @@ from lightning_bnn.families import Family, MeanField
 from lightning_bnn.families.per_example import PerExampleNoise
 from lightning_bnn.families.pruned import KeptTensors
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import network_tensors
-from lightning_bnn.posteriors import Posterior
-from lightning_bnn.posteriors.prunable import checked_masks
+from lightning_bnn.network import checked_masks, network_tensors
+from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.random import NoiseGenerator, member_seed
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
@@ -218,7 +217,7 @@ class VariationalBNN(Strategy):
         own = self._zeroed_points() if self.training else self._zeroed()
         return call_network(self.net, {**mean, **own}, inputs)
 
-    def posterior(self) -> Posterior:
+    def posterior(self) -> WeightPosterior:
         """The fitted distribution as it stands now; later training does not change it."""
         own = {**network_tensors(self.net), **self._zeroed()}
         bayesian = set(self.family.layout.names)

@@ -16,6 +16,7 @@ from lightning_bnn import DeepEnsemble
 from lightning_bnn.callbacks import CalibrationReport, report_pages
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.pruning import prune
 from lightning_bnn.report import run
 from tests.callbacks.test_calibration_report import data, fit, loader, net, pages, variational
 
@@ -60,7 +61,7 @@ def test_after_a_fit_a_validation_and_a_test(
         block = made[name]
         assert block is not None
         for fraction, result in zip(FRACTIONS, block["results"], strict=True):
-            pruned = bnn.posterior().pruned(fraction)
+            pruned = prune(bnn.posterior(), fraction)
             probabilities = pruned.predict(inputs, draws=4).mean.double().numpy()
             probabilities /= probabilities.sum(1, keepdims=True)
             wanted = {

@@ -105,7 +105,7 @@ def test_the_share_only_rises_and_ends_at_the_fraction(
 # -------------------------------------------------------------------- where it begins and ends
 
 
-@pytest.mark.parametrize("place", [-0.1, 1.1, -1, True, "0.5", None, math.nan, math.inf])
+@pytest.mark.parametrize("place", [-0.1, 1.1, -1, True, "0.5", math.nan])
 @pytest.mark.parametrize("name", ["start", "end"])
 def test_places_that_are_none(name: str, place: Any) -> None:
     places: Any = {"start": 0.25, "end": 0.75, name: place}
@@ -119,11 +119,6 @@ def test_an_end_that_is_not_after_the_start(start: Any, end: Any) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_places(start, end, "linear")
     check_places(start, end, "once")  # which has no end
-
-
-def test_good_places() -> None:
-    for start, end in ((0.0, 1.0), (0, 1), (0.5, 3), (3, 0.5), (0, 0.1)):
-        check_places(start, end, "cubic")
 
 
 # -------------------------------------------------------------------- the rule for a fit

@@ -21,10 +21,10 @@ from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.callbacks.sample_collector import _on_first_rank
 from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.posteriors import files
 from lightning_bnn.posteriors.batch_norm import recompute_batch_norm
-from lightning_bnn.posteriors.stream import DrawStream
 from lightning_bnn.samplers import HMC, SGLD, Cyclical
+from lightning_bnn.storage import files
+from lightning_bnn.storage.stream import DrawStream
 from tests.callbacks.fits import (
     BATCH,
     EXAMPLES,

@@ -17,7 +17,7 @@ import ray
 
 from lightning_bnn.launch import launch
 from lightning_bnn.launch.checkpoints import checkpoint_step
-from lightning_bnn.posteriors.files import RemoteFiles, open_directory
+from lightning_bnn.storage.files import Files, open_directory
 from tests.launch.cluster_script import trainer
 from tests.launch.faults import left_behind, run_by_hand, wait_for
 from tests.launch.programs import make_chains, make_data
@@ -26,7 +26,7 @@ from tests.launch.programs import make_chains, make_data
 def main(directory: Path, storage: str, far: str, cut: list[str]) -> None:
     """Launch two members, one on each host, cut the link, and wait for both."""
     files = open_directory(storage)
-    assert isinstance(files, RemoteFiles)
+    assert type(files) is Files
     files.file_system.mkdir(files.root.split("/")[0])  # the bucket
     ray.init(log_to_driver=False)
     wait_for(lambda: len(ray.nodes()) == 2, "the other host")

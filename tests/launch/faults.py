@@ -19,8 +19,8 @@ from lightning_bnn.launch.member import Place, run_attempt
 from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors import store
-from lightning_bnn.posteriors.stream import DrawStream
+from lightning_bnn.storage import store
+from lightning_bnn.storage.stream import DrawStream
 from tests.launch.programs import make_data
 
 ROOT = Path(__file__).parents[2]

@@ -23,7 +23,7 @@ from lightning_bnn.launch.checkpoints import last_checkpoint
 from lightning_bnn.launch.ray_backend import RankError, group_memory, judge, remove_groups
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.storage.files import open_directory
 from tests.launch.distributed_programs import make_bad_data, make_trainer
 from tests.launch.programs import (
     make_chains,

@@ -17,7 +17,7 @@ from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.posteriors.files import open_directory
+from lightning_bnn.storage.files import open_directory
 from tests.launch.programs import fit_by_hand, make_data, make_ensemble, make_net, same_weights
 from tests.launch.s3_server import BUCKET, s3_server
 

@@ -13,7 +13,7 @@ from lightning_bnn.launch import load_run
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.saving import adopt_draws
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.posteriors.stream import DrawStream
+from lightning_bnn.storage.stream import DrawStream
 from tests.launch.faults import Note, Raise, left_behind, noted_steps, run_by_hand
 from tests.launch.programs import make_chains, make_net, same_weights
 from tests.trainers import quiet_trainer

@@ -8,7 +8,7 @@ from torch import nn
 
 from lightning_bnn import GaussianPosterior, Posterior, VariationalBNN
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.likelihoods import Gaussian
 
 
 def generator(seed=0):
@@ -47,19 +47,6 @@ def test_sample_moments():
     flat = torch.cat([tensor.flatten(1) for tensor in draws.values()], 1)
     correlation = torch.corrcoef(flat.T) - torch.eye(flat.shape[1])
     assert correlation.abs().max() < 5 / math.sqrt(count)
-
-
-def test_chunks_do_not_change_the_numbers():
-    posterior, _, _ = make()
-    whole = posterior.sample(19, generator(3))
-    for chunk in (1, 3, 8, 100):
-        pieces = list(posterior.draws(19, generator(3), chunk=chunk))
-        sizes = [len(piece["0.weight"]) for piece in pieces]
-        assert sizes == [chunk] * (19 // chunk) + [19 % chunk] * (19 % chunk > 0)
-        for name, tensor in whole.items():
-            assert torch.equal(torch.cat([piece[name] for piece in pieces]), tensor)
-    first = posterior.sample(5, generator(3))
-    assert torch.equal(first["0.weight"], whole["0.weight"][:5])
 
 
 def test_without_a_generator_the_global_one_decides():
@@ -102,25 +89,6 @@ def test_linear_regression_in_closed_form():
     ratio = predictive.epistemic.squeeze(1) / exact
     assert (ratio - 1).abs().max() < 5 * math.sqrt(2 / 4000)
     torch.testing.assert_close(predictive.aleatoric, torch.full((6, 1), 0.09))
-
-
-@pytest.mark.parametrize("bayesian", [None, ("3.weight", "3.bias")])
-def test_save_and_load(tmp_path, bayesian):
-    posterior, mean, sd = make(likelihood=Categorical(), bayesian=bayesian)
-    posterior.save(tmp_path)
-    loaded = Posterior.load(tmp_path, network())
-    assert type(loaded) is GaussianPosterior
-    assert type(loaded.likelihood) is Categorical
-    for name in mean:
-        assert torch.equal(loaded.mean[name], mean[name])
-        assert torch.equal(loaded.sd[name], sd[name])
-    again, before = loaded.sample(3, generator(5)), posterior.sample(3, generator(5))
-    assert list(again) == list(before) == list(mean)
-    assert all(torch.equal(again[name], before[name]) for name in before)
-    inputs = torch.randn(4, 3)
-    torch.testing.assert_close(
-        loaded.predict(inputs).outputs, posterior.predict(inputs).outputs, rtol=1e-5, atol=1e-5
-    )
 
 
 def test_a_fitted_posterior_survives_saving_and_later_training(tmp_path):

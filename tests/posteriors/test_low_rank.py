@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.posteriors import LowRankPosterior, MixturePosterior, Posterior
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.posteriors import LowRankPosterior
 
 
 def generator(seed=0):
@@ -79,19 +79,6 @@ def test_one_vector_moves_all_tensors():
     torch.testing.assert_close(alone, solution, atol=1e-4, rtol=1e-3)
 
 
-def test_chunks_do_not_change_the_numbers():
-    posterior = make()
-    whole = posterior.sample(19, generator(3))
-    for chunk in (1, 3, 8, 100):
-        pieces = list(posterior.draws(19, generator(3), chunk=chunk))
-        sizes = [len(piece["0.weight"]) for piece in pieces]
-        assert sizes == [chunk] * (19 // chunk) + [19 % chunk] * (19 % chunk > 0)
-        for name, tensor in whole.items():
-            assert torch.equal(torch.cat([piece[name] for piece in pieces]), tensor)
-    first = posterior.sample(5, generator(3))
-    assert torch.equal(first["0.weight"], whole["0.weight"][:5])
-
-
 def test_draws_need_no_more_memory_than_themselves():
     """The largest tensor that is made while drawing is the draws' own, whatever the rank."""
     net = nn.Linear(1000, 1, bias=False)
@@ -152,40 +139,6 @@ def test_linear_regression_in_closed_form():
     exact = torch.einsum("bi,ij,bj->b", x, covariance, x)
     ratio = posterior.predict(x, draws=4000).epistemic.squeeze(1) / exact
     assert (ratio - 1).abs().max() < 5 * math.sqrt(2 / 4000)
-
-
-@pytest.mark.parametrize("rank", [5, 0])
-@pytest.mark.parametrize("bayesian", [None, ("3.weight", "3.bias")])
-def test_save_and_load(tmp_path, rank, bayesian):
-    posterior = make(rank, Categorical(), bayesian, scale=0.7)
-    posterior.save(tmp_path)
-    loaded = Posterior.load(tmp_path, network())
-    assert type(loaded) is LowRankPosterior
-    assert (loaded.rank, loaded.scale) == (rank, 0.7)
-    again, before = loaded.sample(3, generator(5)), posterior.sample(3, generator(5))
-    assert list(again) == list(before) == list(posterior.mean)
-    assert all(torch.equal(again[name], before[name]) for name in before)
-    inputs = torch.randn(4, 3)
-    torch.testing.assert_close(
-        loaded.predict(inputs).outputs, posterior.predict(inputs).outputs, rtol=1e-5, atol=1e-5
-    )
-
-
-def test_a_mixture_of_them_survives_saving(tmp_path):
-    mixture = MixturePosterior([make(2, scale=0.5), make(0), make(7, scale=2.0)])
-    mixture.save(tmp_path)
-    loaded = Posterior.load(tmp_path, network())
-    assert [part.rank for part in loaded.components] == [2, 0, 7]
-    assert [part.scale for part in loaded.components] == [0.5, 1.0, 2.0]
-    before, again = mixture.sample(6, generator()), loaded.sample(6, generator())
-    assert all(torch.equal(again[name], tensor) for name, tensor in before.items())
-
-
-def test_moving_to_a_device_moves_all():
-    posterior = make().to("meta")
-    held = (posterior.mean, posterior.variance, posterior.deviations, posterior.fixed)
-    assert all(tensor.is_meta for tensors in held for tensor in tensors.values())
-    assert posterior.device.type == "meta"
 
 
 @pytest.mark.parametrize(

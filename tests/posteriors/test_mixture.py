@@ -76,17 +76,6 @@ def test_every_component_keeps_its_own_noise():
     assert predictive.log_prob(torch.ones(3, 1))[0].item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_predict_is_what_the_components_predict():
-    members = [gaussian(seed) for seed in range(3)]
-    mixture = MixturePosterior(members)
-    inputs = torch.randn(5, 3)
-    predictive = mixture.predict(inputs, draws=7, seed=4)
-    assert predictive.draws == 7
-    again = mixture.predict(inputs, draws=7, seed=4)
-    torch.testing.assert_close(again.outputs, predictive.outputs)
-    assert not torch.allclose(mixture.predict(inputs, draws=7, seed=5).outputs, predictive.outputs)
-
-
 def test_fixed_tensors_of_a_component_go_with_its_draws():
     members = [gaussian(seed) for seed in range(2)]
     mixture = MixturePosterior(members)
@@ -99,16 +88,6 @@ def test_fixed_tensors_of_a_component_go_with_its_draws():
         assert torch.equal(draws[name][:3], tensor.expand(3, *tensor.shape))
     for name, tensor in members[1].fixed.items():
         assert torch.equal(draws[name][3:], tensor.expand(3, *tensor.shape))
-
-
-def test_chunks_do_not_change_the_numbers():
-    mixture = MixturePosterior([gaussian(0), MixturePosterior([gaussian(1), gaussian(2)])])
-    whole = mixture.sample(13, generator(3))
-    for chunk in (1, 3, 100):
-        pieces = list(mixture.draws(13, generator(3), chunk))
-        assert max(len(piece["3.bias"]) for piece in pieces) <= chunk
-        for name, tensor in whole.items():
-            assert torch.equal(torch.cat([piece[name] for piece in pieces]), tensor)
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -161,13 +140,6 @@ def test_more_than_ten_components_come_back_in_order(tmp_path):
     assert weights(loaded, 12) == list(range(12))
 
 
-def test_moves_all_components():
-    mixture = MixturePosterior([gaussian(0), MixturePosterior([gaussian(1)])])
-    assert mixture.to("cpu") is mixture
-    assert mixture.to("meta").device.type == "meta"
-    assert mixture.components[1].components[0].device.type == "meta"
-
-
 @pytest.mark.parametrize(
     ("components", "message"),
     [
@@ -179,8 +151,3 @@ def test_moves_all_components():
 def test_what_cannot_be_mixed(components, message):
     with pytest.raises(ConfigurationError, match=message):
         MixturePosterior(components)
-
-
-def test_bad_number_of_draws():
-    with pytest.raises(ConfigurationError, match="at least 1; got 0"):
-        MixturePosterior([point(1)]).predict(torch.ones(1, 1), draws=0)

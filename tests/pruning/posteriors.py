@@ -1,4 +1,4 @@
-"""Small posteriors of every kind, all of one network."""
+"""Small posteriors of every kind, all of one network; and Gaussians over any network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_bnn import (
     MixturePosterior,
     Posterior,
 )
-from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.likelihoods import Categorical, Gaussian
 
 
 def network() -> nn.Module:
@@ -67,6 +67,29 @@ def ensemble() -> MixturePosterior:
 
 def multi_swag() -> MixturePosterior:
     return MixturePosterior([low_rank(seed) for seed in range(3)])
+
+
+def randomised(net: nn.Module, seed: int = 0) -> nn.Module:
+    """Statistics that are not those of a new network."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, buffer in net.named_buffers():
+        if buffer.is_floating_point():
+            noise = torch.randn(buffer.shape, generator=generator, dtype=buffer.dtype)
+            buffer.copy_(0.5 + noise.abs() if "var" in name else noise)
+    return net
+
+
+def gaussian_of(net: nn.Module, fixed: tuple[str, ...] = (), seed: int = 0) -> GaussianPosterior:
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=generator, dtype=like.dtype)
+
+    own = {name: p for name, p in randomised(net, seed).named_parameters() if name not in fixed}
+    mean = {name: noise(p) for name, p in own.items()}
+    return GaussianPosterior(
+        net, Categorical(), mean, {name: 0.1 + noise(p).abs() for name, p in own.items()}
+    )
 
 
 KINDS: dict[str, Callable[[], Posterior]] = {

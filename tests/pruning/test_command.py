@@ -23,12 +23,14 @@ from torch import Tensor, nn
 from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
 from lightning_bnn.cli import main
 from lightning_bnn.data import Digits
-from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.nets import MLP, sequential
-from lightning_bnn.posteriors.draws import unstack
-from lightning_bnn.pruning import prune_curve
-from lightning_bnn.pruning.table import curve_table
+from lightning_bnn.posteriors.draws import create_stream, unstack
+from lightning_bnn.pruning import mean_network, prune, prune_curve, support
+from lightning_bnn.pruning.command import stored_bytes
+from lightning_bnn.pruning.curve import curve_table
 from lightning_bnn.report.networks import load_posterior
+from tests.pruning.posteriors import KINDS, like, network
 
 DATA = Path(__file__).parents[2] / "configs" / "data" / "digits.yaml"
 DRAWS = 6
@@ -227,7 +229,7 @@ def test_the_lowest_ratios_are_gone_and_the_rest_is_as_it_was(
     row = ["together", f"{total:,}", f"{total - count:,}", f"{count / total:.2%}"]
     assert cells(pruned.printed, "together") == row
     inputs, _ = digits
-    ours, theirs = (p.predict(inputs, DRAWS).mean for p in (loaded, posterior.pruned(0.9)))
+    ours, theirs = (p.predict(inputs, DRAWS).mean for p in (loaded, prune(posterior, 0.9)))
     torch.testing.assert_close(ours, theirs)
 
 
@@ -265,8 +267,8 @@ def test_the_test_command_measures_what_the_table_says(
 def test_units_are_taken_out_of_the_network(
     posterior: GaussianPosterior, compacted: Outcome, digits: tuple[Tensor, Tensor]
 ) -> None:
-    masked = posterior.pruned(0.25, unit="channel")
-    kept = [int(masked.mean[name].any(1).sum()) for name in ("1.weight", "3.weight")]
+    zeroed = prune(posterior, 0.25, unit="channel")
+    kept = [int(zeroed.mean[name].any(1).sum()) for name in ("1.weight", "3.weight")]
     assert sum(kept) == 36  # of 48 units
     loaded = load_posterior(compacted.small)
     widths = [(net.in_features, net.out_features) for net in list(loaded.net)[1::2]]
@@ -278,7 +280,7 @@ def test_units_are_taken_out_of_the_network(
     shares = re.findall(r"^ +([\d.]+) %", compacted.printed, re.MULTILINE)
     assert shares == ["0", "12.5", "25"]
     inputs, _ = digits
-    torch.testing.assert_close(loaded.mean_network()(inputs), masked.mean_network()(inputs))
+    torch.testing.assert_close(mean_network(loaded)(inputs), mean_network(zeroed)(inputs))
 
 
 def test_the_compact_posterior_is_tested_like_any_other(
@@ -297,8 +299,8 @@ def test_the_exported_program_is_that_of_the_compact_network(
     posterior: GaussianPosterior, compacted: Outcome, digits: tuple[Tensor, Tensor]
 ) -> None:
     program = torch.export.load(compacted.folder / "net.pt2").module()
-    masked = posterior.pruned(0.25, unit="channel").mean_network()
-    torch.testing.assert_close(program(digits[0][:7]), masked(digits[0][:7]))
+    zeroed = mean_network(prune(posterior, 0.25, unit="channel"))
+    torch.testing.assert_close(program(digits[0][:7]), zeroed(digits[0][:7]))
     stored = sum(tensor.numel() for tensor in program.state_dict().values())
     assert stored == sum(p.numel() for p in load_posterior(compacted.small).net.parameters())
     assert f"The mean network is in {compacted.folder / 'net.pt2'}\n" in compacted.printed
@@ -394,13 +396,13 @@ def test_protected_layers_stay_and_onnx_computes_the_same(
     printed = capsys.readouterr().out
     assert [cells(printed, name)[3] for name in SHAPES] == ["0.00%", "50.00%", "0.00%"]
     assert "512 weights by signal-to-noise ratio" in printed
-    masked = posterior.pruned(0.5, protect=["1.*", "5.*"])
+    zeroed = prune(posterior, 0.5, protect=["1.*", "5.*"])
     session = onnxruntime.InferenceSession(small / "net.onnx")
     inputs = digits[0][:5]
     (found,) = session.run(None, {session.get_inputs()[0].name: inputs.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), masked.mean_network()(inputs))
+    torch.testing.assert_close(torch.from_numpy(found), mean_network(zeroed)(inputs))
     torch.testing.assert_close(
-        load_posterior(small).predict(inputs, 2).mean, masked.predict(inputs, 2).mean
+        load_posterior(small).predict(inputs, 2).mean, zeroed.predict(inputs, 2).mean
     )
 
 
@@ -428,11 +430,11 @@ def test_every_kind_of_posterior(
         assert command("--posterior", source, "--fraction", 0.9, "--out", small) == 0
         loaded = load_posterior(small)
         assert type(loaded) is type(whole)
-        ours, theirs = (p.predict(digits[0], 4).mean for p in (loaded, whole.pruned(0.9)))
+        ours, theirs = (p.predict(digits[0], 4).mean for p in (loaded, prune(whole, 0.9)))
         torch.testing.assert_close(ours, theirs)
         assert size(small) < 0.5 * size(source / "posterior")
-        support = loaded.support()
-        left = sum(int(support[name].sum()) for name in SHAPES)
+        somewhere = support(loaded)
+        left = sum(int(somewhere[name].sum()) for name in SHAPES)
         assert cells(capsys.readouterr().out, "together")[2] == f"{left:,}"
 
 
@@ -453,7 +455,7 @@ def test_addresses(
     words = ["--posterior", f"{memory}/vi", "--fraction", 0.5, "--out", f"{memory}/small/"]
     assert command(*words) == 0
     loaded = load_posterior(f"{memory}/small").predict(digits[0], 2)
-    expected = posterior.pruned(0.5).predict(digits[0], 2).mean
+    expected = prune(posterior, 0.5).predict(digits[0], 2).mean
     torch.testing.assert_close(loaded.mean, expected)
     assert command(*words) == 1  # there is a posterior now
 
@@ -471,6 +473,26 @@ def test_a_posterior_without_configuration(
     assert command(*words, "--config", run / "config.yaml") == 0
     copied = tmp_path / "small" / "config.yaml"
     assert copied.read_bytes() == (run / "config.yaml").read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_files_of_a_posterior_are_counted_and_no_other(kind: str, tmp_path: Path) -> None:
+    KINDS[kind]().save(tmp_path)
+    expected = size(tmp_path)
+    for other in ("config.yaml", "run.log", "checkpoints/last.ckpt"):
+        (tmp_path / other).parent.mkdir(exist_ok=True)
+        (tmp_path / other).write_text("something else")
+    assert stored_bytes(tmp_path) == stored_bytes(f"{tmp_path}/") == expected
+
+
+def test_streamed_draws_are_counted_with_their_records(tmp_path: Path) -> None:
+    net = network()
+    weights = like(net, 0, 2)  # two chains
+    stream = create_stream(tmp_path, net, Gaussian(0.3), weights)
+    for step in (1, 2, 3):
+        stream.append(step, {name: tensor + step for name, tensor in weights.items()})
+    assert len(list((tmp_path / "records").iterdir())) == 3
+    assert stored_bytes(tmp_path) == size(tmp_path)
 
 
 # ------------------------------------------------------------------------------------ bad input
@@ -599,7 +621,7 @@ def test_a_posterior_without_variances(
     for unit in ("weight", "channel"):
         assert command("--posterior", source, "--fraction", 0.5, "--unit", unit) == 1
         said = capsys.readouterr().err
-        assert "it holds a single draw" in said
+        assert "all standard deviations are 0, as those of a single draw are" in said
         assert "Use variational inference, SWAG" in said
 
 

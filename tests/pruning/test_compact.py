@@ -1,4 +1,4 @@
-"""The smaller network computes what the masked one does: mean network, draws and predictions."""
+"""The smaller network computes what the zeroed one does: mean network, draws and predictions."""
 
 import pickle
 from collections.abc import Callable
@@ -23,8 +23,9 @@ from lightning_bnn.posteriors import (
     Posterior,
 )
 from lightning_bnn.posteriors.draws import unstack
+from lightning_bnn.pruning import masked, mean_network, prune
 from lightning_bnn.pruning.compact import compact
-from tests.pruning.test_channels import gaussian, randomised
+from tests.pruning.posteriors import gaussian_of, randomised
 
 
 class MyNet(nn.Module):
@@ -93,21 +94,21 @@ def as_draws(posterior: Posterior, count: int = 3) -> DrawsPosterior:
     return DrawsPosterior(posterior.net, posterior.likelihood, sets, posterior.fixed)
 
 
-def check_same(masked: Posterior, inputs: Tensor, tolerance: float) -> Posterior:
+def check_same(zeroed: Posterior, inputs: Tensor, tolerance: float) -> Posterior:
     """The same mean network, and, for draws, the same functions draw by draw."""
-    smaller = masked.compact()
-    assert type(smaller) is type(masked)
-    assert type(smaller.net) is type(masked.net)
+    smaller = compact(zeroed)
+    assert type(smaller) is type(zeroed)
+    assert type(smaller.net) is type(zeroed.net)
     close = {"rtol": tolerance, "atol": tolerance}
     with torch.no_grad():
-        ours, theirs = smaller.mean_network()(inputs), masked.mean_network()(inputs)
+        ours, theirs = mean_network(smaller)(inputs), mean_network(zeroed)(inputs)
         torch.testing.assert_close(ours, theirs, **close)
-        draws = as_draws(masked)
-        one, other = unstack(draws.sample(3)), unstack(draws.compact().sample(3))
+        draws = as_draws(zeroed)
+        one, other = unstack(draws.sample(3)), unstack(compact(draws).sample(3))
         for large, small in zip(one, other, strict=True):
             torch.testing.assert_close(
-                functional_call(smaller.net, {**draws.compact().fixed, **small}, inputs),
-                functional_call(masked.net, {**masked.fixed, **large}, inputs),
+                functional_call(smaller.net, {**compact(draws).fixed, **small}, inputs),
+                functional_call(zeroed.net, {**zeroed.fixed, **large}, inputs),
                 **close,
             )
     return smaller
@@ -115,55 +116,56 @@ def check_same(masked: Posterior, inputs: Tensor, tolerance: float) -> Posterior
 
 @pytest.mark.parametrize("name", NETS)
 def test_removed_channels_leave_a_smaller_network_that_computes_the_same(name: str) -> None:
-    posterior = gaussian(NETS[name]().double())
-    masked = posterior.pruned(0.5, unit="channel", scope="layer", rest="keep")
-    smaller = check_same(masked, images(), tolerance=1e-10)
-    sizes = [sum(p.numel() for p in one.net.parameters()) for one in (masked, smaller)]
-    assert sizes[1] < (0.8 if name == "inverted residual" else 0.55) * sizes[0]
-    assert masked.net.training == smaller.net.training
+    posterior = gaussian_of(NETS[name]().double())
+    zeroed = prune(posterior, 0.5, unit="channel", scope="layer")
+    smaller = check_same(zeroed, images(), tolerance=1e-10)
+    sizes = [sum(p.numel() for p in one.net.parameters()) for one in (zeroed, smaller)]
+    assert sizes[1] < 0.55 * sizes[0]
+    assert zeroed.net.training == smaller.net.training
     assert not any(p.requires_grad for p in smaller.net.parameters())
 
 
 def test_widths_and_values_are_those_that_remain() -> None:
-    masked = gaussian(mlp()).pruned(0.5, unit="channel", scope="layer")
-    smaller = masked.compact()
+    zeroed = prune(gaussian_of(mlp()), 0.5, unit="channel", scope="layer")
+    smaller = compact(zeroed)
     first, second = smaller.net[1], smaller.net[4]
     assert (first.in_features, first.out_features, smaller.net[2].num_features) == (36, 10, 10)
     assert (second.in_features, second.out_features, smaller.net[6].in_features) == (10, 8, 8)
-    kept = masked.mean["1.weight"].any(1)
+    kept = zeroed.mean["1.weight"].any(1)
     for stored in ("mean", "sd"):
-        mine, whole = getattr(smaller, stored), getattr(masked, stored)
+        mine, whole = getattr(smaller, stored), getattr(zeroed, stored)
         assert torch.equal(mine["1.weight"], whole["1.weight"][kept])
         assert torch.equal(mine["2.bias"], whole["2.bias"][kept])
-        rows = masked.mean["4.weight"].any(1)
+        rows = zeroed.mean["4.weight"].any(1)
         assert torch.equal(mine["4.weight"], whole["4.weight"][rows][:, kept])
         assert torch.equal(mine["6.bias"], whole["6.bias"])
-    assert torch.equal(smaller.fixed["2.running_var"], masked.fixed["2.running_var"][kept])
-    assert torch.equal(smaller.net[1].weight, masked.net[1].weight[kept])
+    assert torch.equal(smaller.fixed["2.running_var"], zeroed.fixed["2.running_var"][kept])
+    assert torch.equal(smaller.net[1].weight, zeroed.net[1].weight[kept])
 
 
-def test_resnet18_shrinks_inside_of_its_blocks() -> None:
+def test_resnet18_shrinks_with_the_sums_of_its_blocks() -> None:
     torch.manual_seed(0)
     net = randomised(torchvision.models.resnet18(num_classes=3))
     mean = dict(net.named_parameters())
     sd = {name: torch.full_like(p, 0.01) for name, p in mean.items()}
     posterior = GaussianPosterior(net, Categorical(), mean, sd)
-    masked = posterior.pruned(0.5, unit="channel", scope="layer", rest="keep")
-    smaller = masked.compact()
+    zeroed = prune(posterior, 0.5, unit="channel", scope="layer")
+    smaller = compact(zeroed)
     assert isinstance(smaller.net, torchvision.models.ResNet)
     assert smaller.net.layer4[1].conv1.out_channels == smaller.net.layer4[1].bn1.num_features == 256
-    assert smaller.net.layer4[1].conv2.out_channels == 512
+    assert smaller.net.layer4[1].conv2.out_channels == smaller.net.fc.in_features == 256
+    assert smaller.net.layer4[0].downsample[0].weight.shape == (256, 128, 1, 1)
     inputs = torch.randn(2, 3, 32, 32)
-    ours, theirs = smaller.mean_network()(inputs), masked.mean_network()(inputs)
+    ours, theirs = mean_network(smaller)(inputs), mean_network(zeroed)(inputs)
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5 * float(theirs.abs().max()))
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "vgg"])
 def test_half_of_the_channels_is_at_most_60_percent_of_the_operations(name: str) -> None:
-    posterior = gaussian(NETS[name]())
-    smaller = posterior.pruned(0.5, unit="channel").compact()
+    posterior = gaussian_of(NETS[name]())
+    smaller = compact(prune(posterior, 0.5, unit="channel"))
     counts = []
-    for net in (posterior.mean_network(), smaller.mean_network()):
+    for net in (mean_network(posterior), mean_network(smaller)):
         with FlopCounterMode(display=False) as counter:
             net(images(dtype=torch.float32))
         counts.append(counter.get_total_flops())
@@ -171,39 +173,39 @@ def test_half_of_the_channels_is_at_most_60_percent_of_the_operations(name: str)
 
 
 def test_stored_draws_predict_the_same() -> None:
-    draws = as_draws(gaussian(cnn().double()), count=4)
-    masked = draws.pruned(0.5, unit="channel")
-    smaller = masked.compact()
+    draws = as_draws(gaussian_of(cnn().double()), count=4)
+    zeroed = prune(draws, 0.5, unit="channel")
+    smaller = compact(zeroed)
     torch.testing.assert_close(
-        smaller.predict(images()).mean, masked.predict(images()).mean, rtol=1e-10, atol=1e-10
+        smaller.predict(images()).mean, zeroed.predict(images()).mean, rtol=1e-10, atol=1e-10
     )
     assert len(smaller) == 4
 
 
 def test_low_rank_deviations_shrink_along_the_right_axes() -> None:
     net = mlp().double()
-    like = gaussian(net)
+    like = gaussian_of(net)
     columns = {k: torch.randn(4, *v.shape, dtype=v.dtype) for k, v in like.mean.items()}
     posterior = LowRankPosterior(net, Categorical(), like.mean, like.sd, columns, scale=0.5)
-    masked = posterior.pruned(0.5, unit="channel", scope="layer")
-    smaller = check_same(masked, images(), tolerance=1e-10)
-    kept = masked.mean["1.weight"].any(1)
-    assert torch.equal(smaller.deviations["1.weight"], masked.deviations["1.weight"][:, kept])
+    zeroed = prune(posterior, 0.5, unit="channel", scope="layer")
+    smaller = check_same(zeroed, images(), tolerance=1e-10)
+    kept = zeroed.mean["1.weight"].any(1)
+    assert torch.equal(smaller.deviations["1.weight"], zeroed.deviations["1.weight"][:, kept])
     assert smaller.scale == 0.5
 
 
 def test_a_mixture_keeps_what_is_alive_in_any_component() -> None:
-    parts = [gaussian(mlp().double(), seed=seed) for seed in (0, 1)]
-    masked = MixturePosterior(parts).pruned(0.5, unit="channel", scope="layer")
-    smaller = masked.compact()
-    alive = [part.mean["1.weight"].any(1) for part in masked.components]
+    parts = [gaussian_of(mlp().double(), seed=seed) for seed in (0, 1)]
+    zeroed = prune(MixturePosterior(parts), 0.5, unit="channel", scope="layer")
+    smaller = compact(zeroed)
+    alive = [part.mean["1.weight"].any(1) for part in zeroed.components]
     assert not torch.equal(*alive)
     assert smaller.net[1].out_features == int((alive[0] | alive[1]).sum()) < 20
-    for mine, whole in zip(smaller.components, masked.components, strict=True):
+    for mine, whole in zip(smaller.components, zeroed.components, strict=True):
         torch.testing.assert_close(
-            mine.mean_network()(images()), whole.mean_network()(images()), rtol=1e-10, atol=1e-10
+            mean_network(mine)(images()), mean_network(whole)(images()), rtol=1e-10, atol=1e-10
         )
-        assert mine._compact
+        assert mine.pruned_from
 
 
 def test_pruned_weights_leave_dead_units_behind() -> None:
@@ -212,11 +214,11 @@ def test_pruned_weights_leave_dead_units_behind() -> None:
         nn.Linear(36, 60, bias=False), nn.ReLU(), nn.Linear(60, 60, bias=False), nn.ReLU(),
         nn.Linear(60, 3),
     )  # fmt: skip
-    masked = gaussian(net.double()).pruned(0.98)
+    zeroed = prune(gaussian_of(net.double()), 0.98)
     rows = images().flatten(1)
-    smaller = check_same(masked, rows, tolerance=1e-10)
+    smaller = check_same(zeroed, rows, tolerance=1e-10)
     # by hand: paths of length two through the layers that are not zero
-    one, two, three = (masked.mean[f"{i}.weight"].bool().double() for i in (0, 2, 4))
+    one, two, three = (zeroed.mean[f"{i}.weight"].bool().double() for i in (0, 2, 4))
     first = (one.sum(1) > 0) & ((three @ two).sum(0) > 0)
     second = ((two @ one).sum(1) > 0) & (three.sum(0) > 0)
     assert smaller.net[0].out_features == max(1, int(first.sum()))
@@ -226,24 +228,24 @@ def test_pruned_weights_leave_dead_units_behind() -> None:
 
 def test_a_bias_keeps_a_unit_alive_and_an_unread_one_goes_with_its_bias() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    posterior = gaussian(net)
-    no_rows = posterior.masked({"0.weight": torch.tensor([[1, 1], [0, 0], [1, 1]])})
-    assert no_rows.compact().net[0].out_features == 3
-    unread = posterior.masked({"2.weight": torch.tensor([[1, 0, 1]])})
-    assert unread.compact().net[0].out_features == 2
+    posterior = gaussian_of(net)
+    no_rows = masked(posterior, {"0.weight": torch.tensor([[1, 1], [0, 0], [1, 1]])})
+    assert compact(no_rows).net[0].out_features == 3
+    unread = masked(posterior, {"2.weight": torch.tensor([[1, 0, 1]])})
+    assert compact(unread).net[0].out_features == 2
     check_same(unread, torch.randn(4, 2), tolerance=1e-5)
 
 
 def test_an_offset_of_a_batch_norm_keeps_a_unit_alive() -> None:
     net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1))
-    posterior = gaussian(net)
+    posterior = gaussian_of(net)
     keep = torch.tensor([True, False, True])
     masks = {"0.weight": keep[:, None].expand(3, 2)}
     widths = []
     for more in ((), ("1.bias",), ("1.bias", "1.running_mean"), ("1.bias", "1.weight")):
-        masked = posterior.masked({**masks, **dict.fromkeys(more, keep)})
-        check_same(masked, torch.randn(4, 2), tolerance=1e-5)
-        widths.append(masked.compact().net[0].out_features)
+        zeroed = masked(posterior, {**masks, **dict.fromkeys(more, keep)})
+        check_same(zeroed, torch.randn(4, 2), tolerance=1e-5)
+        widths.append(compact(zeroed).net[0].out_features)
     assert widths == [3, 3, 2, 2]
 
 
@@ -254,15 +256,15 @@ def test_one_unit_of_a_layer_stays() -> None:
         "0.bias": torch.zeros(3),
         "2.weight": torch.zeros(1, 3),
     }
-    masked = gaussian(net.double()).masked(nothing)
-    smaller = check_same(masked, torch.randn(4, 2, dtype=torch.float64), tolerance=1e-12)
+    zeroed = masked(gaussian_of(net.double()), nothing)
+    smaller = check_same(zeroed, torch.randn(4, 2, dtype=torch.float64), tolerance=1e-12)
     assert smaller.net[0].out_features == 1
 
 
 def test_where_nothing_is_dead_or_nothing_can_be_followed_it_is_equal() -> None:
     for net, inputs in ((MyNet(), images(dtype=torch.float32)), (nn.LSTM(3, 2), None)):
-        posterior = gaussian(net)
-        smaller = posterior.compact()
+        posterior = gaussian_of(net)
+        smaller = compact(posterior)
         for name, mean in posterior.mean.items():
             assert torch.equal(smaller.mean[name], mean)
         if inputs is not None:
@@ -282,13 +284,13 @@ class Frames(nn.Module):
 
 
 def test_channels_that_are_spread_over_frames_stay() -> None:
-    posterior = gaussian(Frames())
+    posterior = gaussian_of(Frames())
     with pytest.raises(ConfigurationError, match=r"'conv' \(at view: it views by the first size"):
-        posterior.pruned(0.5, unit="channel")
+        prune(posterior, 0.5, unit="channel")
     gone = torch.tensor([1, 0, 1, 0])
-    masked = posterior.masked({"conv.weight": gone.view(4, 1, 1, 1).expand(4, 1, 3, 3),
+    zeroed = masked(posterior, {"conv.weight": gone.view(4, 1, 1, 1).expand(4, 1, 3, 3),
                                "conv.bias": gone})  # fmt: skip
-    smaller = check_same(masked, torch.randn(5, 2, 1, 4, 4), tolerance=1e-6)
+    smaller = check_same(zeroed, torch.randn(5, 2, 1, 4, 4), tolerance=1e-6)
     assert smaller.net.conv.out_channels == 4
 
 
@@ -302,28 +304,28 @@ class Scaled(nn.Module):
 
 
 def test_a_forward_that_reads_the_size_of_a_layer_is_refused() -> None:
-    masked = gaussian(Scaled()).pruned(0.5, unit="channel")
+    zeroed = prune(gaussian_of(Scaled()), 0.5, unit="channel")
     with pytest.raises(ConfigurationError, match=r"'one', 'two'.*truediv\(two, 2.8"):
-        masked.compact()
-    same = gaussian(Scaled()).compact()  # nothing gets smaller
+        compact(zeroed)
+    same = compact(gaussian_of(Scaled()))  # nothing gets smaller
     assert same.net.one.out_features == 8
 
 
 def test_compact_twice_is_compact_once() -> None:
-    smaller = gaussian(cnn()).pruned(0.5, unit="channel").compact()
-    again = smaller.compact()
+    smaller = compact(prune(gaussian_of(cnn()), 0.5, unit="channel"))
+    again = compact(smaller)
     assert repr(again.net) == repr(smaller.net)
     assert all(torch.equal(mean, again.mean[name]) for name, mean in smaller.mean.items())
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "draws", "mixture"])
 def test_saved_and_loaded_with_the_original_network(kind: str, tmp_path: Path) -> None:
-    posterior: Posterior = gaussian(cnn())
+    posterior: Posterior = gaussian_of(cnn())
     if kind == "draws":
         posterior = as_draws(posterior)
     if kind == "mixture":
-        posterior = MixturePosterior([gaussian(cnn(), seed=1), gaussian(cnn(), seed=2)])
-    smaller = posterior.pruned(0.6, unit="channel").compact()
+        posterior = MixturePosterior([gaussian_of(cnn(), seed=1), gaussian_of(cnn(), seed=2)])
+    smaller = compact(prune(posterior, 0.6, unit="channel"))
     smaller.save(tmp_path)
     inputs = images(dtype=torch.float32)
     expected = smaller.predict(inputs, draws=4).mean
@@ -336,12 +338,12 @@ def test_saved_and_loaded_with_the_original_network(kind: str, tmp_path: Path) -
 
 
 def test_it_can_be_pruned_trained_and_pickled_like_any_other() -> None:
-    smaller = gaussian(cnn()).pruned(0.5, unit="channel").compact()
+    smaller = compact(prune(gaussian_of(cnn()), 0.5, unit="channel"))
     assert pickle.loads(pickle.dumps(smaller.net))[0].out_channels == smaller.net[0].out_channels
-    further = smaller.pruned(0.5, unit="channel", scope="layer").compact()
+    further = compact(prune(smaller, 0.5, unit="channel", scope="layer"))
     before = smaller.net[4].out_channels
     assert further.net[4].out_channels == before - round(before * 0.5)
-    net = further.mean_network().train().requires_grad_(True)
+    net = mean_network(further).train().requires_grad_(True)
     net(images(dtype=torch.float32)).sum().backward()
     assert all(p.grad is not None for p in net.parameters())
 
@@ -352,6 +354,17 @@ ACTIVATIONS: list[Callable[[], nn.Module]] = [
     nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.ELU, nn.SELU, nn.Hardtanh, nn.ReLU6, nn.Hardswish,
     nn.Mish, nn.Softsign, nn.LeakyReLU, nn.CELU, nn.Softshrink, nn.Identity,
 ]  # fmt: skip
+
+
+class Skip(nn.Module):
+    """A residual connection."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
 
 
 @st.composite
@@ -370,6 +383,9 @@ def networks(draw: st.DrawFn) -> nn.Module:
             layers += [
                 nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=draw(flag))
             ]
+        if draw(flag):
+            layers += [Skip(nn.Conv2d(channels, channels, 1, bias=draw(flag)),
+                            nn.BatchNorm2d(channels), nn.ReLU())]  # fmt: skip
         layers += [draw(st.sampled_from(ACTIVATIONS))()]
         if draw(flag) and size > 2:
             layers += [draw(st.sampled_from([nn.MaxPool2d, nn.AvgPool2d]))(3, 2, 1)]
@@ -385,6 +401,8 @@ def networks(draw: st.DrawFn) -> nn.Module:
             draw(st.sampled_from(ACTIVATIONS))(),
         ]
         features = after
+        if draw(flag):
+            layers += [Skip(nn.Linear(features, 3), nn.ReLU(), nn.Linear(3, features))]
     return nn.Sequential(*layers, nn.Linear(features, 2)).double()
 
 
@@ -403,13 +421,13 @@ def test_any_chain_with_any_zeros(net: nn.Module, seed: int, share: float) -> No
         {k: torch.randn(v.shape, generator=generator).double() for k, v in net.named_parameters()}
         for _ in range(2)
     ]
-    masked = DrawsPosterior(net, Gaussian(0.1), draws).masked(masks)
-    smaller = compact(masked)
-    for large, small in zip(unstack(masked.sample(2)), unstack(smaller.sample(2)), strict=True):
+    zeroed = masked(DrawsPosterior(net, Gaussian(0.1), draws), masks)
+    smaller = compact(zeroed)
+    for large, small in zip(unstack(zeroed.sample(2)), unstack(smaller.sample(2)), strict=True):
         with torch.no_grad():
             torch.testing.assert_close(
                 functional_call(smaller.net, {**smaller.fixed, **small}, images()),
-                functional_call(masked.net, {**masked.fixed, **large}, images()),
+                functional_call(zeroed.net, {**zeroed.fixed, **large}, images()),
                 rtol=1e-10,
                 atol=1e-10,
             )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood, Poisson
-from lightning_bnn.pruning.curve import FRACTIONS, prune_curve
+from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
+from lightning_bnn.pruning import prune, support
+from lightning_bnn.pruning.curve import (
+    FRACTIONS,
+    WIDTH,
+    PruneCurve,
+    PruningResult,
+    align,
+    check_curve_name,
+    curve_table,
+    prune_curve,
+)
+from lightning_bnn.pruning.histogram import snr_histogram
 
 SHARES = (0.0, 0.3, 0.8)
 DRAWS, SEED = 6, 5
@@ -166,15 +178,14 @@ def test_one_pruned_posterior_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch)
     import weakref
 
     alive: list[Any] = []
-    pruned = GaussianPosterior.pruned
 
-    def watched(self: GaussianPosterior, *args: Any, **options: Any) -> GaussianPosterior:
+    def watched(*args: Any, **options: Any) -> Any:
         assert sum(reference() is not None for reference in alive) <= 1
-        made = pruned(self, *args, **options)
+        made = prune(*args, **options)
         alive.append(weakref.ref(made))
         return made
 
-    monkeypatch.setattr(GaussianPosterior, "pruned", watched)
+    monkeypatch.setattr("lightning_bnn.pruning.curve.prune", watched)
     prune_curve(gaussian(Categorical()), DataLoader(examples("classes"), 40), SHARES, draws=2)
     assert len(alive) == 3
 
@@ -187,14 +198,6 @@ def test_a_data_module_gives_its_test_data() -> None:
     posterior = gaussian(Categorical())
     from_module = prune_curve(posterior, Module(), SHARES, draws=2)
     assert from_module == prune_curve(posterior, Module().test_dataloader(), SHARES, draws=2)
-
-
-def test_counts_of_a_likelihood_of_counts() -> None:
-    posterior = gaussian(Poisson(), outputs=1)
-    inputs = examples("numbers").tensors[0]
-    data = [(inputs, torch.randint(4, (40, 1), generator=torch.Generator().manual_seed(0)))]
-    curve = prune_curve(posterior, data, [0, 0.5], draws=2)
-    assert list(curve.results[0].scores) == ["rmse", "nll", "crps", "coverage"]
 
 
 def test_components_with_variances_are_counted_each() -> None:
@@ -231,8 +234,8 @@ def test_units() -> None:
     assert "7 units" in str(curve)
 
 
-class Residual(nn.Module):
-    """The first layer cannot be followed, the second can."""
+class Scaled(nn.Module):
+    """The first layer cannot be followed; of those between it and the last, the first can."""
 
     def __init__(self, inner: bool = True) -> None:
         super().__init__()
@@ -242,7 +245,7 @@ class Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
         inner = x if self.one is None or self.two is None else self.two(self.one(x).relu())
-        return self.head((x + inner).relu())
+        return self.head((x * inner).relu())
 
 
 def of(net: nn.Module, names: tuple[str, ...] = ("*",)) -> GaussianPosterior:
@@ -255,13 +258,13 @@ def of(net: nn.Module, names: tuple[str, ...] = ("*",)) -> GaussianPosterior:
 
 def test_single_weights_where_units_cannot_go() -> None:
     data = DataLoader(examples("classes"), 40)
-    posterior = of(Residual())
+    posterior = of(Scaled())
     options: dict[str, Any] = {"unit": "channel", "rest": "weight"}
     curve = prune_curve(posterior, data, [0, 0.5], draws=2, **options)
     result = curve.results[1]
     assert (curve.single, result.total, curve.protected) == (30 + 24, 4 + 30 + 24, 3)
-    pruned = posterior.pruned(0.5, **options)
-    gone = {name: 1 - float(mask.float().mean()) for name, mask in pruned.support().items()}
+    pruned = prune(posterior, 0.5, **options)
+    gone = {name: 1 - float(mask.float().mean()) for name, mask in support(pruned).items()}
     assert set(result.layers) == {"one.weight", "first.weight", "two.weight"}
     for name, share in result.layers.items():
         assert share == pytest.approx(gone[name])
@@ -275,7 +278,7 @@ def test_single_weights_where_units_cannot_go() -> None:
 def test_only_single_weights_where_no_units_can_go() -> None:
     data = DataLoader(examples("classes"), 40)
     options: dict[str, Any] = {"unit": "channel", "rest": "weight"}
-    curve = prune_curve(of(Residual(inner=False)), data, [0, 0.5], draws=2, **options)
+    curve = prune_curve(of(Scaled(inner=False)), data, [0, 0.5], draws=2, **options)
     assert (curve.results[1].removed, curve.results[1].total, curve.protected) == (15, 30, 3)
     assert str(curve).startswith("30 single weights by")
     curve.figure()
@@ -356,3 +359,213 @@ def test_larger_fractions_remove_more() -> None:
     for one, other in pairwise(curve.results):
         assert one.removed < other.removed
         assert (one.threshold or 0) < (other.threshold or 0)
+
+
+# --------------------------------------------------------------------------- what a curve can do
+
+INFINITY, NAN = float("inf"), float("nan")
+
+
+def made(losses: list[float]) -> PruneCurve:
+    """A curve with these NLLs at 0 %, 10 %, 20 % and so on of ten weights."""
+    results = tuple(
+        PruningResult(0.1 * i, i, 10, 0.5 * i if i else None, {"nll": loss}, {"w": 0.1 * i})
+        for i, loss in enumerate(losses)
+    )
+    ratios = torch.tensor([0.1, 0.2, 0.4, 0.8, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+    return PruneCurve(results, snr_histogram({"w": ratios}), "weight", "global", 0)
+
+
+def test_best_is_the_largest_fraction_that_loses_little_enough() -> None:
+    curve = made([0.5, 0.49, 0.52, 0.61, 0.53])
+    for tolerance, expected in ((0.0, 1), (0.025, 2), (0.031, 4), (9.0, 4)):
+        assert curve.best(tolerance) is curve.results[expected]
+    assert made([0.5]).best(0.0).fraction == 0
+    assert made([0.5, 0.5]).best(0.0).fraction == 0.1  # no loss is not too much
+    assert made([0.5, 0.6, INFINITY, NAN]).best(0.2).fraction == 0.1
+    assert made([NAN, NAN]).best(1.0).fraction == 0
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, NAN, -INFINITY])
+def test_best_refuses_a_tolerance_below_zero(tolerance: float) -> None:
+    with pytest.raises(ConfigurationError, match=f"tolerance= is 0 or more; got {tolerance}"):
+        made([0.5]).best(tolerance)
+
+
+def test_best_names_the_scores_where_there_is_no_loss() -> None:
+    results = (PruningResult(0.0, 0, 1, None, {"z_score": 2.0, "my_score": 1.0}),)
+    own = PruneCurve(results, made([0.5]).histogram, "weight", "global", 0)
+    with pytest.raises(ConfigurationError, match=r"'nll'.*\['my_score', 'z_score'\]"):
+        own.best(0.1)
+
+
+def test_numbers_that_are_not_finite_are_null_in_json() -> None:
+    results = tuple(
+        PruningResult(fraction, 0, 1, INFINITY, {"nll": value, "ece": other})
+        for fraction, value, other in [(0, 0.5, -INFINITY), (0.5, INFINITY, NAN)]
+    )
+    curve = PruneCurve(results, snr_histogram({"w": torch.ones(1)}), "weight", "global", 0)
+    block = json.loads(json.dumps(curve.to_dict(), allow_nan=False))
+    assert [one["scores"] for one in block["results"]] == [
+        {"nll": 0.5, "ece": None}, {"nll": None, "ece": None}
+    ]  # fmt: skip
+    assert [one["threshold"] for one in block["results"]] == [None, None]
+    assert str(curve).splitlines()[-1].split() == ["50", "%", "1", "–", "–", "–"]
+
+
+def test_a_layer_that_a_result_does_not_name_has_no_share() -> None:
+    curve = made([0.5, 0.6])
+    bare = PruneCurve(
+        (curve.results[0], PruningResult(0.5, 5, 10, 1.0, {"nll": 0.6})),
+        curve.histogram, "channel", "layer", 3,
+    )  # fmt: skip
+    block = bare.to_dict()
+    assert block["histogram"]["layers"][0]["removed"] == [0.0, None]
+    assert (block["unit"], block["scope"], block["protected"]) == ("channel", "layer", 3)
+    # the curve keeps its own numbers to itself
+    assert "removed" not in curve.histogram.to_dict()["layers"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [("curve.png", b"\x89PNG"), ("curve.svg", b"<?xml"), ("curve.pdf", b"%PDF")],
+)
+def test_the_figure_is_written_as_its_ending_says(name: str, begins: bytes, tmp_path: Path) -> None:
+    path = made([0.5, 0.6]).save(tmp_path / "new" / "folder" / name)
+    assert path == tmp_path / "new" / "folder" / name
+    assert path.read_bytes().startswith(begins)
+
+
+def test_the_numbers_are_written_as_json(tmp_path: Path) -> None:
+    curve = made([0.5, INFINITY])
+    path = curve.save(str(tmp_path / "curve.json"))
+    assert json.loads(path.read_text()) == curve.to_dict()
+
+
+@pytest.mark.parametrize("name", ["curve.txt", "curve", "curve.PNG"])
+def test_other_endings_are_refused_before_a_folder_is_made(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"\.png, \.svg, \.pdf .*\.json .*; got '") as got:
+        made([0.5]).save(tmp_path / "new" / name)
+    assert name in str(got.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_addresses_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"local file; got the URL 's3://a/curve.png'"):
+        check_curve_name("s3://a/curve.png")
+    assert check_curve_name(Path("a/curve.pdf")) == Path("a/curve.pdf")
+
+
+# ------------------------------------------------------------------------------------- its table
+
+Rows = list[tuple[float, int, float | None, dict[str, float | None]]]
+
+
+def block(rows: Rows, **changes: Any) -> dict[str, Any]:
+    """The plain numbers of a curve: fraction, how many are left, threshold and scores."""
+    results = [
+        {"fraction": fraction, "remaining": left, "threshold": threshold, "scores": scores}
+        for fraction, left, threshold, scores in rows
+    ]
+    return {
+        "unit": "weight", "scope": "global", "total": rows[0][1], "protected": 0,
+        "score_names": list(rows[0][3]), "results": results, **changes,
+    }  # fmt: skip
+
+
+def column(values: Mapping[float, float | None]) -> list[str]:
+    """How a score is printed at some shares, without its differences."""
+    rows: Rows = [(share, 1, None, {"score": value}) for share, value in values.items()]
+    return [line.split()[4] for line in curve_table(block(rows)).splitlines()[2:]]
+
+
+def test_a_table_of_two_scores() -> None:
+    rows: Rows = [
+        (0.0, 12345, None, {"accuracy": 0.9, "nll": 12.5}),
+        (0.5, 6173, 0.0123456, {"accuracy": 0.95, "nll": 12.25}),
+        (0.995, 62, 123.456, {"accuracy": 0.1, "nll": 112.5}),
+    ]
+    assert curve_table(block(rows)).splitlines() == [
+        "12,345 weights by signal-to-noise ratio, one threshold for all layers",
+        "removed    left  ratio up to  accuracy              nll",
+        "    0 %  12,345            –    0.9000            12.50",
+        "   50 %   6,173       0.0123    0.9500  +0.0500   12.25    -0.25",
+        " 99.5 %      62          123    0.1000  -0.8000  112.50  +100.00",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "title"),
+    [
+        ({"unit": "channel"}, "4 units by signal-to-noise ratio, one threshold for all layers"),
+        ({"scope": "layer"}, "4 weights by signal-to-noise ratio, the same share of each layer"),
+        (
+            {"protected": 1200, "total": 5000},
+            "5,000 weights by signal-to-noise ratio, one threshold for all layers; 1,200 more are "
+            "protected",
+        ),
+    ],
+)
+def test_the_title_says_what_was_counted(changes: dict[str, Any], title: str) -> None:
+    text = curve_table(block([(0.0, 4, None, {"nll": 0.5})], **changes))
+    assert text.splitlines()[0] == title
+
+
+def test_scores_that_are_missing_leave_their_places_empty() -> None:
+    rows: Rows = [
+        (0.0, 4, None, {"nll": 0.5, "ece": None}),
+        (0.25, 3, 0.1, {"nll": None, "ece": 0.25}),
+        (0.5, 2, float("inf"), {"nll": 0.75, "ece": 0.5}),
+        (0.75, 1, 9.0, {"nll": 0.75}),
+    ]
+    assert [line.split() for line in curve_table(block(rows)).splitlines()[2:]] == [
+        ["0", "%", "4", "–", "0.5000", "–"],
+        ["25", "%", "3", "0.1", "–", "0.2500"],  # what is missing has no difference
+        ["50", "%", "2", "–", "0.7500", "+0.2500", "0.5000"],  # nor does what has no first
+        ["75", "%", "1", "9", "0.7500", "+0.2500", "–"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "printed"),
+    [
+        ((0.123456, -0.5), ["0.1235", "-0.5000"]),
+        ((1.23456, 9.87654), ["1.2346", "9.8765"]),
+        ((1.23456, 12.3456), ["1.235", "12.346"]),  # as many places in each row
+        ((1.0, -1234.567), ["1.0", "-1234.6"]),
+        ((1.0, 123456.7), ["1", "123457"]),
+        ((0.5, 1234567.0), ["0.5", "1.235e+06"]),
+        ((None, None), ["–", "–"]),
+    ],
+)
+def test_about_five_digits_are_shown(
+    values: tuple[float | None, float | None], printed: list[str]
+) -> None:
+    assert column(dict(zip((0.0, 0.5), values, strict=True))) == printed
+
+
+def test_differences_are_left_out_where_the_table_would_be_too_wide() -> None:
+    def table(scores: int) -> list[str]:
+        rows: Rows = [
+            (share, 1, None, {f"score {i}": share for i in range(scores)}) for share in (0.0, 0.5)
+        ]
+        return curve_table(block(rows)).splitlines()
+
+    # three columns of 26 characters, then for each score 2 + 7 and for its difference 2 + 7
+    narrow, wide = table(4), table(5)
+    assert narrow[-1].count("+0.5000") == 4
+    assert max(map(len, narrow[1:])) == 26 + 4 * (2 + 7 + 2 + 7) <= WIDTH
+    assert "+" not in wide[-1]
+    assert wide[-1].count("0.5000") == 5
+    assert max(map(len, wide[1:])) == 26 + 5 * (2 + 7)
+    assert len(max(table(12), key=len)) > WIDTH  # every score is shown, whatever the width
+
+
+def test_cells_lie_below_their_headings() -> None:
+    rows = [("a.long.name", "5", "1.00%"), ("b", "1,234", "")]
+    assert align(("layer", "left", "removed"), rows).splitlines() == [
+        "layer         left  removed",
+        "a.long.name      5    1.00%",
+        "b            1,234",
+    ]
+    assert align(("layer", "left"), []) == "layer  left"

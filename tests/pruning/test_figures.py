@@ -50,13 +50,6 @@ def render(figure: Figure) -> None:
     figure.savefig(io.BytesIO(), format="png", dpi=30)
 
 
-def numbers_block() -> dict[str, Any]:
-    made = block(score_names=["rmse", "nll", "crps", "coverage"], unit="channel")
-    for i, result in enumerate(made["results"]):
-        result["scores"] = {"rmse": 1.0, "nll": -1.0 + i, "crps": 0.2, "coverage": 0.9}
-    return made
-
-
 def test_histogram() -> None:
     figure = draw_histogram(block())
     render(figure)
@@ -130,49 +123,30 @@ def test_curve_of_classes() -> None:
         assert axes.get_xlabel() == "weights removed (%)"
 
 
-def test_curve_of_numbers() -> None:
-    figure = draw_curve(numbers_block())
+def test_scores_of_regression_and_scales() -> None:
+    made = block(score_names=["rmse", "nll", "crps", "coverage"], unit="channel")
+    for i, result in enumerate(made["results"]):
+        crps = 0.01 / (1 - result["fraction"])
+        result["scores"] = {"rmse": 1.0, "nll": -1.0 + i, "crps": crps, "coverage": crps}
+    figure = draw_curve(made)
     render(figure)
     assert [axes.get_ylabel() for axes in figure.axes] == ["RMSE", "NLL", "coverage"]
     assert figure.axes[0].get_xlabel() == "units removed (%)"
     low, high = figure.axes[0].get_ylim()  # a score that stays gets room around it
     assert (low, high) == (pytest.approx(0.975), pytest.approx(1.025))
-    assert figure.axes[1].get_yscale() == "linear"  # some are negative
+    # some are negative; one that grows much is on a logarithmic axis
+    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "linear", "log"]
 
 
-def test_a_score_that_grows_much_is_on_a_logarithmic_axis() -> None:
-    made = block()
-    for result in made["results"]:
-        result["scores"]["nll"] = 0.01 / (1 - result["fraction"])
-    figure = draw_curve(made)
-    render(figure)
-    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear"]
-
-
-def test_odd_results() -> None:
-    missing = block()
-    for result in missing["results"][1:]:
-        result["scores"]["nll"] = None
-    missing["results"][0]["scores"]["ece"] = None
-    figure = draw_curve(missing)
-    render(figure)
-    nll = next(axes for axes in figure.axes if axes.get_ylabel() == "NLL")
-    assert np.isnan(nll.lines[1].get_ydata()[1:].astype(float)).all()
-    nothing = block()
-    for result in nothing["results"]:
-        result["scores"]["nll"] = None
-    render(draw_curve(nothing))
-    single = block()
-    single["results"] = single["results"][3:4]
-    figure = draw_curve(single)
-    render(figure)
-    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["90"]
-    own = block(score_names=["my_score"])
-    for result in own["results"]:
-        result["scores"] = {"my_score": 0.0}
-    figure = draw_curve(own)
-    render(figure)
-    assert figure.axes[-1].get_ylabel() == "my_score"
+def test_scores_that_are_missing_and_scores_of_ones_own() -> None:
+    made = block(score_names=["nll", "ece", "my_score"])
+    for i, result in enumerate(made["results"]):
+        result["scores"] = {"nll": None if i else 0.1, "ece": None, "my_score": 0.0}
+    for results in (made["results"], made["results"][:1]):
+        figure = draw_curve({**made, "results": results})
+        render(figure)
+        assert [axes.get_ylabel() for axes in figure.axes] == ["NLL", "ECE", "my_score"]
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["0"]
 
 
 def test_labels_that_would_lie_on_each_other_are_left_out() -> None:

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.pruning import histogram
 from lightning_bnn.pruning.histogram import SNRHistogram, snr_histogram
 
@@ -105,19 +104,6 @@ def test_plain_numbers() -> None:
         "name": "a", "total": 3, "median": 1.0, "counts": list(made.layers[0].counts)
     }  # fmt: skip
     assert block["layers"][1]["median"] is None  # JSON has no infinity
-
-
-@pytest.mark.parametrize("wrong", [-1.0, math.nan])
-def test_what_is_no_ratio(wrong: float) -> None:
-    with pytest.raises(DataError, match="'w' holds some that are negative or NaN"):
-        snr_histogram({"v": torch.ones(2), "w": torch.tensor([1.0, wrong])})
-
-
-def test_nothing_to_count() -> None:
-    with pytest.raises(ConfigurationError, match="at least one"):
-        snr_histogram({})
-    with pytest.raises(ConfigurationError, match="bins= is at least 2; got 1"):
-        snr_histogram({"w": torch.ones(2)}, bins=1)
 
 
 def test_weights_that_are_all_but_zero_leave_room_for_the_others() -> None:

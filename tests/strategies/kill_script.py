@@ -29,9 +29,9 @@ from torch.utils.data import DataLoader
 from lightning_bnn import SGMCMC, Posterior
 from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.posteriors.stream import DrawStream
 from lightning_bnn.priors import Normal
 from lightning_bnn.samplers import SGHMC, Cyclical
+from lightning_bnn.storage.stream import DrawStream
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_bnn import DrawsPosterior, GaussianPosterior, Posterior, VariationalBNN
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import Normal
-from lightning_bnn.pruning import signal_to_noise
+from lightning_bnn.pruning import prune, signal_to_noise, support
 from tests.trainers import quiet_trainer
 from tests.truth.linear_regression import LinearRegression
 
@@ -66,7 +66,7 @@ def passes(kept: np.ndarray, true: np.ndarray) -> bool:
 
 
 def kept_of(posterior: Posterior, name: str = "weight") -> np.ndarray:
-    return posterior.support()[name].numpy()[0]
+    return support(posterior)[name].numpy()[0]
 
 
 def test_the_closed_form_posterior():
@@ -75,7 +75,7 @@ def test_the_closed_form_posterior():
         posterior = mean_field(regression)
         ratio = np.abs(regression.mean) * np.sqrt(np.diag(regression.precision))
         np.testing.assert_allclose(signal_to_noise(posterior)["weight"].numpy()[0], ratio)
-        assert passes(kept_of(posterior.pruned(0.9)), true), seed
+        assert passes(kept_of(prune(posterior, 0.9)), true), seed
 
 
 def test_exact_draws():
@@ -86,7 +86,7 @@ def test_exact_draws():
         root = np.linalg.cholesky(np.linalg.inv(regression.precision))
         draws = [{"weight": torch.tensor(one)[None]} for one in regression.mean + noise @ root.T]
         posterior = DrawsPosterior(regression.net(), Gaussian(0.5), draws)
-        assert passes(kept_of(posterior.pruned(0.9)), true), seed
+        assert passes(kept_of(prune(posterior, 0.9)), true), seed
 
 
 def test_it_is_the_ratio_and_not_the_size():
@@ -95,7 +95,7 @@ def test_it_is_the_ratio_and_not_the_size():
     for seed in SEEDS:
         regression, true = problem(seed, spread=1.5)
         posterior = mean_field(regression)
-        assert passes(kept_of(posterior.pruned(0.9)), true), seed
+        assert passes(kept_of(prune(posterior, 0.9)), true), seed
         size = np.abs(regression.mean)
         wrong += not passes(size > np.sort(size)[89], true)
     assert wrong == len(SEEDS)
@@ -154,7 +154,7 @@ def test_variational_training_on_all_seeds(trained):
     """The ratios of the ten are within 10 % of the closed form (errors seen: below 3 %)."""
     found = signal_to_noise(trained)
     for scope in ("layer", "global"):  # 90 % of each, and 1,800 of all 2,000
-        small = trained.pruned(0.9, scope=scope)
+        small = prune(trained, 0.9, scope=scope)
         for seed in SEEDS:
             regression, true = problem(seed)
             name = f"weight.{seed}"

@@ -1,0 +1,279 @@
+"""A posterior over the weights of a network.
+
+It gives draws of the weights, predicts with them, and knows the mean and the variance of each. It
+holds its own copy of the network, and every tensor of it that does not vary between draws (point
+estimates, frozen weights, buffers) in ``fixed``. What else is done with weights (pruning,
+compacting, diagnosis, export) are functions over :meth:`WeightPosterior.draws`,
+:meth:`WeightPosterior.moments` and :meth:`WeightPosterior.map`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from pytorch_lightning.utilities import move_data_to_device
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.network import (
+    copy_network,
+    describe,
+    first_difference,
+    in_network_order,
+    network_tensors,
+)
+from lightning_bnn.posteriors.base import Blobs, Posterior
+from lightning_bnn.posteriors.moments import Moments
+from lightning_bnn.predictive import Predictive
+from lightning_bnn.resize import resized
+from lightning_bnn.shared_part import SharedPart
+from lightning_bnn.stacked import Mode, StackedModule
+from lightning_bnn.storage.store import Stored
+
+__all__ = ["CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights", "changed"]
+
+CHUNK = 8
+CACHE_BYTES = 2**29
+
+Weights = dict[str, Tensor]
+# from the name of a tensor and its values, which may have more axes in front, to new values
+Change = Callable[[str, Tensor], Tensor]
+Description = Sequence[Sequence[Any]]
+
+
+class WeightPosterior(Posterior):
+    """A distribution over the weights of a network.
+
+    Args:
+        net: The network; the posterior keeps a copy.
+        likelihood: How outputs of the network give targets.
+        varying: The names of the parameters and buffers that a draw holds.
+        fixed: The others, which are the same in every draw; the network's own values serve for
+            those left out.
+
+    Attributes:
+        pruned_from: For a compact posterior, the names and shapes of the larger network that it
+            was made of, as far as they are known; otherwise None.
+    """
+
+    pruned_from: Description | None = None
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        varying: Iterable[str],
+        fixed: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(likelihood)
+        self.net = copy_network(net)
+        self.net.eval()
+        self.net.requires_grad_(False)
+        excluded = set(varying)
+        values = {**network_tensors(net), **in_network_order(net, fixed or {}, "fixed")}
+        self.fixed = {k: v.detach().clone() for k, v in values.items() if k not in excluded}
+        self._stacked = StackedModule(self.net)
+        self._shared = SharedPart(self._stacked)
+        self._cache: tuple[tuple[int, int], list[Weights]] | None = None
+
+    # ---------------------------------------------------------------- what each kind adds
+
+    @abstractmethod
+    def draws(
+        self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK
+    ) -> Iterator[Weights]:
+        """Yield ``count`` draws, stacked, at most ``chunk`` at a time."""
+
+    @abstractmethod
+    def moments(self) -> Moments:
+        """Mean and variance of each weight by itself, at least in float32."""
+
+    @abstractmethod
+    def map(self, change: Change, net: nn.Module | None = None) -> Self:
+        """The same kind of posterior, with every stored tensor changed.
+
+        Args:
+            change: From the name of a tensor and its values, which may have more axes in front, to
+                new values.
+            net: Where the shapes change, the smaller network that they are of. The new posterior is
+                a compact one: it loads into the larger network, too.
+        """
+
+    @property
+    def mean(self) -> Weights:
+        """The mean of every tensor that varies, buffers too, by name."""
+        return self.moments().mean
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether a weight varies; stored draws are not read for it."""
+        return any(bool(variance.any()) for variance in self.moments().variance.values())
+
+    # ---------------------------------------------------------------- what all kinds have
+
+    @property
+    def varying(self) -> list[str]:
+        """The names of the parameters that are not the same in every draw."""
+        return [name for name, _ in self.net.named_parameters() if name not in self.fixed]
+
+    @property
+    def components(self) -> Sequence[WeightPosterior]:
+        """The posteriors that a mixture is of; any other is its only component."""
+        return [self]
+
+    @property
+    def mode(self) -> Mode:
+        """How draws run through the network: ``"stacked"``, ``"loop"``, or not yet measured."""
+        return self._stacked.mode
+
+    @mode.setter
+    def mode(self, value: Mode) -> None:
+        self._stacked.mode = value
+
+    def outputs(self, weights: Mapping[str, Tensor], inputs: Any) -> Tensor:
+        """The network's outputs for a batch with stacked draws, (draws, batch, ...)."""
+        return self._stacked(weights, inputs, self.fixed)
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> Weights:
+        """``count`` sets of weights, each tensor with a leading axis of draws.
+
+        Only what varies is in it; the rest is in ``fixed``.
+        """
+        if count < 1:
+            raise ConfigurationError(f"The number of draws is at least 1; got {count}.")
+        pieces = list(self.draws(count, generator))
+        return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+
+    @torch.no_grad()
+    def predict(self, inputs: Any, draws: int | None = None, seed: int = 0) -> Predictive:
+        """The predictive mixture of a batch of inputs.
+
+        The same seed gives the same draws, so that batch after batch is seen by the same
+        functions. At most eight draws are held at once, unless all of them are small enough
+        to keep for the next batch.
+
+        Args:
+            inputs: A tensor, a tuple of positional or a mapping of keyword arguments.
+            draws: How many sets of weights are mixed; by default what suits the kind.
+            seed: Decides the draws.
+        """
+        count = self.default_draws if draws is None else draws
+        if count < 1:
+            raise ConfigurationError(f"draws= is at least 1; got {count}.")
+        inputs = move_data_to_device(inputs, self.device)
+        outputs = self._shared.outputs(self._chunks(count, seed), inputs, self.fixed)
+        return self.likelihood.predictive(outputs)
+
+    def _chunks(self, count: int, seed: int) -> Iterable[Weights]:
+        cache = self._cache  # looked at once: another thread may replace it
+        if cache is not None and cache[0] == (count, seed):
+            return cache[1]
+        generator = torch.Generator(self.device).manual_seed(seed)
+        chunks = self.draws(count, generator)
+        first = next(chunks)
+        members = next(iter(first.values())).shape[0]
+        total = sum(t.numel() * t.element_size() for t in first.values()) * count / members
+        if total > CACHE_BYTES:
+            return chain(iter([first]), chunks)
+        kept = [first, *chunks]
+        self._cache = ((count, seed), kept)
+        return kept
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move everything to a device, in place."""
+        self._cache = None
+        return super().to(device)
+
+    def made_from(self, other: WeightPosterior, changed: nn.Module | None = None) -> Self:
+        """Take over from another what no constructor takes; a kind's :meth:`map` ends with it.
+
+        Args:
+            other: The posterior that this one was made of.
+            changed: The network that was given to :meth:`map`.
+        """
+        self.mode, self.pruned_from = other.mode, other.pruned_from
+        if changed is not None:
+            self.pruned_from = other.pruned_from or describe(other.net)
+        return self
+
+    # ---------------------------------------------------------------- saving, loading
+
+    def blobs(self) -> Blobs:
+        """The tensors to save; each kind adds its own."""
+        return {"fixed": self.fixed} if self.fixed else {}
+
+    def manifest_fields(self) -> dict[str, Any]:
+        """The names and shapes of the network, and of the larger one if it is compact."""
+        smaller: dict[str, Any] = {} if self.pruned_from is None else {"compact": True}
+        if self.pruned_from:
+            smaller["original"] = self.pruned_from
+        return {**smaller, "network": describe(self.net)}
+
+    @classmethod
+    def from_manifest(
+        cls, stored: Stored, net: nn.Module | None, likelihood: Likelihood | None
+    ) -> Posterior:
+        """The posterior of a manifest, if the network is one of the same names and shapes."""
+        if net is None:
+            raise ConfigurationError(
+                f"The posterior in {stored.files} is one over the weights of a network. Pass net=, "
+                "a network of the architecture that it was made with."
+            )
+        network = stored.fields.get("network", [])
+        # early versions did not say what a compact posterior was pruned from
+        pruned_from = stored.fields.get("original", []) if stored.fields.get("compact") else None
+        if pruned_from is not None:
+            net = _made_smaller(net, network, pruned_from, str(stored.files))
+        difference = first_difference(network, describe(net))
+        if difference:
+            raise PosteriorFormatError(
+                f"The posterior in {stored.files} is of another network: {difference} in the given "
+                "one. Pass the architecture that the posterior was made with."
+            )
+        posterior = super().from_manifest(stored, net, likelihood)
+        assert isinstance(posterior, WeightPosterior)
+        posterior.pruned_from = pruned_from
+        return posterior
+
+
+def changed(change: Change, *groups: Mapping[str, Tensor]) -> Iterator[Weights]:
+    """Groups of tensors with each of them changed.
+
+    Example:
+        >>> list(changed(lambda name, tensor: tensor + 1, {"w": torch.zeros(1)}))
+        [{'w': tensor([1.])}]
+    """
+    for tensors in groups:
+        yield {name: change(name, tensor) for name, tensor in tensors.items()}
+
+
+def _made_smaller(
+    net: nn.Module, stored: Description, original: Description, where: str
+) -> nn.Module:
+    """The network with the sizes of a compact posterior, if it is the one that was made smaller.
+
+    Any other network, also one that has these sizes already, comes back as it is. Where the
+    original is not known, any network that is nowhere smaller is taken for it.
+    """
+    shapes = {name: tuple(shape) for name, shape in stored}
+    given = {name: tuple(shape) for name, shape in describe(net)}
+    if list(shapes) != list(given) or shapes == given:
+        return net
+    if original and given != {name: tuple(shape) for name, shape in original}:
+        return net
+    for name, shape in given.items():
+        if len(shape) != len(shapes[name]) or any(map(int.__lt__, shape, shapes[name])):
+            return net
+    try:
+        return resized(net, shapes)
+    except ConfigurationError as error:
+        raise PosteriorFormatError(
+            f"The posterior in {where} is a compact one, and the given network cannot be brought "
+            f"to its sizes: {error} Pass the network that it was pruned from, or the small one."
+        ) from error

@@ -1,0 +1,311 @@
+r"""What pruning may remove of a posterior, and the signal-to-noise ratio of each.
+
+Single weights: those with two or more axes, of linear and convolutional layers, embeddings,
+attention and recurrent layers. Biases and normalisation stay: they are few, each moves a whole
+unit, and their size says little about their worth. Tensors from which a weight is only computed (a
+parametrisation, such as weight normalisation) are no weights: with zeros in them the weight is
+another one, or none.
+
+Units: output channels and neurons (:mod:`lightning_bnn.pruning.groups`). The ratio of unit u, with
+means :math:`\mu_i` and variances :math:`\sigma_i^2` of its incoming weights, and of its bias where
+that varies too, is
+
+.. math::
+    \mathrm{SNR}_u = \sqrt{\frac{\sum_{i\in u}\mu_i^2}{\sum_{i\in u}\sigma_i^2}},
+
+the length of the unit's mean weight vector against the root mean square length of its noise. It is
+the ratio of a single weight where a unit has one. Where layers are added, the sums are over the
+weights of all of them. 0/0 is 0: already removed.
+
+A removed unit gives exactly zero in every draw: its rows of weights, its biases, and its entries in
+the BatchNorms and depthwise convolutions that follow are zero (weight, bias and running mean).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.network import network_tensors
+from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.posteriors.moments import Moments
+from lightning_bnn.pruning.groups import Group, find_groups
+from lightning_bnn.pruning.signal import check_varies, ratio
+from lightning_bnn.selection import Choice, choose, normalisation
+
+__all__ = ["Removable", "Rest", "Unit", "candidates", "find_removable", "protected_names"]
+
+Unit = Literal["weight", "channel"]
+Rest = Literal["raise", "keep", "weight"]
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Removable:
+    """What may be removed, with the signal-to-noise ratio of each.
+
+    Attributes:
+        weights: The ratios of single weights, by the name of their tensor.
+        units: The ratio of each unit, by the name of the weight that it is a row of; where layers
+            are added, that of the first.
+        groups: The tensors that lose entries with the units, by the same names.
+    """
+
+    weights: dict[str, Tensor]
+    units: dict[str, Tensor] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+
+    def masks(
+        self, net: nn.Module, weights: Mapping[str, Tensor], units: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """The masks of a network's tensors, from those of single weights and of units."""
+        tensors = network_tensors(net)
+        masks = dict(weights)
+        for name, kept in units.items():
+            for entry, per_unit in _entries(tensors, self.groups[name]).items():
+                shape = tensors[entry].shape
+                rows = kept.repeat_interleave(per_unit).view(-1, *[1] * (len(shape) - 1))
+                masks[entry] = rows.expand(shape).clone()
+        return {name: masks[name] for name in tensors if name in masks}
+
+
+def find_removable(
+    posterior: WeightPosterior, unit: Unit = "weight", protect: Choice = None, rest: Rest = "raise"
+) -> Removable:
+    """What pruning may remove of a posterior, with the ratio of each.
+
+    Args:
+        posterior: What is to be pruned.
+        unit: ``"weight"`` for single weights, or ``"channel"`` for units.
+        protect: Weights to leave alone, as for :func:`candidates`. A unit also stays if something
+            protected would go with it: a bias, a BatchNorm, a depthwise convolution.
+        rest: For units, what to do about layers that cannot be followed: ``"raise"`` an error,
+            ``"keep"`` them, or take their single weights (``"weight"``).
+
+    Raises:
+        ConfigurationError: There is nothing to remove, it does not vary, or a layer cannot be
+            followed.
+
+    Example:
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> from lightning_bnn.posteriors import GaussianPosterior
+        >>> net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1))
+        >>> mean = {"0.weight": torch.tensor([[3.0, 4.0], [0.0, 0.0]])}
+        >>> posterior = GaussianPosterior(net, Gaussian(0.1), mean, {"0.weight": torch.ones(2, 2)})
+        >>> find_removable(posterior, "channel").units
+        {'0.weight': tensor([3.5355, 0.0000], dtype=torch.float64)}
+        >>> find_removable(posterior).weights
+        {'0.weight': tensor([[3., 4.], [0., 0.]])}
+    """
+    net, varying = posterior.net, posterior.varying
+    if unit == "weight" or rest != "keep":
+        _refuse_computed(net, varying, protect)
+    names = candidates(net, varying, protect)
+    groups: dict[str, Group] = {}
+    if unit == "channel":
+        groups, names = _groups(net, names, protected_names(net, varying, protect), rest)
+    elif not names:
+        raise ConfigurationError(
+            f"There is nothing to prune: of the parameters that vary, {varying[:3]}, none is a "
+            "weight with two or more axes outside of normalisation layers."
+        )
+    moments = posterior.moments()
+    for what, chosen in (("prunable weight", names), ("removable unit", list(groups))):
+        if chosen:
+            check_varies(posterior, {name: moments.variance[name] for name in chosen}, what)
+    weights = {name: ratio(moments.mean[name], moments.variance[name]) for name in names}
+    units = {name: _unit_ratios(moments, group) for name, group in groups.items()}
+    return Removable(weights, units, groups)
+
+
+def candidates(net: nn.Module, names: Iterable[str], protect: Choice = None) -> list[str]:
+    """The names of the parameters that may be pruned, in the network's own order.
+
+    Args:
+        net: The network.
+        names: The parameters that vary between draws; the others are never pruned.
+        protect: Weights to leave alone: a pattern of names (``"head.*"``), a submodule of ``net``,
+            a function such as :func:`~lightning_bnn.selection.last_layer`, or a list, as
+            :func:`~lightning_bnn.selection.select` takes them.
+
+    Raises:
+        ConfigurationError: ``protect`` matches nothing, or leaves nothing to prune.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 1))
+        >>> varying = [name for name, _ in net.named_parameters()]
+        >>> candidates(net, varying), candidates(net, varying, protect="2.*")
+        (['0.weight', '2.weight'], ['0.weight'])
+    """
+    varying, excluded = set(names), normalisation(net) | set(_computed(net))
+    prunable = [
+        name
+        for name, parameter in net.named_parameters()
+        if name in varying
+        and parameter.ndim > 1
+        and parameter.numel()
+        and name not in excluded
+        and not name.rpartition(".")[2].startswith("bias")  # those of attention have three axes
+    ]
+    protected = protected_names(net, varying, protect)
+    left = [name for name in prunable if name not in protected]
+    if prunable and not left:
+        raise ConfigurationError(
+            f"protect={protect!r} leaves nothing to prune: it takes all of the {len(prunable)} "
+            f"tensors that may be pruned, which begin with {prunable[:3]}. Protect fewer."
+        )
+    return left
+
+
+def protected_names(net: nn.Module, names: Iterable[str], protect: Choice) -> set[str]:
+    """The names of the parameters that a user wants to be left alone, as for :func:`candidates`.
+
+    Example:
+        >>> sorted(protected_names(nn.Linear(2, 3), ["weight"], "*"))
+        ['bias', 'weight']
+    """
+    if protect is None:
+        return set()
+    with _as_trainable(net, set(names)):
+        every = [name for name, _ in net.named_parameters()]
+        return set(choose(net, every, protect, "protected", "parameter"))
+
+
+@contextmanager
+def _as_trainable(net: nn.Module, names: set[str]) -> Iterator[None]:
+    """Let the parameters that vary look trainable: the network of a posterior is frozen.
+
+    A function that chooses, such as ``last_layer``, asks for trainable parameters.
+    """
+    frozen = [p for name, p in net.named_parameters() if name in names and not p.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+# ------------------------------------------------------------------------------- computed weights
+
+
+def _refuse_computed(net: nn.Module, names: Iterable[str], protect: Choice) -> None:
+    """Raise if a weight that would be pruned is computed from other tensors."""
+    varying = set(names)
+    computed = {name: layer for name, layer in _computed(net).items() if name in varying}
+    if computed:
+        protected = protected_names(net, varying, protect)
+        computed = {name: layer for name, layer in computed.items() if name not in protected}
+    if computed:
+        layers = list(dict.fromkeys(computed.values()))
+        patterns = [f"{layer}.*" if layer else "*" for layer in layers]
+        raise ConfigurationError(
+            f"The weights of {', '.join(map(repr, layers))} are computed from other tensors, such "
+            f"as {next(iter(computed))!r} (a parametrisation: weight or spectral normalisation, or "
+            "one of your own). Zeros in these are not zeros of the weights. Train without it; or "
+            "make the weights plain ones first, with torch.nn.utils.parametrize."
+            "remove_parametrizations (or remove_weight_norm, remove_spectral_norm); or leave these "
+            f"layers alone, with protect={patterns}."
+        )
+
+
+def _computed(net: nn.Module) -> dict[str, str]:
+    """The tensors, of two or more axes, of which weights are computed, with their layers."""
+    layers: dict[int, str] = {}
+    for layer, module in net.named_modules():
+        if parametrize.is_parametrized(module):
+            layers |= {id(p): layer for p in module.parametrizations.parameters()}
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, (WeightNorm, SpectralNorm)):  # before there were parametrisations
+                endings = ("_g", "_v", "_orig")
+                made_of = [module._parameters.get(f"{hook.name}{end}") for end in endings]
+                layers |= {id(p): layer for p in made_of if p is not None}
+    named = net.named_parameters()
+    return {name: layers[id(p)] for name, p in named if id(p) in layers and p.ndim > 1}
+
+
+# ------------------------------------------------------------------------------------------ units
+
+
+def _groups(
+    net: nn.Module, prunable: list[str], protected: set[str], rest: Rest
+) -> tuple[dict[str, Group], list[str]]:
+    """The groups that may lose units, and the tensors that may lose single weights instead."""
+    layers = {name.rpartition(".")[0] for name in prunable}
+    found = find_groups(net)
+    groups: dict[str, Group] = {}
+    reasons = [f"{name!r} gives the network's outputs" for name in found.outputs if name in layers]
+    for group in found.removable:
+        weights = [_join(layer, "weight") for layer in group.producers]
+        fixed = [name for name in weights if name not in prunable]
+        along = [name for name in _entries(network_tensors(net), group) if name in protected]
+        if not along and not fixed:
+            groups[weights[0]] = group
+        elif len(fixed) < len(weights):  # a unit goes from all of its tensors, or from none
+            reasons.append(
+                f"{group.producers[0]!r} would take {(along or fixed)[0]!r} along, which is "
+                f"protected{'' if along else ' or does not vary'}"
+            )
+    single = [name for name in prunable if name.rpartition(".")[0] in found.obstacles]
+    obstacles = {layer: why for layer, why in found.obstacles.items() if layer in layers}
+    if obstacles and rest == "raise":
+        _refuse(obstacles)
+    if not groups and not (single and rest == "weight"):
+        reasons += obstacles.values()
+        why = "; ".join(reasons[:_SHOWN]) or "no weight with two or more axes varies"
+        raise ConfigurationError(
+            f"No layer of the network has units that can be removed: {why}. Prune single weights, "
+            'with unit="weight".'
+        )
+    return groups, single if rest == "weight" else []
+
+
+def _refuse(obstacles: Mapping[str, str]) -> None:
+    patterns = [f"{layer}.*" if layer else "*" for layer in obstacles]
+    count, more = len(obstacles), len(obstacles) - _SHOWN
+    listed = "; ".join(list(obstacles.values())[:_SHOWN])
+    raise ConfigurationError(
+        f"The units of {count} layer{'' if count == 1 else 's'} cannot be removed: {listed}"
+        f"{f'; and {more} more' if more > 0 else ''}. "
+        f"Protect {'it' if count == 1 else 'them'}, with protect={patterns[:_SHOWN]}"
+        f"{' and so on' if more > 0 else ''}; or prune the other layers and leave the rest as it "
+        'is, with rest="keep", or prune single weights of it, with rest="weight".'
+    )
+
+
+def _entries(tensors: Mapping[str, Tensor], group: Group) -> dict[str, int]:
+    """The tensors that lose entries with a unit of a group, and how many for each unit."""
+    return {
+        name: per_unit
+        for layer, per_unit in group.entries.items()
+        for name in (_join(layer, key) for key in ("weight", "bias", "running_mean"))
+        if name in tensors
+    }
+
+
+def _unit_ratios(moments: Moments, group: Group) -> Tensor:
+    """The ratio of each unit of a group, summed in float64."""
+    names = [_join(layer, key) for layer in group.producers for key in ("weight", "bias")]
+    names = [name for name in names if name in moments.mean]
+    mean = torch.cat([_rows(moments.mean[name]) for name in names], dim=1)
+    variance = torch.cat([_rows(moments.variance[name]) for name in names], dim=1)
+    return ratio(mean.norm(dim=1), variance.sum(1))
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.double().reshape(len(tensor), -1)
+
+
+def _join(layer: str, key: str) -> str:
+    return f"{layer}.{key}" if layer else key

@@ -1,0 +1,494 @@
+"""Draws on the disk as they are taken: a stored posterior that grows, and is whole at each moment.
+
+Layout of a stream::
+
+    <directory>/manifest.json                              the head, written at the start
+    <directory>/blobs/fixed-<hash>.safetensors             what all draws have in common
+    <directory>/blobs/draw-<step>-<id>.safetensors         all chains after a step, stacked
+    <directory>/records/<step>.json                        says that this step's draw is there
+    <directory>/.lock                                      locked while a trainer writes here
+
+The head is the manifest of an ordinary posterior of draws (see
+:mod:`lightning_bnn.storage.store`), with the names and shapes that every *snapshot* (the draws
+of all chains after one step) has. A snapshot is there when its record is: a small JSON object with
+a hash of itself, which names the blob and its hash. The blob is written first, flushed and renamed,
+then the record likewise, so that a crash at any moment leaves the stream without the snapshot or
+with it. Snapshots are removed the other way round: latest record first, and the blobs when no
+record names them any more. What a crash leaves behind is in nobody's way, and
+:meth:`DrawStream.truncate` removes it.
+
+Memory does not grow with the number of draws: a snapshot is written from the tensors' own memory,
+hashed meanwhile, and read when it is asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.storage import store
+from lightning_bnn.storage.blobs import (
+    check_storable,
+    describe_tensors,
+    pieces_of,
+    read_blob,
+    sha256_of,
+)
+from lightning_bnn.storage.files import TEMPORARY, Files, open_directory
+from lightning_bnn.storage.manifest import (
+    BLOB_FILE,
+    DTYPES,
+    MANIFEST,
+    VERSION,
+    check_blob,
+    encode,
+    json_value,
+    require,
+    unseal,
+)
+
+__all__ = ["DrawStream", "StoredDraws"]
+
+FORMAT = "lightning_bnn.draw"
+RECORD = re.compile(r"([0-9]{12})\.json")
+
+# of a blob's tensors, those of the likelihood; no name of a network begins with a dot
+LIKELIHOOD = ".likelihood."
+
+Entry = dict[str, Any]
+Weights = dict[str, Tensor]
+Change = Callable[[str, Tensor], Tensor]
+
+
+class StoredDraws(Sequence[Weights]):
+    """Draws on the disk as a sequence, each read when it is asked for; one blob is kept.
+
+    The draws of a snapshot follow each other, chain after chain, then comes the next snapshot.
+
+    Args:
+        files: Where they lie.
+        entries: The blobs, as a manifest has them.
+        chains: The draws that each blob holds, stacked; 0 for a single one without that axis.
+
+    Attributes:
+        shapes: The shape of each tensor of a draw, by name.
+        device: Where draws go when they are read.
+
+    Example:
+        >>> from lightning_bnn.storage import store
+        >>> blobs = {"a": {"w": torch.zeros(2)}, "b": {"w": torch.ones(2)}}
+        >>> store.write("memory://stored-doc", kind="draws", blobs=blobs, fields={})
+        >>> stored = store.read("memory://stored-doc")
+        >>> draws = StoredDraws(stored.files, [stored.entry(name) for name in "ab"], chains=0)
+        >>> len(draws), draws[1]
+        (2, {'w': tensor([1., 1.])})
+    """
+
+    def __init__(self, files: Files, entries: Sequence[dict[str, Any]], chains: int) -> None:
+        self._files, self._entries, self._chains = files, list(entries), chains
+        tensors = self._entries[0]["tensors"] if entries else {}
+        for entry in self._entries:
+            if entry["tensors"] != tensors:
+                raise PosteriorFormatError(
+                    f"{files}: blobs/{entry['file']} has other tensors than the first draw, "
+                    f"blobs/{self._entries[0]['file']}. They are not of one posterior."
+                )
+        self.shapes = {
+            name: torch.Size(tensor["shape"][1:] if chains else tensor["shape"])
+            for name, tensor in tensors.items()
+            if not name.startswith(LIKELIHOOD)
+        }
+        self.device = torch.device("cpu")
+        self._last: tuple[int, Weights] | None = None
+        self._checked: set[int] = set()  # the blobs whose hash was found good
+        self._changes: list[Change] = []  # what is done to each tensor that is read
+        self._chosen = range(len(self._entries) * max(1, chains))
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    @property
+    def bytes(self) -> int:
+        """The memory that all draws take when they are read; on the disk zeros take less."""
+        return sum(
+            DTYPES[tensor["dtype"]].itemsize * math.prod(tensor["shape"])
+            for entry in self._entries
+            for tensor in entry["tensors"].values()
+        )
+
+    @overload
+    def __getitem__(self, index: int) -> Weights: ...
+    @overload
+    def __getitem__(self, index: slice) -> StoredDraws: ...
+    def __getitem__(self, index: int | slice) -> Weights | StoredDraws:
+        """One draw, as a copy of its own; its blob's hash is checked the first time.
+
+        A slice stays on the disk.
+        """
+        if isinstance(index, slice):
+            return self._with(_chosen=self._chosen[index])
+        number, chain = divmod(self._chosen[index], max(1, self._chains))
+        last = self._last  # looked at once: another thread may replace it
+        if last is None or last[0] != number:
+            last = self._last = None  # two blobs are never held together
+            blob = read_blob(self._files, self._entries[number], known_good=number in self._checked)
+            self._checked.add(number)
+            self._last = (number, blob)
+        else:
+            blob = last[1]
+        return {
+            name: self._changed(name, blob[name][chain] if self._chains else blob[name])
+            for name in self.shapes
+        }
+
+    def _changed(self, name: str, tensor: Tensor) -> Tensor:
+        tensor = tensor.to(self.device, copy=True)
+        for change in self._changes:
+            tensor = change(name, tensor)
+        return tensor
+
+    def mapped(self, change: Change) -> StoredDraws:
+        """The same draws, with every tensor changed when it is read; the files stay as they are.
+
+        Args:
+            change: From the name of a tensor and its values to new values.
+        """
+        made = self._with(_changes=[*self._changes, change])
+        made.shapes = {name: tensor.shape for name, tensor in made[0].items()}
+        return made
+
+    def to(self, device: torch.device | str) -> StoredDraws:
+        """The same draws, to be read onto a device."""
+        return self._with(device=torch.device(device))
+
+    def _with(self, **changes: Any) -> StoredDraws:
+        made = copy.copy(self)
+        vars(made).update(changes, _last=None)
+        return made
+
+
+class DrawStream:
+    """A directory that grows draw by draw; ``Posterior.load`` opens it at any moment.
+
+    One process writes at a time. Use :meth:`create` or :meth:`open`.
+
+    Attributes:
+        chains: The number of chains, the leading axis of every tensor of the weights.
+        id: Tells this stream from every other.
+
+    Example:
+        >>> import torch
+        >>> weights = {"w": torch.zeros(2, 3)}  # two chains
+        >>> stream = DrawStream.create("memory://stream-doc", fields={}, weights=weights)
+        >>> for step in (10, 20):
+        ...     stream.append(step, {"w": torch.full((2, 3), float(step))})
+        >>> stream.truncate(after_step=10)
+        >>> stream = DrawStream.open("memory://stream-doc")
+        >>> stream.steps(), len(stream.draws()), stream.draws()[1]
+        ([10], 2, {'w': tensor([10., 10., 10.])})
+    """
+
+    def __init__(self, stored: store.Stored, last_step: int | None = None) -> None:
+        head = stored.fields.get("stream")
+        if head is None:
+            raise PosteriorFormatError(
+                f"{stored.files} is no stream of draws: it was written by posterior.save(). Pass "
+                "the directory that was given to SampleCollector(dirpath=...)."
+            )
+        self.files, self.stored = stored.files, stored
+        self.chains: int = stored.fields["chains"]
+        self.id: str = head["id"]
+        self._tensors: dict[str, Any] = head["tensors"]
+        self._head = self.files.get(MANIFEST)
+        # A run may be writing meanwhile: a record that is seen has its blob, if the blobs are
+        # looked at later; one that is gone again was removed by a run that resumed.
+        blobs = {
+            step: record["blob"]
+            for step in self.recorded_steps()
+            if (last_step is None or step <= last_step) and (record := self._read(step))
+        }
+        present = set(self.files.names("blobs"))
+        self._entries: dict[int, Entry] = {}
+        for step, blob in blobs.items():
+            if blob["file"] in present:
+                self._entries[step] = {**blob, "tensors": self._tensors}
+            elif self.files.get(_record_name(step)) is not None:
+                raise PosteriorFormatError(
+                    f"{self.files}: {_record_name(step)} names blobs/{blob['file']}, which is "
+                    "missing. Restore it from a copy, or remove the record."
+                )
+
+    # ---------------------------------------------------------------- making, opening
+
+    @staticmethod
+    def check_free(directory: str | os.PathLike[str]) -> None:
+        """Raise a ConfigurationError if a new stream may not begin in a directory."""
+        files = open_directory(directory)
+        if files.is_file():
+            raise ConfigurationError(f"{files} is a file; draws are written to a directory.")
+        steps = [name[:12] for name in files.names("records") if RECORD.fullmatch(name)]
+        if steps:
+            raise ConfigurationError(
+                f"{files} already holds draws: {len(steps)} snapshots, the last of step "
+                f"{int(steps[-1])}. Resume with ckpt_path=, choose another directory or remove it."
+            )
+        if files.get(MANIFEST, 1) is None:
+            return
+        try:
+            stored = store.read(directory)
+        except PosteriorFormatError as error:
+            raise ConfigurationError(
+                f"{files} is not free for draws: {error} Choose another directory or remove it."
+            ) from error
+        if "stream" not in stored.fields:
+            raise ConfigurationError(
+                f"{files} already holds a posterior, of the kind {stored.kind!r}. Choose another "
+                "directory or remove it."
+            )
+
+    @classmethod
+    def create(
+        cls,
+        directory: str | os.PathLike[str],
+        *,
+        fields: Mapping[str, Any],
+        weights: Mapping[str, Tensor],
+        fixed: Mapping[str, Tensor] | None = None,
+        likelihood: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """Begin a stream; see :func:`lightning_bnn.posteriors.draws.create_stream` for nets.
+
+        Args:
+            directory: A local directory or an fsspec URL, without draws.
+            fields: What the manifest says of the network and the likelihood.
+            weights: Weights such as every snapshot will have: names, dtypes and shapes, with a
+                leading axis of chains. Their values are not stored.
+            fixed: The tensors that all draws have in common.
+            likelihood: What the likelihood has learned so far.
+
+        Raises:
+            ConfigurationError: The directory holds draws or something else already.
+        """
+        cls.check_free(directory)
+        for name, tensor in _snapshot(weights, likelihood).items():
+            check_storable(name, tensor, "draw")
+        shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
+        lengths = {tuple(shape[:1]) for shape in shapes.values()}
+        if len(lengths) != 1 or lengths & {(), (0,)}:
+            raise ConfigurationError(
+                f"The weights of a snapshot need one common leading axis, the chains; got {shapes}."
+            )
+        chains = lengths.pop()[0]
+        common = {"fixed": fixed or {}, "likelihood": likelihood or {}}
+        described = describe_tensors(_snapshot(weights, likelihood))
+        head = {"id": secrets.token_hex(8), "tensors": described}
+        store.write(
+            directory,
+            kind="draws",
+            blobs={name: tensors for name, tensors in common.items() if tensors},
+            fields={**fields, "chains": chains, "stream": head},
+        )
+        return cls.open(directory)
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], last_step: int | None = None) -> Self:
+        """Open a stream to read it or to resume it.
+
+        Args:
+            directory: Where it lies.
+            last_step: What is of later steps is not looked at, be it damaged or not.
+
+        Raises:
+            PosteriorFormatError: There is none, or it is damaged.
+        """
+        return cls(store.read(directory), last_step)
+
+    # ---------------------------------------------------------------- reading
+
+    def __len__(self) -> int:
+        """The number of snapshots; each holds a draw of every chain."""
+        return len(self._entries)
+
+    def steps(self) -> list[int]:
+        """The steps after which snapshots were taken, in order."""
+        return sorted(self._entries)
+
+    def recorded_steps(self) -> list[int]:
+        """The steps of all records on the disk now, good or not, in order."""
+        return [int(name[:12]) for name in self.files.names("records") if RECORD.fullmatch(name)]
+
+    def hashes(self) -> dict[int, str]:
+        """The sha256 of each snapshot's file, by step; equal where draws are equal in each bit."""
+        return {step: self._entries[step]["sha256"] for step in self.steps()}
+
+    def fields(self, step: int) -> dict[str, Any]:
+        """The fields that were given with the snapshot of a step."""
+        self._entry(step)  # says what is there instead
+        record = self._read(step)
+        if record is None:
+            name = f"{self.files}/{_record_name(step)}"
+            raise FileNotFoundError(errno.ENOENT, "There is no such record", name)
+        fields: dict[str, Any] = record["fields"]
+        return fields
+
+    def draws(self, steps: Sequence[int] | None = None) -> StoredDraws:
+        """The draws, step after step and in it chain after chain, read when asked for.
+
+        Args:
+            steps: After which steps they were taken; by default all so far.
+        """
+        chosen = self.steps() if steps is None else steps
+        return StoredDraws(self.files, [self._entry(step) for step in chosen], self.chains)
+
+    def fixed(self) -> Weights:
+        """The tensors that all draws have in common."""
+        return self.stored.load_if_present("fixed")
+
+    def likelihood(self, step: int | None = None) -> Weights:
+        """What the likelihood had learned when a snapshot was taken, by default the last."""
+        names = [name for name in self._tensors if name.startswith(LIKELIHOOD)]
+        if not names or not self._entries:
+            return {}
+        entry = self._entry(max(self._entries) if step is None else step)
+        blob = read_blob(self.files, entry)
+        return {name.removeprefix(LIKELIHOOD): blob[name] for name in names}
+
+    def _entry(self, step: int) -> Entry:
+        if step not in self._entries:
+            raise PosteriorFormatError(
+                f"{self.files} has no draws of step {step}; it has {len(self)} snapshots. They may "
+                "have been dropped by a run that resumed from an earlier checkpoint."
+            )
+        return self._entries[step]
+
+    # ---------------------------------------------------------------- writing
+
+    def append(
+        self,
+        step: int,
+        weights: Mapping[str, Tensor],
+        likelihood: Mapping[str, Tensor] | None = None,
+        fields: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add the draws of all chains after a step; on the disk when this returns.
+
+        Args:
+            step: A later step than all before.
+            weights: The weights, with a leading axis of chains.
+            likelihood: What the likelihood has learned so far.
+            fields: Anything else worth keeping of this step, as JSON.
+
+        Raises:
+            ConfigurationError: The weights are not those that the stream was made for, the step is
+                not a later one, or another run has taken the directory.
+            OSError: The disk is full or fails; all earlier draws are as they were.
+        """
+        if self._entries and step <= max(self._entries):
+            raise ConfigurationError(
+                f"{self.files} holds the draws of step {max(self._entries)}; the next must be "
+                f"of a later step, but got step {step}."
+            )
+        tensors = _snapshot(weights, likelihood)
+        self._check_tensors(describe_tensors(tensors))
+        body = {"format": FORMAT, "version": VERSION, "stream": self.id, "step": step}
+        body["fields"] = json_value(fields or {}, "fields")
+        pieces = pieces_of(tensors, f"draw of step {step}")
+        size = sum(len(piece) for piece in pieces)
+        blob = {"file": f"draw-{step:012d}-{self.id}.safetensors", "bytes": size}
+        path, record = _record_name(step), b""
+        with self.files.one_writer(), ThreadPoolExecutor(1) as beside:
+            self._check_owned()
+            try:
+                digest = beside.submit(sha256_of, pieces)
+                self.files.put(f"blobs/{blob['file']}", *pieces)
+                blob["sha256"] = digest.result()
+                record = encode({**body, "blob": blob})
+                self.files.put(path, record)
+            except BaseException:
+                # A failed put of the record may still have arrived (a lost reply): look first.
+                with suppress(OSError):
+                    if record and self.files.get(path) == record:
+                        self._entries[step] = {**blob, "tensors": self._tensors}
+                    else:
+                        self.files.remove(f"blobs/{blob['file']}")
+                raise
+        self._entries[step] = {**blob, "tensors": self._tensors}
+
+    def truncate(self, after_step: int) -> None:
+        """Remove the snapshots of steps after ``after_step``, and what crashes have left behind.
+
+        Args:
+            after_step: The last step to keep.
+        """
+        with self.files.one_writer():
+            self._check_owned()
+            # the latest first: at each moment the stream is one that once was
+            for step in [step for step in reversed(self.recorded_steps()) if step > after_step]:
+                self.files.remove(_record_name(step))
+                self._entries.pop(step, None)
+            self.files.sync("records")  # no record may outlive its blob
+            named = {entry["file"] for entry in self._entries.values()}
+            for folder in ("blobs", "records"):
+                for file in self.files.names(folder):
+                    draw = file.startswith("draw-") and BLOB_FILE.fullmatch(file)
+                    if TEMPORARY.fullmatch(file) or (draw and file not in named):
+                        self.files.remove(f"{folder}/{file}")
+
+    def _check_tensors(self, given: dict[str, Any]) -> None:
+        for name in [*self._tensors, *given]:
+            if self._tensors.get(name) != given.get(name):
+                raise ConfigurationError(
+                    f"The stream in {self.files} was made for {name!r} as "
+                    f"{self._tensors.get(name)}; this snapshot has {given.get(name)}. All "
+                    "snapshots of a stream have the same tensors."
+                )
+
+    def _check_owned(self) -> None:
+        if self.files.get(MANIFEST) != self._head:
+            raise ConfigurationError(
+                f"{self.files} was removed, or taken by another run, since this one began to write "
+                "draws to it. Give each run a directory of its own."
+            )
+
+    def _read(self, step: int) -> dict[str, Any] | None:
+        """Read a record and check it; None if it is gone."""
+        data = self.files.get(_record_name(step))
+        if data is None:
+            return None
+
+        def check(record: Mapping[str, Any]) -> None:
+            require(type(record["step"]) is int, "step is not a number", record["step"])
+            require(record["step"] == step, "of another step", record["step"])
+            require(record["stream"] == self.id, "of another stream", record["stream"])
+            require(isinstance(record["fields"], dict), "fields is no object", record["fields"])
+            check_blob({**record["blob"], "tensors": {}})
+
+        try:
+            return unseal(data, f"{self.files}: {_record_name(step)}", FORMAT, check)
+        except PosteriorFormatError as error:
+            raise PosteriorFormatError(
+                f"{error} If there is no copy, remove this record: the draws of other steps are "
+                "not touched by it."
+            ) from error
+
+
+def _record_name(step: int) -> str:
+    return f"records/{step:012d}.json"
+
+
+def _snapshot(weights: Mapping[str, Tensor], likelihood: Mapping[str, Tensor] | None) -> Weights:
+    learned = {LIKELIHOOD + name: tensor for name, tensor in (likelihood or {}).items()}
+    return {**weights, **learned}

@@ -1,0 +1,295 @@
+"""Pruned posteriors of every kind: exact zeros in every draw, all else as before; refusals."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_bnn import (
+    DrawsPosterior,
+    GaussianPosterior,
+    LowRankPosterior,
+    MixturePosterior,
+    Posterior,
+)
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.posteriors import draws as draws_module
+from lightning_bnn.posteriors import low_rank as low_rank_module
+from lightning_bnn.posteriors.draws import create_stream
+from lightning_bnn.pruning import compact, masked, mean_network, prune, sparsity, support
+from lightning_bnn.pruning.functions import _Masked
+from lightning_bnn.pruning.masks import keep_masks, pruning_masks
+from lightning_bnn.pruning.signal import separate, signal_to_noise
+from lightning_bnn.storage.stream import StoredDraws
+from tests.pruning.posteriors import KINDS, draws, gaussian, like, low_rank, multi_swag, network
+
+WEIGHTS = ["0.weight", "5.weight"]  # 18 + 24 of them
+INPUTS = torch.randn(5, 1, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(4)
+
+
+def stored(tmp_path, monkeypatch, posterior: Posterior | None = None) -> DrawsPosterior:
+    (posterior or draws()).save(tmp_path)
+    monkeypatch.setattr(draws_module, "CACHE_BYTES", 0)
+    made = Posterior.load(tmp_path, network())
+    assert isinstance(made, DrawsPosterior)
+    assert isinstance(made._draws, StoredDraws)
+    return made
+
+
+def is_positive_zero(tensor: torch.Tensor) -> bool:
+    return bool(((tensor == 0) & ~torch.signbit(tensor)).all())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pruned_weights_are_zero_in_every_draw_and_the_rest_is_as_it_was(kind):
+    posterior = KINDS[kind]()
+    before = posterior.sample(24, seeded())
+    expected = posterior.predict(INPUTS).mean
+    small = prune(posterior, 0.6)
+    assert type(small) is type(posterior)
+    assert sparsity(small) == pytest.approx(25 / 42)  # round(0.6 · 42)
+    after = small.sample(24, seeded())
+    for whole, part in zip(separate(posterior), separate(small), strict=True):
+        masks, own = pruning_masks(whole, 0.6), part.sample(24, seeded())
+        for name, tensor in whole.sample(24, seeded()).items():
+            keep = masks.get(name, torch.ones(tensor.shape[1:], dtype=torch.bool))
+            assert torch.equal(own[name][:, keep], tensor[:, keep])  # to the bit
+            assert is_positive_zero(own[name][:, ~keep])
+    assert [name for name in after if not torch.equal(after[name], before[name])] == WEIGHTS
+    # nothing leaks: neither into the original, nor from its kept draws
+    assert torch.equal(posterior.predict(INPUTS).mean, expected)
+    assert sparsity(posterior) == 0
+    assert not torch.equal(small.predict(INPUTS).mean, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scope", ["global", "layer"])
+def test_pruning_twice_is_pruning_once(kind, scope):
+    posterior = KINDS[kind]()
+    once = prune(posterior, 0.8, scope=scope)
+    twice = prune(prune(posterior, 0.3, scope=scope), 0.8, scope=scope)
+    less = prune(once, 0.3, scope=scope)
+    none = prune(posterior, 0, scope=scope)
+    for one, other in ((once, twice), (once, less), (posterior, none)):
+        left, right = one.sample(12, seeded()), other.sample(12, seeded())
+        assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_each_component_of_multi_swag_has_its_own_masks_and_an_ensemble_one():
+    small = prune(multi_swag(), 0.5)
+    supports = [support(one)["5.weight"] for one in small.components]
+    assert not torch.equal(supports[0], supports[1])
+    assert sparsity(small) == 0.5
+    assert torch.equal(support(small)["5.weight"], supports[0] | supports[1] | supports[2])
+    whole = KINDS["ensemble"]()
+    small = prune(whole, 0.5)
+    scores = {name: signal_to_noise(whole)[name] for name in WEIGHTS}
+    keep = keep_masks(scores, 0.5)
+    for component in small.components:
+        assert torch.equal(support(component)["5.weight"], keep["5.weight"])
+        assert torch.equal(support(component)["0.weight"], keep["0.weight"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_support_is_where_a_draw_is_not_zero(kind):
+    posterior = KINDS[kind]()
+    mask = torch.ones(3, 8, dtype=torch.bool)
+    mask[1, 2:5] = False
+    gone = torch.tensor([0.0, 1.0])  # 0 and 1 serve too, for a fixed or a varying buffer
+    small = masked(posterior, {"5.weight": mask, "1.running_var": gone})
+    somewhere = support(small)
+    assert list(somewhere) == [
+        *dict(network().named_parameters()),
+        *dict(network().named_buffers()),
+    ]
+    assert torch.equal(somewhere["5.weight"], mask)
+    assert somewhere["1.running_var"].tolist() == [False, True]
+    assert somewhere["0.weight"].all()
+    assert sparsity(small) == pytest.approx(3 / 42)
+    assert support(posterior)["5.weight"].all()
+
+
+def test_what_is_kept_beside_the_weights():
+    likelihood = Gaussian(0.25)
+    net = network()
+    mean = like(net, 0)
+    fixed = {"1.running_mean": torch.tensor([2.0, 3.0])}
+    kinds = [
+        GaussianPosterior(net, likelihood, mean, like(net, 1), fixed),
+        DrawsPosterior(net, likelihood, [mean, like(net, 1)] * 2, fixed, chains=2),
+        low_rank(scale=0.4),
+    ]
+    for posterior in kinds:
+        posterior.mode, posterior.pruned_from = "loop", []
+        small = masked(posterior, {})
+        assert small.mode == "loop"
+        assert small.pruned_from == []
+        assert small.likelihood.config() == posterior.likelihood.config()
+        assert vars(small).get("scale") == vars(posterior).get("scale")
+        assert vars(small).get("chains") == vars(posterior).get("chains")
+        for name, tensor in posterior.fixed.items():
+            assert torch.equal(small.fixed[name], tensor)
+            assert small.fixed[name] is not tensor
+    whole = MixturePosterior(kinds)
+    assert whole.pruned_from == []
+    assert [one.mode for one in masked(whole, {}).components] == ["loop"] * 3
+
+
+def test_nan_and_negative_numbers_become_plus_zero():
+    posterior = gaussian()
+    posterior.mean["5.weight"][0, 0] = torch.nan
+    posterior.mean["5.weight"][0, 1] = -torch.inf
+    mask = torch.ones(3, 8, dtype=torch.bool)
+    mask[0] = False
+    small = masked(posterior, {"5.weight": mask})
+    assert is_positive_zero(small.mean["5.weight"][0])
+    assert is_positive_zero(small.sample(50, seeded())["5.weight"][:, 0])
+    assert isinstance(pickle.loads(pickle.dumps(_Masked({"5.weight": mask}))), _Masked)
+
+
+def test_draws_on_the_disk_stay_there(tmp_path, monkeypatch):
+    lazy = stored(tmp_path, monkeypatch)
+    small, expected = prune(lazy, 0.6), prune(draws(), 0.6)
+    assert isinstance(small._draws, StoredDraws)
+    assert small.chains == 2
+    assert len(small) == 6
+    for posterior in (small, prune(small, 0.6), small.to("cpu")):
+        for mine, theirs in zip(posterior._draws, expected._draws, strict=True):
+            assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert sparsity(small) == pytest.approx(25 / 42)
+    assert sparsity(lazy) == 0
+    small.save(tmp_path / "small")
+    again = Posterior.load(tmp_path / "small", network())
+    assert torch.equal(again.predict(INPUTS).mean, expected.predict(INPUTS).mean)
+
+
+def test_a_mapped_stream_keeps_its_chains_and_may_change_shapes(tmp_path):
+    net, smaller = nn.Linear(3, 1, bias=False), nn.Linear(2, 1, bias=False)
+    values = torch.arange(12.0).reshape(2, 2, 1, 3)  # two steps, two chains
+    stream = create_stream(tmp_path, net, Gaussian(0.1), {"weight": values[0]})
+    for step, both in enumerate(values, start=1):
+        stream.append(step, {"weight": both})
+    posterior = Posterior.load(tmp_path, net)
+    made = posterior.map(lambda name, tensor: tensor[..., 1:], smaller)
+    assert made.chains == 2
+    assert made._draws.shapes == {"weight": (1, 2)}
+    assert torch.equal(made.sample(4)["weight"], values.reshape(4, 1, 3)[..., 1:])
+    with pytest.raises(ConfigurationError, match="'weight' in the shape"):
+        posterior.map(lambda name, tensor: tensor[..., 1:])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mean_network_is_an_ordinary_one(kind):
+    posterior = KINDS[kind]()
+    net = mean_network(posterior)
+    assert type(net) is nn.Sequential
+    assert not net.training
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+    everything = [*posterior.draws(posterior.default_draws, seeded())]
+    if kind in ("draws", "ensemble"):
+        for name, tensor in net.state_dict().items():
+            values = [one[name] for one in everything if name in one]
+            if not values:
+                expected = posterior.fixed[name]
+            elif tensor.is_floating_point():
+                expected = torch.cat(values).double().mean(0).float()
+            else:
+                expected = values[-1][-1]
+            torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-6)
+    else:
+        parts = getattr(posterior, "components", [posterior])
+        for name, parameter in net.named_parameters():
+            expected = torch.stack([part.mean[name] for part in parts]).mean(0)
+            torch.testing.assert_close(parameter.data, expected)
+    with torch.no_grad():
+        next(net.parameters()).zero_()  # a copy: the posterior does not see it
+    assert sparsity(posterior) == 0
+    assert posterior.net is not net
+
+
+def test_the_mean_network_has_the_fixed_values_and_ties():
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+            self.second.weight = self.first.weight
+
+        def forward(self, inputs):
+            return self.second(self.first(inputs))
+
+    net, one = Tied().double(), {"first.weight": torch.eye(2).double()}
+    fixed = {"first.bias": torch.zeros(2).double(), "second.bias": torch.ones(2).double()}
+    posterior = GaussianPosterior(net, Gaussian(0.1), one, one, fixed)
+    assert mean_network(posterior)(torch.ones(1, 2).double()).tolist() == [[2.0, 2.0]]
+    small = prune(posterior, 0.5)
+    assert small.sample(3)["first.weight"].count_nonzero() <= 6
+    assert sparsity(small) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("masks", "message"),
+    [
+        ({"head.weight": torch.ones(3, 8)}, "masks names 'head.weight', which is not"),
+        ({"5.weight": torch.ones(8, 3)}, r"'5.weight' in the shape \[8, 3\]; the network has it"),
+        ({"5.weight": torch.rand(3, 8)}, r"other numbers than 0 and 1 \(torch.float32\)"),
+        ({"5.weight": torch.full((3, 8), torch.nan)}, "other numbers than 0 and 1"),
+        ({"5.weight": [[1] * 8] * 3}, "is a tensor of True and False; got list"),
+    ],
+)
+def test_masks_that_are_none(masks, message):
+    for posterior in (gaussian(), multi_swag()):
+        with pytest.raises(ConfigurationError, match=message):
+            masked(posterior, masks)
+
+
+def test_refusals_reach_every_kind():
+    for posterior in (gaussian(), draws(), multi_swag()):
+        with pytest.raises(ConfigurationError, match=r"got 1\.5"):
+            prune(posterior, 1.5)
+        with pytest.raises(ConfigurationError, match="matches no parameter"):
+            prune(posterior, 0.5, protect="head")
+    with pytest.raises(ConfigurationError, match="single draw"):
+        prune(draws(0, 1, 1), 0.5)
+
+
+def test_low_rank_draws_of_zeros_are_plus_zero_whatever_the_sign():
+    """The product with the deviations may be −0: it must not be seen."""
+    posterior = masked(low_rank(rank=3), {"5.weight": torch.zeros(3, 8), "5.bias": torch.zeros(3)})
+    assert low_rank_module.LowRankPosterior is type(posterior)
+    sampled = posterior.sample(200, seeded())
+    assert is_positive_zero(sampled["5.weight"])
+    assert is_positive_zero(sampled["5.bias"])
+
+
+def test_tensors_without_elements():
+    class Empty(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 1)
+            self.unused = nn.Parameter(torch.zeros(0, 3))
+
+        def forward(self, x):
+            return self.two(self.one(x).relu())
+
+    net = Empty()
+    for lead in (None, 3):
+        mean = like(net, 0)
+        if lead is None:
+            posterior = GaussianPosterior(
+                net, Gaussian(0.3), mean, {k: v.exp() for k, v in mean.items()}
+            )
+        else:
+            variance = {k: v.square() for k, v in mean.items()}
+            posterior = LowRankPosterior(net, Gaussian(0.3), mean, variance, like(net, 1, lead))
+        pruned = prune(posterior, 0.5, unit="channel")
+        assert support(pruned)["unused"].shape == (0, 3)
+        assert sparsity(pruned) == 6 / 16
+        assert compact(pruned).net.one.out_features == 2

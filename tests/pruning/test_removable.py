@@ -1,0 +1,413 @@
+"""What may be removed: which weights and units, by which ratio; what a removed unit leaves."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
+
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.posteriors import (
+    DrawsPosterior,
+    GaussianPosterior,
+    LowRankPosterior,
+    MixturePosterior,
+    Posterior,
+)
+from lightning_bnn.pruning import prune as prune_posterior
+from lightning_bnn.pruning.masks import pruning_masks
+from lightning_bnn.pruning.removable import candidates, find_removable
+from lightning_bnn.selection import last_layer, select
+from tests.pruning.posteriors import gaussian, gaussian_of
+
+
+def every(net: nn.Module) -> list[str]:
+    return [name for name, _ in net.named_parameters()]
+
+
+class Kinds(nn.Module):
+    """Normalisation of every kind, a two-axis weight in one, biases with three axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.norm = nn.LayerNorm([2, 4])
+        self.group = nn.GroupNorm(2, 4)
+        self.lstm = nn.LSTM(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
+        self.slope = nn.PReLU(4)
+        self.empty = nn.Parameter(torch.zeros(0, 4))
+        self.head = nn.Linear(4, 5)
+        self.head.weight = self.embed.weight  # tied: one tensor, one name
+
+
+def test_weights_of_two_axes_outside_of_normalisation():
+    net = Kinds()
+    assert candidates(net, every(net)) == [
+        "embed.weight",
+        "lstm.weight_ih_l0",
+        "lstm.weight_hh_l0",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+    ]
+    assert candidates(net, ["lstm.weight_hh_l0", "lstm.bias_hh_l0"]) == ["lstm.weight_hh_l0"]
+    assert candidates(net, []) == []
+
+
+def test_protection_in_every_form():
+    net = gaussian().net  # frozen, as the network of each posterior
+    names = every(net)
+    assert candidates(net, names) == ["0.weight", "5.weight"]
+    for protect in ("5.*", net[5], last_layer, ["*", "!0.*"], lambda given: ["5.weight"]):
+        assert candidates(net, names, protect) == ["0.weight"]
+    assert candidates(net, names, "*.bias") == ["0.weight", "5.weight"]  # they were already
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_a_network_in_training_keeps_its_flags():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    net[0].requires_grad_(False)
+    before = [parameter.requires_grad for parameter in net.parameters()]
+    assert candidates(net, every(net), last_layer) == ["0.weight"]
+    assert [parameter.requires_grad for parameter in net.parameters()] == before
+    assert select(net) == ["1.weight", "1.bias"]
+
+
+@pytest.mark.parametrize(
+    ("protect", "message"),
+    [
+        ("nothing.*", "'nothing.*' matches no parameter. Their names begin with .'0.weight'"),
+        (nn.Linear(8, 3), "Linear chosen as protected holds no parameter of the network"),
+        (["5.weight", 3], "choice of protected weights is made of name patterns.*got 3"),
+        (lambda net: ["head"], "protected weights names 'head', which is not a parameter"),
+        (["5.*", "!5.*"], "leaves no weight"),
+        ("*", "leaves nothing to prune: it takes all of the 2 tensors"),
+    ],
+)
+def test_refusals(protect, message):
+    net = gaussian().net
+    with pytest.raises(ConfigurationError, match=message):
+        candidates(net, every(net), protect)
+    assert not any(parameter.requires_grad for parameter in net.parameters())
+
+
+def old_weight_norm(layer):
+    with pytest.warns(FutureWarning):
+        return weight_norm(layer)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        parametrizations.weight_norm,
+        parametrizations.orthogonal,
+        parametrizations.spectral_norm,
+        old_weight_norm,
+        spectral_norm,
+    ],
+)
+def test_tensors_from_which_a_weight_is_computed_are_no_weights(change):
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), change(nn.Linear(4, 4)), nn.Linear(4, 1))
+    assert candidates(net, every(net)) == ["0.weight", "3.weight"]
+    posterior = gaussian_of(net)
+    with pytest.raises(ConfigurationError) as caught:
+        find_removable(posterior)
+    for words in ("weights of '2' are computed", "remove_parametrizations", "protect=['2.*']"):
+        assert words in str(caught.value)
+    protected = find_removable(posterior, protect="2.*")
+    fixed = tuple(name for name in every(net) if name.startswith("2."))
+    for found in (protected, find_removable(gaussian_of(net, fixed))):  # they do not vary
+        assert list(found.weights) == ["0.weight", "3.weight"]
+    alone = gaussian_of(change(nn.Linear(4, 4)))
+    with pytest.raises(ConfigurationError, match=r"weights of '' are.*protect=\['\*'\]"):
+        find_removable(alone)
+
+
+def test_weights_that_torch_has_pruned_are_weights():
+    net = nn.Sequential(prune.random_unstructured(nn.Linear(3, 4), "weight", amount=0.5))
+    assert list(find_removable(gaussian_of(net)).weights) == ["0.weight_orig"]
+
+
+# ------------------------------------------------------------------------------------------ units
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(3, 10), nn.ReLU(), nn.Linear(10, 6, bias=False), nn.Tanh(), nn.Linear(6, 2)
+    )
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 2, groups=6),
+        nn.BatchNorm2d(6, affine=False), nn.GELU(), nn.Flatten(), nn.BatchNorm1d(54),
+        nn.Linear(54, 4), nn.SiLU(), nn.Linear(4, 2),
+    )  # fmt: skip
+
+
+def residual() -> nn.Module:
+    block = torchvision.models.resnet.BasicBlock(4, 4)
+    return nn.Sequential(nn.Conv2d(1, 4, 1), block, nn.Flatten(), nn.Linear(36, 2))
+
+
+class Dense(nn.Module):
+    """Channels that are concatenated, and others between them that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = (nn.Conv2d(i, 4, 1) for i in (1, 4, 4))
+        self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(72, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.head(torch.cat([x, self.last(self.norm(self.inner(x)))], 1).flatten(1))
+
+
+def unit_masks(posterior: Posterior, fraction: float, **options: Any) -> dict[str, Tensor]:
+    return pruning_masks(posterior, fraction, unit="channel", **options)
+
+
+def ratios_by_hand(posterior: GaussianPosterior, layers: list[str]) -> dict[str, list[float]]:
+    found = {}
+    for layer in layers:
+        names = [n for n in (f"{layer}.weight", f"{layer}.bias") if n in posterior.mean]
+        found[layer] = []
+        for unit in range(len(posterior.mean[names[0]])):
+            mean = np.concatenate([posterior.mean[n][unit].numpy().ravel() for n in names])
+            sd = np.concatenate([posterior.sd[n][unit].numpy().ravel() for n in names])
+            found[layer].append(float(np.linalg.norm(mean) / np.linalg.norm(sd)))
+    return found
+
+
+def test_the_ratio_of_a_unit_is_that_of_its_weights_together() -> None:
+    posterior = gaussian_of(mlp())
+    found = find_removable(posterior, "channel").units
+    by_hand = ratios_by_hand(posterior, ["0", "2"])
+    assert list(found) == ["0.weight", "2.weight"]
+    for layer, ratios in by_hand.items():
+        np.testing.assert_allclose(found[f"{layer}.weight"].numpy(), ratios, rtol=1e-6)
+    fixed_bias = gaussian_of(mlp(), fixed=("0.bias",))
+    np.testing.assert_allclose(
+        find_removable(fixed_bias, "channel").units["0.weight"].numpy(),
+        ratios_by_hand(fixed_bias, ["0"])["0"],
+        rtol=1e-6,
+    )
+
+
+def test_nothing_over_nothing_is_zero_and_something_over_nothing_is_infinite() -> None:
+    net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.ReLU(), nn.Linear(3, 1))
+    mean = {"0.weight": torch.tensor([[0.0, 0.0], [0.0, 2.0], [3.0, 4.0]])}
+    sd = {"0.weight": torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]])}
+    posterior = GaussianPosterior(net, Categorical(), mean, sd)
+    assert find_removable(posterior, "channel").units["0.weight"].tolist() == [0, float("inf"), 5]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.03, 0.25, 0.5, 0.8])
+def test_the_lowest_units_of_all_layers_go_exactly(fraction: float) -> None:
+    posterior = gaussian_of(mlp())
+    masks = unit_masks(posterior, fraction)
+    by_hand = ratios_by_hand(posterior, ["0", "2"])
+    ranked = sorted((r, layer, u) for layer, own in by_hand.items() for u, r in enumerate(own))
+    gone = {(layer, unit) for _, layer, unit in ranked[: round(fraction * 16)]}
+    for layer in by_hand:
+        for unit, row in enumerate(masks[f"{layer}.weight"]):
+            assert row.unique().tolist() == [(layer, unit) not in gone]
+    assert torch.equal(masks["0.bias"], masks["0.weight"][:, 0])
+    assert set(masks) == {"0.weight", "0.bias", "2.weight"}
+
+
+def test_each_layer_by_itself() -> None:
+    masks = unit_masks(gaussian_of(mlp()), 0.5, scope="layer")
+    assert [int(masks[name][:, 0].sum()) for name in ("0.weight", "2.weight")] == [5, 3]
+
+
+def test_protected_layers_keep_their_units() -> None:
+    masks = unit_masks(gaussian_of(mlp()), 0.5, protect="0.*")
+    assert set(masks) == {"2.weight"}
+    assert int(masks["2.weight"][:, 0].sum()) == 3
+
+
+def depthwise() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3, groups=8), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 6, 1), nn.ReLU(), nn.Conv2d(6, 2, 1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("protect", [["1.*", "2.*"], "1.weight", "2.bias", "0.bias"])
+def test_what_would_go_with_a_unit_protects_it(protect: str | list[str]) -> None:
+    masks = unit_masks(gaussian_of(depthwise()), 0.5, protect=protect)
+    assert set(masks) == {"4.weight", "4.bias"}
+    alone = gaussian_of(depthwise()[:5])
+    with pytest.raises(ConfigurationError, match=r"'0' would take '.*' along, which is protected"):
+        unit_masks(alone, 0.5, protect=protect)
+
+
+def test_units_of_half_precision_are_ranked_as_they_are() -> None:
+    net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.ReLU(), nn.Linear(3, 1))
+    rows = torch.tensor([[1e-4, 1e-4], [3e-4, 3e-4], [2e-4, 2e-4]]).half()
+    sd = torch.full((3, 2), 1e-4).half()
+    posterior = GaussianPosterior(net, Categorical(), {"0.weight": rows}, {"0.weight": sd})
+    found = find_removable(posterior, "channel").units["0.weight"]
+    expected = (rows.double() / sd.double())[:, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    large = GaussianPosterior(net, Categorical(), {"0.weight": rows * 1e4}, {"0.weight": sd / 100})
+    found = find_removable(large, "channel").units[
+        "0.weight"
+    ]  # beyond the largest number of float16
+    assert found.isfinite().all()
+    assert found.argsort().tolist() == [0, 2, 1]
+
+
+def test_pruning_again_is_pruning_once() -> None:
+    posterior = gaussian_of(cnn())
+    once = prune_posterior(posterior, 0.7, unit="channel")
+    twice = prune_posterior(prune_posterior(posterior, 0.3, unit="channel"), 0.7, unit="channel")
+    for name, mean in once.mean.items():
+        assert torch.equal(mean, twice.mean[name])
+    same = prune_posterior(posterior, 0, unit="channel")
+    assert all(torch.equal(mean, same.mean[name]) for name, mean in posterior.mean.items())
+
+
+def test_a_removed_unit_is_exactly_zero_where_it_is_read() -> None:
+    """Through BatchNorms of three kinds and a depthwise convolution, in every draw."""
+    posterior = prune_posterior(gaussian_of(cnn()), 0.5, unit="channel", protect="8.*")
+    masks = unit_masks(gaussian_of(cnn()), 0.5, protect="8.*")
+    names = ["0.weight", "1.weight", "1.bias", "3.weight", "3.bias", "7.weight", "7.bias"]
+    assert set(masks) == {*names, "1.running_mean", "4.running_mean", "7.running_mean"}
+    gone = ~masks["0.weight"].flatten(1)[:, 0]
+    assert int(gone.sum()) == 3
+    outputs: list[Tensor] = []
+    posterior.net[8].register_forward_pre_hook(lambda _, inputs: outputs.append(inputs[0]))
+    posterior.mode = "loop"
+    posterior.predict(torch.randn(5, 1, 6, 6), draws=3)
+    assert len(outputs) == 3
+    for output in outputs:
+        channels = output.view(5, 6, 9)
+        assert bool((channels[:, gone] == 0).all())
+        assert bool((channels[:, ~gone] != 0).any((0, 2)).all())
+
+
+def test_channels_that_are_added_go_together() -> None:
+    posterior = gaussian_of(residual())
+    found = find_removable(posterior, "channel").units
+    assert list(found) == ["0.weight", "1.conv1.weight"]
+    layers = [["0.weight", "0.bias"], ["1.conv2.weight"]]
+    names = [name for layer in layers for name in layer]
+    for unit, ratio in enumerate(found["0.weight"].tolist()):
+        mean, sd = (
+            np.concatenate([tensors[name][unit].numpy().ravel() for name in names])
+            for tensors in (posterior.mean, posterior.sd)
+        )
+        assert ratio == pytest.approx(np.linalg.norm(mean) / np.linalg.norm(sd), rel=1e-6)
+    masks = unit_masks(posterior, 0.5, scope="layer")
+    kept = masks["0.bias"]
+    assert int(kept.sum()) == 2
+    for name in (*names, "1.bn2.weight", "1.bn2.bias", "1.bn2.running_mean"):
+        assert torch.equal(masks[name].flatten(1).all(1) if masks[name].ndim > 1 else masks[name],
+                           kept)  # fmt: skip
+
+
+def test_channels_that_are_added_to_fixed_ones_stay() -> None:
+    fixed = ("0.weight", "0.bias")
+    masks = unit_masks(gaussian_of(residual(), fixed), 0.5)
+    assert set(masks) == {
+        "1.conv1.weight", "1.bn1.weight", "1.bn1.bias", "1.bn1.running_mean",
+    }  # fmt: skip
+    fixed += ("1.conv1.weight",)
+    with pytest.raises(ConfigurationError, match=r"'0' would take '0.weight' along.*not vary"):
+        unit_masks(gaussian_of(residual(), fixed), 0.5)
+
+
+def test_layers_that_cannot_be_followed() -> None:
+    posterior = gaussian_of(Dense())
+    with pytest.raises(ConfigurationError) as caught:
+        unit_masks(posterior, 0.5)
+    for words in ("of 2 layers", "'first' (at cat: it joins", "'last' (at cat", "protect=['first.*"
+                  "', 'last.*']", 'rest="keep"', 'rest="weight"'):  # fmt: skip
+        assert words in str(caught.value)
+    kept = unit_masks(posterior, 0.5, rest="keep")
+    assert set(kept) == {
+        "inner.weight", "inner.bias", "norm.weight", "norm.bias", "norm.running_mean",
+    }  # fmt: skip
+    protected = unit_masks(posterior, 0.5, protect=["first.*", "last.*"])
+    assert all(torch.equal(mask, protected[name]) for name, mask in kept.items())
+    both = unit_masks(posterior, 0.5, rest="weight")
+    single = ("first.weight", "last.weight")
+    assert set(both) == {*kept, *single}
+    flat = torch.cat([(posterior.mean[n].abs() / posterior.sd[n]).flatten() for n in single])
+    mask = torch.cat([both[n].flatten() for n in single])
+    assert int((~mask).sum()) == round(0.5 * len(flat))
+    assert float(flat[~mask].max()) <= float(flat[mask].min())
+
+
+def test_nothing_to_follow() -> None:
+    line = gaussian_of(nn.Linear(3, 2))
+    with pytest.raises(
+        ConfigurationError, match=r"'' gives the network's outputs.*unit=\"weight\""
+    ):
+        unit_masks(line, 0.5, rest="keep")
+    lstm = gaussian_of(nn.Sequential(nn.LSTM(3, 2)))
+    with pytest.raises(ConfigurationError, match="No layer of the network has units"):
+        unit_masks(lstm, 0.5, rest="keep")
+    assert set(unit_masks(lstm, 0.5, rest="weight")) == {"0.weight_ih_l0", "0.weight_hh_l0"}
+
+
+def test_a_layer_never_vanishes_and_too_much_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 1))
+    posterior = gaussian_of(net)
+    posterior.mean["2.weight"].mul_(1e-3)
+    posterior.mean["2.bias"].mul_(1e-3)
+    with pytest.warns(UserWarning, match=r"2\.weight"):
+        masks = unit_masks(posterior, 0.5)
+    assert int(masks["2.weight"][:, 0].sum()) == 1
+    assert int(masks["0.weight"][:, 0].sum()) == 4
+    with pytest.raises(ConfigurationError, match=r"largest fraction is 0\.8"):
+        unit_masks(posterior, 0.9)
+    for wrong in (1.0, -0.1, float("nan")):
+        with pytest.raises(ConfigurationError, match="fraction="):
+            unit_masks(posterior, wrong)
+
+
+def test_a_posterior_without_variances_is_refused() -> None:
+    net = mlp()
+    with pytest.raises(ConfigurationError, match=r"no removable unit.*single draw"):
+        unit_masks(DrawsPosterior(net, Categorical(), [dict(net.named_parameters())]), 0.5)
+
+
+def members(count: int) -> list[Posterior]:
+    nets = [mlp() for _ in range(count)]
+    return [DrawsPosterior(net, Categorical(), [dict(net.named_parameters())]) for net in nets]
+
+
+def test_the_members_of_an_ensemble_lose_the_same_units() -> None:
+    torch.manual_seed(0)
+    parts = members(4)
+    mixture = MixturePosterior(parts)
+    draws = DrawsPosterior(mixture.net, Categorical(), [part._draws[0] for part in parts])
+    ours, theirs = unit_masks(mixture, 0.5), unit_masks(draws, 0.5)
+    assert all(torch.equal(mask, theirs[name]) for name, mask in ours.items())
+
+
+def test_low_rank_units_use_both_parts_of_the_variance() -> None:
+    net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 1, bias=False))
+    mean = {"0.weight": torch.tensor([[1.0, 1.0], [1.0, 1.0]])}
+    variance = {"0.weight": torch.tensor([[1.0, 1.0], [3.0, 3.0]])}
+    columns = {"0.weight": torch.stack([torch.tensor([[3.0, 3.0], [0.0, 0.0]])] * 2)}
+    posterior = LowRankPosterior(net, Categorical(), mean, variance, columns)
+    found = find_removable(posterior, "channel").units["0.weight"]
+    np.testing.assert_allclose(found.numpy(), [(2 / 19) ** 0.5, (2 / 3) ** 0.5], rtol=1e-6)
+
+
+def test_no_warning_without_a_reason() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        masks = unit_masks(gaussian_of(mlp()), 0.5)
+    assert not all(bool(mask.all()) for mask in masks.values())

@@ -1,0 +1,167 @@
+"""Kill a writer at every step of a stream's operations; run by test_stream.py.
+
+Usage: python -m tests.storage.crash_stream DIRECTORY. Prints JSON: for each operation its steps
+in order, and for each step and moment what a reader found afterwards. As in crash_store.py, system
+calls are wrapped in forked children.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+from tests.storage.crash_store import Steps, die, in_child, stand_in
+
+
+class StreamSteps(Steps):
+    """As for a store, with a folder of records beside the blobs."""
+
+    def wrap(self, name, function, target=None):
+        if name != "write":
+            return super().wrap(name, function, target)
+
+        def write(data):  # a draw is written in several pieces; any of them may be cut
+            if (self.crash_at, self.moment) == (len(self.seen) - 1, "middle"):
+                function(data[: len(data) // 2])
+                die()
+            return function(data)
+
+        return super().wrap(name, write, target)
+
+    def role(self, target):
+        records = self.root / "records"
+        if isinstance(target, int):
+            status = os.fstat(target)
+            if stat.S_ISDIR(status.st_mode):
+                if records.exists() and os.path.samestat(records.stat(), status):
+                    return "directory records"
+                return super().role(target)
+            parts = self.root.rglob(".tmp-*")
+            target = next(path for path in parts if os.path.samestat(path.stat(), status))
+        target = Path(target)
+        if target == records:
+            return "directory records"
+        if target.parent == records:
+            return "temporary record" if target.name.startswith(".tmp-") else "record"
+        return super().role(target)
+
+
+def weights(step):
+    """Two chains, told apart by their values."""
+    import torch
+
+    return {"w": torch.tensor([[step, 0.0], [step, 1.0]]), "n": torch.tensor([step, step])}
+
+
+def found(root):
+    """The steps that a reader finds, or a description of the damage."""
+    from lightning_bnn.errors import PosteriorFormatError
+    from lightning_bnn.storage.stream import DrawStream
+
+    try:
+        stream = DrawStream.open(root)
+        draws = stream.draws()
+        for number, step in enumerate(stream.steps()):
+            for chain in range(2):
+                draw = draws[2 * number + chain]
+                assert draw["w"].tolist() == [step, chain]
+                assert draw["n"].item() == step
+    except PosteriorFormatError as error:
+        missing = "there is no manifest.json" in str(error) or "does not exist" in str(error)
+        return "nothing" if missing else f"broken: {error}"
+    return stream.steps()
+
+
+def leftovers(root):
+    """The files that neither the head nor a record names."""
+    named = {"manifest.json"}
+    named |= {e["file"] for e in json.loads((root / "manifest.json").read_bytes())["blobs"]}
+    for record in (root / "records").glob("0*.json"):
+        named |= {record.name, json.loads(record.read_bytes())["blob"]["file"]}
+    return sorted(p.name for p in root.rglob("*") if p.is_file() and p.name not in named)
+
+
+def create(root):
+    import torch
+
+    from lightning_bnn.storage.stream import DrawStream
+
+    fixed = {"c": torch.ones(3)}
+    return DrawStream.create(root, fields={}, weights=weights(0), fixed=fixed)
+
+
+def scenario(root, before, operation):
+    """Prepare a stream with the steps ``before`` (None: nothing) and crash in the operation."""
+    from lightning_bnn.storage.stream import DrawStream
+
+    def prepare():
+        shutil.rmtree(root, ignore_errors=True)
+        if before is not None:
+            stream = create(root)
+            for step in before:
+                stream.append(step, weights(step))
+
+    def operate():
+        if operation == "create":
+            create(root)
+        elif operation == "append":
+            DrawStream.open(root).append(9, weights(9))
+        else:
+            DrawStream.open(root).truncate(after_step=2)
+
+    notes = root.parent / "steps.json"
+
+    def rehearse():
+        steps = StreamSteps(root)
+        operate()
+        notes.write_text(json.dumps(steps.seen))
+
+    prepare()
+    assert in_child(rehearse) == 0, "an operation without a crash failed"
+    steps = json.loads(notes.read_text())
+    crashes = []
+    for index, (name, role) in enumerate(steps):
+        moments = ["before", *(["middle"] if name == "write" else [])]
+        if index == len(steps) - 1:  # just after a step is just before the next
+            moments.append("after")
+        for moment in moments:
+            prepare()
+
+            def crash(index=index, moment=moment):
+                StreamSteps(root, index, moment)
+                operate()
+
+            ended, outcome = in_child(crash), found(root)
+            if outcome == "nothing":
+                stream = create(root)
+            else:
+                stream = DrawStream.open(root)
+                stream.truncate(after_step=2)
+            stream.append(7, weights(7))
+            crashes.append(
+                {
+                    "point": f"{moment} {name} {role}",
+                    "signal": ended,
+                    "found": outcome,
+                    "again": found(root),
+                    "leftovers": leftovers(root),
+                }
+            )
+    return {"steps": steps, "crashes": crashes}
+
+
+if __name__ == "__main__":
+    base = Path(sys.argv[1])
+    package = Path(importlib.util.find_spec("lightning_bnn").origin).parent
+    stand_in("lightning_bnn", package)
+    stand_in("lightning_bnn.storage", package / "storage")
+    results = {
+        "create": scenario(base / "p", None, "create"),
+        "first": scenario(base / "p", [], "append"),
+        "append": scenario(base / "p", [1, 2], "append"),
+        "truncate": scenario(base / "p", [1, 2, 3, 4], "truncate"),
+    }
+    print(json.dumps(results))

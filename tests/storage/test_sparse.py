@@ -1,0 +1,471 @@
+import hashlib
+import json
+import struct
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import nn
+
+from lightning_bnn.errors import PosteriorFormatError
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.posteriors import DrawsPosterior, GaussianPosterior
+from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.pruning import prune
+from lightning_bnn.storage import manifest, sparse, store
+from lightning_bnn.storage.stream import StoredDraws
+
+BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
+FAST = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+
+
+def bits(tensor):
+    return tensor.reshape(-1).view(BITS[tensor.dtype]).tolist()
+
+
+def loop_encode(numbers):
+    """The code by its definition, number by number."""
+    values, gaps, zeros = [], [], 0
+    for number in numbers:
+        if number == 0:
+            zeros += 1
+            if zeros == 255:
+                gaps.append(255)
+                zeros = 0
+        else:
+            values.append(number)
+            gaps.append(zeros)
+            zeros = 0
+    return values, gaps
+
+
+def loop_decode(values, gaps, size):
+    numbers, values = [], list(values)
+    for gap in gaps:
+        numbers += [0] * gap
+        if gap < 255:
+            numbers.append(values.pop(0))
+    return numbers + [0] * (size - len(numbers))
+
+
+def sparse_tensor(size, places, dtype=torch.float32, seed=0):
+    tensor = torch.zeros(size, dtype=dtype)
+    drawn = torch.randn(len(places), generator=torch.Generator().manual_seed(seed)).to(dtype)
+    tensor[torch.tensor(places, dtype=torch.long)] = drawn
+    return tensor
+
+
+def random_tensor(size, share, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    tensor = torch.randn(size, generator=generator).to(dtype)
+    tensor[torch.rand(size, generator=generator) >= share] = 0
+    return tensor
+
+
+def check(tensor, encoded):
+    values, gaps = encoded
+    assert (bits(values), gaps.tolist()) == loop_encode(bits(tensor))
+    assert loop_decode(bits(values), gaps.tolist(), tensor.numel()) == bits(tensor)
+    decoded = sparse.decode(values, gaps, tensor.shape)
+    assert (decoded.dtype, decoded.shape) == (tensor.dtype, tensor.shape)
+    assert bits(decoded) == bits(tensor)
+
+
+# The code
+
+
+@FAST
+@given(
+    size=st.integers(1024, 4000),
+    share=st.sampled_from([0.0, 0.001, 0.004, 0.02, 0.3, 0.49]),
+    dtype=st.sampled_from(list(BITS)),
+    seed=st.integers(0, 1000),
+    chunk=st.sampled_from([7, 255, 256, 2**20]),
+)
+def test_any_sparse_tensor_is_encoded_as_the_definition_says(size, share, dtype, seed, chunk):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "_CHUNK", chunk)
+        tensor = random_tensor(size, share, seed, dtype)
+        if (encoded := sparse.encode(tensor)) is not None:
+            check(tensor, encoded)
+        else:
+            assert share > 0.4  # half precision gains less
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        *([], [0], [1999], [0, 1999], [254], [255], [256], [509], [510], [511], [0, 255, 510]),
+        *([0, 256], [0, 257], [1744], [1745], [1489], [1490], list(range(1000, 2000))),
+    ],
+)
+def test_places_around_the_code_that_skips(places):
+    tensor = sparse_tensor(2000, places)
+    check(tensor, sparse.encode(tensor))
+
+
+def test_every_bit_pattern_but_zero_is_a_value():
+    special = [-0.0, 5e-324, -5e-324, float("inf"), float("-inf"), float("nan")]
+    for dtype, whole in BITS.items():
+        tensor = torch.zeros(30, 50, dtype=dtype)
+        flat = tensor.view(-1).view(whole)
+        lowest = torch.iinfo(whole).min
+        nan = int(torch.tensor(float("nan"), dtype=dtype).view(whole))
+        for place, pattern in enumerate([lowest, 1, lowest + 1, -1, nan + 1, nan + 5]):
+            flat[17 * place] = pattern  # -0.0, denormals, NaNs with a payload and a sign
+        tensor[20, : len(special)] = torch.tensor(special, dtype=torch.float64).to(dtype)
+        values, gaps = sparse.encode(tensor)
+        assert len(values) >= 10
+        check(tensor, (values, gaps))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "worth"),
+    [
+        (torch.zeros(63), False),
+        (torch.zeros(64), True),
+        (torch.zeros(64, dtype=torch.float16), False),  # the names would take as much
+        (torch.zeros(0), False),
+        (random_tensor(240, 0.1), True),
+        (random_tensor(100, 0.4), False),  # three fifths, but for the names
+        (torch.zeros(2000, dtype=torch.int64), False),
+        (torch.zeros(2000, dtype=torch.bool), False),
+        (torch.ones(2000), False),
+        (-torch.zeros(2000), False),
+        (random_tensor(20_000, 0.58), True),  # 5 bytes of 4: worth it below 3/5
+        (random_tensor(20_000, 0.62), False),
+        (random_tensor(20_000, 0.48, dtype=torch.float16), True),  # 3 bytes of 2: below 1/2
+        (random_tensor(20_000, 0.52, dtype=torch.float16), False),
+    ],
+)
+def test_only_what_saves_a_quarter_is_encoded(tensor, worth):
+    encoded = sparse.encode(tensor)
+    assert (encoded is not None) == worth
+    if encoded is not None:
+        size = sum(part.numel() * part.element_size() for part in encoded)
+        assert size + 128 <= 0.75 * tensor.numel() * tensor.element_size()
+
+
+def test_a_skip_code_can_tip_the_balance():
+    # three fifths are values: with a byte for each they fit, with the skips they do not
+    tensor = torch.zeros(102_400)
+    tensor[: 102_400 * 3 // 5] = 1.0
+    assert sparse.encode(tensor) is None
+    tensor[: 102_400 // 255] = 0.0
+    assert sparse.encode(tensor) is not None
+
+
+@FAST
+@given(
+    values=st.lists(st.integers(-5, 5), max_size=6),
+    gaps=st.lists(st.sampled_from([0, 1, 2, 3, 100, 254, 255]), max_size=8),
+    shape=st.lists(st.sampled_from([0, 1, 2, 3, 5, 255, 510, 1000]), max_size=3),
+    dtype=st.sampled_from(list(BITS)),
+    near=st.one_of(st.none(), st.integers(-2, 257)),
+)
+def test_the_decoder_gives_what_was_encoded_or_refuses(values, gaps, shape, dtype, near):
+    if near is not None:  # shapes that nearly fit, or do
+        shape = [max(0, sum(gap + (gap < 255) for gap in gaps) + near)]
+    given_values = torch.tensor(values, dtype=BITS[dtype]).view(dtype)
+    given_gaps = torch.tensor(gaps, dtype=torch.uint8)
+    try:
+        decoded = sparse.decode(given_values, given_gaps, shape)
+    except ValueError:
+        size = torch.Size(shape).numel()
+        right = (
+            len(values) == sum(gap < 255 for gap in gaps)
+            and 0 not in values
+            and loop_encode(loop_decode(values, gaps, size)[:size]) == (values, gaps)
+        )
+        assert not right
+    else:
+        assert list(decoded.shape) == shape
+        assert bits(decoded) == loop_decode(values, gaps, decoded.numel())
+        assert loop_encode(bits(decoded)) == (values, gaps)
+
+
+@pytest.mark.parametrize(
+    ("values", "gaps", "shape", "message"),
+    [
+        (torch.ones(1), torch.zeros(1), [9], "gaps as torch.uint8, found torch.float32"),
+        (torch.ones(1), torch.zeros(1, 1, dtype=torch.uint8), [9], r"\[1, 1\]"),
+        (torch.ones(1, 1), torch.zeros(1, dtype=torch.uint8), [9], r"\[1, 1\]"),
+        (torch.ones(1).int(), torch.zeros(1, dtype=torch.uint8), [9], "torch.int32"),
+        (torch.ones(2), torch.zeros(1, dtype=torch.uint8), [9], "take 1 values.* are 2"),
+        (torch.ones(1), torch.full((1,), 9, dtype=torch.uint8), [9], "after 10 .*has 9"),
+        (torch.ones(1), torch.zeros(1, dtype=torch.uint8), [256], "after 1 .*has 256"),
+        # more numbers than any memory holds, and more than an int64 counts
+        (torch.ones(1), torch.zeros(1, dtype=torch.uint8), [2**62], "has 4611686018427387904"),
+        (torch.ones(0), torch.zeros(0, dtype=torch.uint8), [2**32, 2**32], "has 1844674407370955"),
+        (torch.zeros(1), torch.zeros(1, dtype=torch.uint8), [9], "is zero"),
+    ],
+)
+def test_what_the_decoder_refuses(values, gaps, shape, message):
+    with pytest.raises(ValueError, match=message):
+        sparse.decode(values, gaps, shape)
+
+
+# In a stored posterior
+
+
+def write(directory, blobs, **fields):
+    store.write(directory, kind="draws", blobs=blobs, fields=fields)
+
+
+def read_manifest(directory):
+    return json.loads((Path(directory) / "manifest.json").read_bytes())
+
+
+def size_of(directory):
+    return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
+
+
+def forge(directory, parts=None, **entry):
+    """Put other tensors into the blob, or other words into its entry, all hashes made good."""
+    body = read_manifest(directory)
+    del body["sha256"]
+    (blob,) = body["blobs"]
+    if parts is not None:
+        data = save(parts)
+        digest = hashlib.sha256(data).hexdigest()
+        blob.update(file=f"b-{digest[:16]}.safetensors", bytes=len(data), sha256=digest)
+        (Path(directory) / "blobs" / blob["file"]).write_bytes(data)
+    body["version"] = entry.pop("version", body["version"])
+    blob.update(entry)
+    (Path(directory) / "manifest.json").write_bytes(manifest.encode(body))
+
+
+def test_dense_posteriors_are_written_as_by_version_1(tmp_path):
+    # by the definition of safetensors, with nothing of this package's
+    tensors = {"w": torch.arange(2048.0), "n": torch.zeros(2000, dtype=torch.int64)}
+    write(tmp_path, {"b": tensors})
+    header = (
+        '{"n":{"dtype":"I64","shape":[2000],"data_offsets":[0,16000]},'
+        '"w":{"dtype":"F32","shape":[2048],"data_offsets":[16000,24192]}}'
+    )
+    header += " " * (-len(header) % 8)
+    data = struct.pack("<Q", len(header)) + header.encode() + bytes(16000)
+    data += struct.pack("<2048f", *range(2048))
+    (path,) = (tmp_path / "blobs").iterdir()
+    assert path.read_bytes() == data
+    body = read_manifest(tmp_path)
+    assert body["version"] == 1
+    assert list(body["blobs"][0]) == ["name", "file", "bytes", "sha256", "tensors"]
+
+
+def test_sparse_tensors_come_back_in_every_form(tmp_path):
+    base = random_tensor(6000, 0.1)
+    tensors = {
+        "a": base.reshape(2, 3, 1000),
+        "dense": torch.randn(2000),
+        "transposed": base.reshape(60, 100).T,
+        "expanded": torch.zeros(1).expand(2000),
+        "parameter": nn.Parameter(base),
+        "": base,
+        "ü\n": base.double(),
+    }
+    write(tmp_path, {"b": tensors, "dense": {"w": torch.ones(3)}})
+    stored = store.read(tmp_path)
+    loaded = stored.load("b")
+    assert list(loaded) == list(tensors)
+    for name, tensor in tensors.items():
+        assert torch.equal(loaded[name], tensor.detach())
+        assert stored.shapes["b"][name] == (tensor.dtype, tensor.shape)
+    loaded["a"].add_(1)  # of its own memory
+    body = read_manifest(tmp_path)
+    assert body["version"] == 2
+    assert body["blobs"][0]["sparse"] == {
+        name: int(tensor.count_nonzero()) for name, tensor in tensors.items() if name != "dense"
+    }
+    assert "sparse" not in body["blobs"][1]
+    assert stored.load("b", device="meta")["a"].is_meta
+
+
+def test_names_that_the_parts_would_have_are_left_alone(tmp_path):
+    zeros = torch.zeros(2000)
+    for taken in (".values.a", ".gaps.a"):
+        tensors = {"a": zeros, taken: torch.ones(3), "b": zeros}
+        write(tmp_path, {"b": tensors})
+        assert list(read_manifest(tmp_path)["blobs"][0]["sparse"]) == ["b"]
+        loaded = store.read(tmp_path).load("b")
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
+
+
+def test_version_1_alone_refuses_it(tmp_path):
+    write(tmp_path, {"b": {"w": torch.zeros(2000)}})
+    data = (tmp_path / "manifest.json").read_bytes()
+    with pytest.raises(PosteriorFormatError, match=r"version 2.*reads version 1\. Update"):
+        manifest.unseal(data, "here", manifest.FORMAT, lambda body: None)
+
+
+def test_any_damaged_bit_or_missing_end_is_found(tmp_path):
+    write(tmp_path, {"b": {"w": random_tensor(1500, 0.02)}})
+    (path,) = (tmp_path / "blobs").iterdir()
+    data = path.read_bytes()
+    for place in range(0, len(data), 11):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        for damaged in (bytes(flipped), data[:place]):
+            path.write_bytes(damaged)
+            with pytest.raises(PosteriorFormatError, match="blobs/b-"):
+                store.read(tmp_path).load("b")
+
+
+U8 = torch.uint8
+GOOD = {".values.w": torch.ones(1), ".gaps.w": torch.tensor([5] + [255] * 7, dtype=U8)}
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (GOOD, None),
+        ({".values.w": torch.ones(1)}, "no values or no gaps"),
+        ({".gaps.w": GOOD[".gaps.w"]}, "no values or no gaps"),
+        ({**GOOD, "w": torch.zeros(2000)}, "holds it whole as well"),
+        ({**GOOD, "more": torch.zeros(1)}, "'more' as None"),
+        ({**GOOD, ".gaps.v": torch.zeros(1)}, "'.gaps.v' as None"),
+        ({**GOOD, ".values.w": torch.ones(2)}, r"1 values are promised, \[2\] are there"),
+        ({**GOOD, ".values.w": torch.ones(1, 1)}, r"1 values are promised, \[1, 1\]"),
+        ({**GOOD, ".values.w": torch.ones(1).double()}, "'w' as .*float32.*has .*float64"),
+        ({**GOOD, ".values.w": torch.ones(1).int()}, "torch.int32"),
+        ({**GOOD, ".values.w": torch.ones(1).to(torch.float8_e4m3fn)}, "float8_e4m3fn"),
+        ({**GOOD, ".values.w": torch.zeros(1)}, "is zero"),
+        ({**GOOD, ".gaps.w": GOOD[".gaps.w"].int()}, "torch.int32"),
+        ({**GOOD, ".gaps.w": GOOD[".gaps.w"][:-1]}, "end after 1536 numbers.* has 2000"),
+        ({**GOOD, ".gaps.w": torch.tensor([5] + [255] * 8, dtype=U8)}, "end after 2046 .* 2000"),
+        ({**GOOD, ".gaps.w": torch.tensor([5, 5] + [255] * 7, dtype=U8)}, "take 2 values"),
+        ({**GOOD, ".gaps.w": torch.tensor([], dtype=U8)}, "take 0 values"),
+    ],
+)
+def test_blobs_of_a_stranger(tmp_path, parts, message):
+    write(tmp_path, {"b": {"w": sparse_tensor(2000, [5])}})
+    forge(tmp_path, parts)
+    stored = store.read(tmp_path)
+    if message is None:
+        assert stored.load("b")["w"].nonzero().tolist() == [[5]]
+        return
+    with pytest.raises(PosteriorFormatError, match=message):
+        stored.load("b")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 1},
+        {"sparse": {}},
+        {"sparse": []},
+        {"sparse": ["w"]},
+        {"sparse": {"v": 1}},
+        {"sparse": {"w": "1"}},
+        {"sparse": {"w": True}},
+        {"sparse": {"w": 1, "n": 3}},
+    ],
+)
+def test_manifests_of_a_stranger(tmp_path, change):
+    write(tmp_path, {"b": {"w": sparse_tensor(2000, [5]), "n": torch.arange(3)}})
+    forge(tmp_path, **change)
+    with pytest.raises(PosteriorFormatError, match="good hash but wrong contents"):
+        store.read(tmp_path)
+
+
+def test_version_2_without_sparse_tensors_is_a_strangers(tmp_path):
+    write(tmp_path, {"b": {"w": torch.ones(3)}})
+    forge(tmp_path, version=2)
+    with pytest.raises(PosteriorFormatError, match="good hash but wrong contents"):
+        store.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sparse": {"w": 2}}, "2 values are promised"),
+        ({"sparse": {"w": -1}}, "-1 values are promised"),
+        ({"tensors": {"w": {"dtype": "float32", "shape": [2300]}}}, "end after 1791 .*has 2300"),
+        ({"tensors": {"w": {"dtype": "float32", "shape": [2**62, 2**62]}}}, "end after 1791"),
+        ({"tensors": {"w": {"dtype": "float32", "shape": [0, 2**62]}}}, "end after 1791.* has 0"),
+        ({"tensors": {"w": {"dtype": "float64", "shape": [2000]}}}, "'w' as .*float64"),
+    ],
+)
+def test_manifests_that_disagree_with_the_blob(tmp_path, change, message):
+    write(tmp_path, {"b": {"w": sparse_tensor(2000, [5])}})
+    forge(tmp_path, **change)
+    with pytest.raises(PosteriorFormatError, match=message):
+        store.read(tmp_path).load("b")
+
+
+# Posteriors
+
+
+def gaussian(sizes, share):
+    net = nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(sizes)))
+    mean = {name: torch.randn(p.shape) for name, p in net.named_parameters()}
+    sd = {name: torch.rand(p.shape) + 0.1 for name, p in net.named_parameters()}
+    for name, tensor in mean.items():
+        if tensor.ndim > 1:
+            gone = torch.rand(tensor.shape) >= share
+            tensor[gone] = 0
+            sd[name][gone] = 0
+    return GaussianPosterior(net, Gaussian(0.1), mean, sd)
+
+
+def test_files_shrink_with_the_share_of_weights(tmp_path):
+    torch.manual_seed(0)
+    sizes = {}
+    for share in (1.0, 0.5, 0.02):
+        posterior = gaussian((784, 1200, 1200, 10), share)
+        posterior.save(tmp_path / str(share))
+        sizes[share] = size_of(tmp_path / str(share))
+    assert sizes[0.02] <= 0.05 * sizes[1.0]
+    assert sizes[0.5] <= 0.65 * sizes[1.0]
+    loaded = Posterior.load(tmp_path / "0.02", posterior.net)
+    assert isinstance(loaded, GaussianPosterior)
+    for name, tensor in posterior.mean.items():
+        assert torch.equal(loaded.mean[name], tensor)
+        assert torch.equal(loaded.sd[name], posterior.sd[name])
+
+
+def test_draws_of_a_small_network_shrink_too(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 1))
+    draws = [{k: torch.randn(p.shape) for k, p in net.named_parameters()} for _ in range(20)]
+    posterior = DrawsPosterior(net, Gaussian(0.1), draws)
+    sizes = []
+    for fraction in (0, 0.5, 0.75, 0.95):
+        pruned = prune(posterior, fraction)
+        pruned.save(tmp_path / str(fraction))
+        sizes.append(size_of(tmp_path / str(fraction)))
+        loaded = Posterior.load(tmp_path / str(fraction), net)
+        for one, other in zip(loaded._draws, pruned._draws, strict=True):
+            assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < 0.45 * sizes[0]
+
+
+def test_draws_of_one_posterior_may_be_stored_differently(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    net = nn.Linear(60, 30)
+    draws = [{k: torch.randn(p.shape) for k, p in net.named_parameters()} for _ in range(4)]
+    draws[1]["weight"][:, 1:] = 0
+    draws[3]["weight"][3:] = 0
+    posterior = DrawsPosterior(net, Gaussian(0.1), draws)
+    posterior.save(tmp_path)
+    entries = read_manifest(tmp_path)["blobs"]
+    assert ["sparse" in entry for entry in entries] == [False, True, False, True]
+    inputs = torch.randn(5, 60)
+    expected = posterior.predict(inputs).mean
+    assert torch.equal(Posterior.load(tmp_path, net).predict(inputs).mean, expected)
+    monkeypatch.setattr("lightning_bnn.posteriors.draws.CACHE_BYTES", 0)
+    lazy = Posterior.load(tmp_path, net)
+    assert isinstance(lazy._draws, StoredDraws)
+    assert torch.equal(lazy.predict(inputs).mean, expected)
+    for index, draw in enumerate(draws):
+        assert torch.equal(lazy._draws[index]["weight"], draw["weight"])

@@ -1,0 +1,826 @@
+import ast
+import errno
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import lightning_bnn
+from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.storage import files, manifest, store
+
+FIELDS = {"step": 7, "rate": 1e-5, "names": ["é", "b"], "nested": {"none": None, "yes": True}}
+
+
+def draws(value=0.0):
+    return {
+        "draw-0": {"weight": torch.full((2, 3), value), "bias": torch.arange(3)},
+        "draw-1": {"weight": torch.full((2, 3), value + 1), "bias": torch.arange(3) + 1},
+    }
+
+
+def save(directory, value=0.0, **changes):
+    store.write(directory, **{"kind": "draws", "blobs": draws(value), "fields": FIELDS, **changes})
+
+
+def load_all(stored):
+    return {name: stored.load(name) for name in stored.blob_names}
+
+
+def assert_holds(directory, blobs, fields=FIELDS):
+    """Compare exactly, order and dtype included."""
+    stored = store.read(directory)
+    assert stored.fields == fields
+    loaded = load_all(stored)
+    assert list(loaded) == stored.blob_names == list(blobs)
+    for name, tensors in blobs.items():
+        assert list(loaded[name]) == list(tensors)
+        for key, tensor in tensors.items():
+            assert loaded[name][key].dtype == tensor.dtype
+            assert loaded[name][key].shape == tensor.shape
+            assert torch.equal(loaded[name][key], tensor)
+
+
+def files_of(directory):
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in Path(directory).rglob("*")
+        if path.is_file()
+    }
+
+
+def forge(directory, change):
+    """Change the manifest and give it a good hash again, as a stranger's program could."""
+    path = Path(directory) / "manifest.json"
+    manifest = json.loads(path.read_bytes())
+    del manifest["sha256"]
+    change(manifest)
+    text = json.dumps(manifest, separators=(",", ":"))
+    manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    path.write_bytes(json.dumps(manifest, separators=(",", ":")).encode())
+
+
+def blob_path(directory, name="draw-0"):
+    (path,) = (Path(directory) / "blobs").glob(f"{name}-*.safetensors")
+    return path
+
+
+@pytest.fixture(params=["path", "string", "file URL", "memory URL"])
+def place(request, tmp_path):
+    if request.param == "memory URL":
+        yield "memory://store-test/deep/p"
+        fsspec.filesystem("memory").rm("/store-test", recursive=True)
+    else:
+        path = tmp_path / "deep" / "p"
+        yield {"path": path, "string": str(path), "file URL": f"file://{path}"}[request.param]
+
+
+# Round trips
+
+
+def test_round_trip_and_overwrite(place):
+    save(place)
+    assert_holds(place, draws())
+    one_draw = {"draw-1": draws()["draw-1"]}
+    save(place, blobs=one_draw, fields={"step": 8})
+    assert_holds(place, one_draw, {"step": 8})
+    files = fsspec.core.url_to_fs(str(place))[0]
+    assert len(files.ls(fsspec.core.url_to_fs(str(place))[1] + "/blobs")) == 1
+
+
+def test_file_url_is_local(tmp_path):
+    save(f"file://{tmp_path}/p")
+    assert (tmp_path / "p" / "manifest.json").is_file()
+
+
+def test_manifest_can_be_read_without_this_package(tmp_path):
+    save(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_bytes())
+    assert manifest["format"] == "lightning_bnn.posterior"
+    assert manifest["version"] == 1
+    assert manifest["kind"] == "draws"
+    assert manifest["fields"] == FIELDS
+    assert manifest["written_by"]["torch"] == str(torch.__version__)
+    assert manifest["written_by"]["lightning_bnn"][0].isdigit()
+    names = {"manifest.json"}
+    for entry in manifest["blobs"]:
+        data = (tmp_path / "blobs" / entry["file"]).read_bytes()
+        assert entry["bytes"] == len(data)
+        assert entry["sha256"] == hashlib.sha256(data).hexdigest()
+        assert entry["file"] == f"{entry['name']}-{entry['sha256'][:16]}.safetensors"
+        assert entry["tensors"]["weight"] == {"dtype": "float32", "shape": [2, 3]}
+        assert entry["tensors"]["bias"] == {"dtype": "int64", "shape": [3]}
+        names.add(f"blobs/{entry['file']}")
+    digest = manifest.pop("sha256")
+    text = json.dumps(manifest, separators=(",", ":"))
+    assert digest == hashlib.sha256(text.encode()).hexdigest()
+    assert files_of(tmp_path).keys() == names
+
+
+def test_shapes_without_tensors(tmp_path):
+    save(tmp_path)
+    for path in (tmp_path / "blobs").iterdir():
+        path.unlink()
+    stored = store.read(tmp_path)
+    assert stored.kind == "draws"
+    assert stored.shapes["draw-1"] == {
+        "weight": (torch.float32, torch.Size([2, 3])),
+        "bias": (torch.int64, torch.Size([3])),
+    }
+
+
+def test_one_blob_is_read_alone(tmp_path):
+    save(tmp_path)
+    blob_path(tmp_path, "draw-1").unlink()
+    assert torch.equal(store.read(tmp_path).load("draw-0")["bias"], torch.arange(3))
+
+
+def test_tensors_of_every_kind(place):
+    base = torch.arange(24.0).reshape(2, 3, 4)
+    shared = torch.arange(6.0)
+    tensors = {
+        "transposed": base.transpose(0, 2),
+        "strided": base[:, ::2],
+        "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "expanded": torch.ones(1).expand(4),
+        "empty": torch.empty(0),
+        "empty matrix": torch.empty(3, 0, 2),
+        "scalar": torch.tensor(2.5),
+        "shared": shared,
+        "shared again": shared,
+        "shared part": shared[2:4],
+        "shared view": shared.view(2, 3),
+        "negative view": torch.view_as_complex(torch.tensor([[1.0, 2.0]])).conj().imag,
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "not a number": torch.tensor([float("inf"), -0.0]),
+        "a.name/with ünusual\ncharacters": torch.ones(1),
+        "": torch.ones(1),
+        **{f"as {dtype}": torch.tensor([0, 1, 1]).to(dtype) for dtype in manifest.DTYPES.values()},
+    }
+    for blobs in ({"all": tensors}, {"none": {}}, {}):
+        save(place, blobs=blobs)
+        assert_holds(place, blobs)
+
+
+def test_nan_payload_survives(tmp_path):
+    bits = torch.tensor([0x7FC00001, 0x7F800000, -0x80000000], dtype=torch.int32)
+    save(tmp_path, blobs={"b": {"w": bits.view(torch.float32)}})
+    assert torch.equal(store.read(tmp_path).load("b")["w"].view(torch.int32), bits)
+
+
+def test_loaded_tensors_are_on_the_device_and_writable(tmp_path):
+    save(tmp_path)
+    stored = store.read(tmp_path)
+    stored.load("draw-0")["weight"].add_(1)  # not a view of the file
+    assert_holds(tmp_path, draws())
+    assert stored.load("draw-0", device="meta")["weight"].is_meta
+    assert stored.load("draw-1", torch.device("meta"))["bias"].is_meta
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_tensors(tmp_path):
+    save(tmp_path, blobs={"b": {"w": torch.ones(3, device="cuda")}})
+    assert_holds(tmp_path, {"b": {"w": torch.ones(3)}})
+
+
+def test_blobs_are_taken_one_at_a_time(tmp_path, monkeypatch):
+    alive = []
+
+    class OneAtATime(dict):
+        def __getitem__(self, name):
+            alive.append(name)
+            return super().__getitem__(name)
+
+    put, order = files.LocalFiles.put, []
+
+    def noting_put(self, name, *pieces):
+        order.append((name.split("/")[-1][:6], list(alive)))
+        put(self, name, *pieces)
+
+    monkeypatch.setattr(files.LocalFiles, "put", noting_put)
+    save(tmp_path, blobs=OneAtATime(draws()))
+    assert order[0] == ("draw-0", ["draw-0"])
+    assert order[1] == ("draw-1", ["draw-0", "draw-1"])
+
+
+def test_unchanged_blob_is_kept_but_a_damaged_one_is_written_again(tmp_path):
+    save(tmp_path)
+    path = blob_path(tmp_path)
+    inode = path.stat().st_ino
+    save(tmp_path)
+    assert path.stat().st_ino == inode
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    save(tmp_path)
+    assert_holds(tmp_path, draws())
+
+
+def test_permissions_follow_the_umask(tmp_path):
+    # Others of the group must be able to read a posterior; temporary files are often private.
+    old = os.umask(0o022)
+    try:
+        save(tmp_path / "p")
+    finally:
+        os.umask(old)
+    for name in files_of(tmp_path / "p"):
+        assert (tmp_path / "p" / name).stat().st_mode & 0o777 == 0o644
+
+
+def test_files_of_others_stay(tmp_path):
+    others = ["notes.txt", "blobs/mine.safetensors", "blobs/.tmp-mine", ".tmp-0"]
+    (tmp_path / "blobs").mkdir()
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    save(tmp_path)
+    save(tmp_path, 5.0)
+    assert set(others) <= files_of(tmp_path).keys()
+
+
+def test_leftovers_are_removed(tmp_path):
+    save(tmp_path)
+    for name in ("blobs/.tmp-0123456789abcdef", ".tmp-0123456789abcdef"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / "blobs" / "gone-0123456789abcdef.safetensors").write_text("old")
+    save(tmp_path)
+    assert len(files_of(tmp_path)) == 3
+
+
+def test_writers_at_the_same_time_leave_one_of_them(tmp_path):
+    contents = [draws(float(index)) for index in range(4)]
+    errors = []
+
+    def work(index):
+        try:
+            for _ in range(5):
+                save(tmp_path, blobs=contents[index], fields={"writer": index})
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    last = store.read(tmp_path).fields["writer"]
+    assert_holds(tmp_path, contents[last], {"writer": last})
+    assert len(files_of(tmp_path)) == 3
+
+
+# What cannot be written
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fields": {"a": [1, {"b": torch.ones(1)}]}}, r"fields\['a'\]\[1\]\['b'\] is a Tensor"),
+        ({"fields": {"a": float("nan")}}, r"fields\['a'\] is nan"),
+        ({"fields": {"a": [0.0, float("-inf")]}}, r"fields\['a'\]\[1\] is -inf"),
+        ({"fields": {"a": {3: 4}}}, r"fields\['a'\] has the key 3"),
+        ({"fields": {"a": {1, 2}}}, "is a set"),
+        ({"fields": {"a": b"bytes"}}, "is a bytes"),
+        ({"kind": ""}, "kind must be"),
+        ({"blobs": {"a/b": {}}}, "'a/b'"),
+        ({"blobs": {"..\\x": {}}}, "blob name"),
+        ({"blobs": {"": {}}}, "blob name"),
+        ({"blobs": {"a\n": {}}}, "blob name"),
+        ({"blobs": {"ä": {}}}, "blob name"),
+        ({"blobs": {"b": {"w": [1.0]}}}, "'w' of blob 'b' is a list"),
+        ({"blobs": {"b": {"w": torch.ones(1, dtype=torch.complex128)}}}, "complex128.*float64"),
+        ({"blobs": {"b": {"w": torch.ones(1, device="meta")}}}, "on meta"),
+        ({"blobs": {"b": {"w": torch.eye(2).to_sparse()}}}, "sparse_coo"),
+        ({"blobs": {"b": {"__metadata__": torch.ones(1)}}}, "Rename"),
+        ({"blobs": {"good": {"w": torch.ones(9)}, "bad": {"w": None}}}, "NoneType"),
+    ],
+)
+def test_what_cannot_be_written_leaves_all_as_it_was(tmp_path, changes, message):
+    save(tmp_path / "old")
+    before = files_of(tmp_path / "old")
+    with pytest.raises(ConfigurationError, match=message):
+        save(tmp_path / "old", **changes)
+    assert files_of(tmp_path / "old") == before
+    with pytest.raises(ConfigurationError, match=message):
+        save(tmp_path / "new", **changes)
+    assert not files_of(tmp_path / "new")
+
+
+def test_tuples_become_lists_and_number_types_plain(tmp_path):
+    numpy = pytest.importorskip("numpy")
+    save(tmp_path, fields={"shape": (1, 2), "x": numpy.float64(0.5)})
+    assert store.read(tmp_path).fields == {"shape": [1, 2], "x": 0.5}
+
+
+def test_a_file_or_another_programs_manifest_is_not_written_over(tmp_path):
+    (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
+    with pytest.raises(ConfigurationError, match="not of a posterior"):
+        save(tmp_path)
+    with pytest.raises(ConfigurationError, match="is a file"):
+        save(tmp_path / "manifest.json")
+    assert files_of(tmp_path) == {"manifest.json": b'{"name": "a web page"}'}
+
+
+def test_a_damaged_posterior_can_be_written_over(tmp_path):
+    save(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_bytes(path.read_bytes()[:50])
+    save(tmp_path, 2.0)
+    assert_holds(tmp_path, draws(2.0))
+
+
+def test_locations_that_cannot_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in (save, store.read):
+        with pytest.raises(ConfigurationError, match="drops a slash"):
+            call(Path("s3://bucket/posterior"))
+        with pytest.raises(ConfigurationError, match="nosuchprotocol"):
+            call("nosuchprotocol://bucket/posterior")
+    assert not files_of(tmp_path)
+
+
+# Failures in the middle of a write
+
+
+class FullDisk:
+    """A file that takes half of the n-th write, then no more."""
+
+    def __init__(self, fail_at):
+        self.left = fail_at
+
+    def open(self, path, mode="r"):
+        file = open(path, mode)  # noqa: SIM115
+        if mode == "xb":
+            self.left -= 1
+            if self.left < 0:
+                file.write(b"half")
+                file.close()
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return file
+
+
+@pytest.mark.parametrize("fail_at", [0, 1, 2], ids=["first blob", "second blob", "manifest"])
+@pytest.mark.parametrize("existing", [True, False])
+def test_full_disk(tmp_path, monkeypatch, fail_at, existing):
+    kept = {"kept": {"w": torch.ones(3)}}  # of both posteriors: a failure must not take it away
+    if existing:
+        save(tmp_path, blobs=kept | draws())
+    before = files_of(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "open", FullDisk(fail_at).open, raising=False)
+        with pytest.raises(OSError, match="No space left"):
+            save(tmp_path, blobs=kept | draws(5.0))
+    assert files_of(tmp_path) == before
+    save(tmp_path, blobs=kept | draws(5.0))
+    assert_holds(tmp_path, kept | draws(5.0))
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken disk"), KeyboardInterrupt()])
+def test_a_failing_call_leaves_old_or_new(tmp_path, monkeypatch, function, error):
+    real = getattr(os, function)
+    for fail_at in range(20):
+        save(tmp_path)
+        before = files_of(tmp_path)
+        count = iter(range(100))
+
+        def failing(*arguments, fail_at=fail_at, count=count):
+            if next(count) == fail_at:
+                raise error
+            return real(*arguments)
+
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, function, failing)
+                save(tmp_path, 5.0)
+        except type(error):
+            after = files_of(tmp_path)
+            if after != before:  # the last step: the new manifest is in place
+                assert_holds(tmp_path, draws(5.0))
+                assert not any(".tmp-" in name for name in after)
+        else:
+            assert fail_at > 2
+            return
+    pytest.fail("the failing call was never passed")
+
+
+def test_leftovers_that_cannot_be_removed_do_not_fail_the_write(tmp_path, monkeypatch):
+    save(tmp_path)
+
+    def refuse(path):
+        raise PermissionError(errno.EPERM, "not allowed", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        save(tmp_path, 5.0)
+    assert_holds(tmp_path, draws(5.0))
+    save(tmp_path, 5.0)
+    assert len(files_of(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_remote_manifest_put_that_raises(monkeypatch, arrived):
+    """A lost reply must not cost the new posterior its blobs."""
+    memory = fsspec.filesystem("memory")
+    place = "memory://store-lost/p"
+    pipe = type(memory).pipe_file
+
+    def lossy(self, path, value, **options):
+        if not path.endswith("manifest.json") or arrived:
+            pipe(self, path, value, **options)
+        if path.endswith("manifest.json"):
+            raise OSError("connection lost")
+
+    save(place)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(memory), "pipe_file", lossy)
+        with pytest.raises(OSError, match="connection lost"):
+            save(place, 5.0)
+    assert_holds(place, draws(5.0 if arrived else 0.0))
+    if not arrived:
+        assert len(memory.ls("/store-lost/p/blobs")) == 2
+    memory.rm("/store-lost", recursive=True)
+
+
+def test_remote_order_is_blobs_manifest_then_removal(monkeypatch):
+    memory = fsspec.filesystem("memory")
+    save("memory://store-order/p")
+    steps = []
+    for name in ("pipe_file", "rm_file"):
+        real = getattr(type(memory), name)
+
+        def noting(self, path, *rest, name=name, real=real, **options):
+            steps.append((name, path.split("/")[-1][:6]))
+            return real(self, path, *rest, **options)
+
+        monkeypatch.setattr(type(memory), name, noting)
+    save("memory://store-order/p", 5.0)
+    assert steps[:3] == [("pipe_file", "draw-0"), ("pipe_file", "draw-1"), ("pipe_file", "manife")]
+    assert sorted(steps[3:]) == [("rm_file", "draw-0"), ("rm_file", "draw-1")]
+    monkeypatch.undo()
+    memory.rm("/store-order", recursive=True)
+
+
+# Crashes
+
+
+@pytest.fixture(scope="module")
+def crashes(tmp_path_factory):
+    script = Path(__file__).with_name("crash_store.py")
+    directory = tmp_path_factory.mktemp("crash")
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), str(directory)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("old", ["A", "nothing"])
+def test_kill_at_any_step_leaves_old_or_new(crashes, old):
+    reached = [crash["point"].split("-")[0] for crash in crashes[old]["crashes"]]
+    assert {
+        *(f"{moment} write temporary blob" for moment in ("before", "middle")),
+        *(f"{moment} write temporary manifest" for moment in ("before", "middle")),
+        *(f"{moment} replace blob changed" for moment in ("before", "after")),
+        *(f"{moment} replace manifest" for moment in ("before", "after")),
+        "before fsync directory blobs",
+    } <= set(reached)
+    if old == "A":
+        assert {"before unlink blob changed", "after unlink blob only"} <= set(reached)
+    switch = reached.index("after replace manifest")
+    for index, crash in enumerate(crashes[old]["crashes"]):
+        assert crash["signal"] == 9, crash
+        assert crash["found"] == ("B" if index >= switch else old), crash
+        assert crash["again"] == "B", crash
+        assert crash["leftovers_again"] == [], crash
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("old", ["A", "nothing"])
+def test_everything_is_on_the_disk_before_it_is_relied_on(crashes, old):
+    """A killed process keeps the page cache; a power cut does not, so the order is checked."""
+    steps = [tuple(step) for step in crashes[old]["steps"]]
+    for index, (name, _) in enumerate(steps):
+        if name == "replace":
+            assert steps[index - 1][0] == "fsync"
+            assert steps[index - 1][1].startswith("temporary")
+            assert steps[index + 1][0] == "fsync"
+            assert steps[index + 1][1].startswith("directory")
+    manifest = steps.index(("replace", "manifest"))
+    last_blob = max(i for i, s in enumerate(steps) if s[0] == "replace" and "blob" in s[1])
+    assert ("fsync", "directory blobs") in steps[last_blob:manifest]
+    assert steps[manifest + 1][1] not in ("directory blobs", "temporary manifest")
+    assert all(index > manifest + 1 for index, step in enumerate(steps) if step[0] == "unlink")
+    for index, (name, _) in enumerate(steps):
+        if name == "mkdir":
+            assert steps[index + 1][0] == "fsync"
+
+
+# Damage
+
+
+def test_any_flipped_bit_is_found(tmp_path):
+    """One bit of every byte of every file of a small posterior, and each of the eight in turn."""
+    save(tmp_path, blobs={"b": {"w": torch.tensor([1.5, float("nan")]), "n": torch.arange(2)}})
+    for name, data in files_of(tmp_path).items():
+        for position in range(len(data)):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << position % 8
+            (tmp_path / name).write_bytes(damaged)
+            with pytest.raises(PosteriorFormatError):
+                load_all(store.read(tmp_path))
+        (tmp_path / name).write_bytes(data)
+    load_all(store.read(tmp_path))
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+TENSORS = st.builds(
+    lambda shape, dtype: (
+        (torch.arange(max(1, torch.Size(shape).numel())) % 2)[: torch.Size(shape).numel()]
+        .reshape(shape)
+        .to(dtype)
+    ),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from(list(manifest.DTYPES.values())),
+)
+TENSOR_NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+BLOBS = st.dictionaries(
+    st.from_regex(manifest.BLOB_NAME, fullmatch=True).filter(lambda name: len(name) < 40),
+    st.dictionaries(TENSOR_NAMES, TENSORS, max_size=3),
+    max_size=3,
+)
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    blobs=BLOBS,
+    fields=st.dictionaries(st.text(), JSON, max_size=3),
+    place=st.integers(0, 2**32),
+    truncate=st.booleans(),
+)
+# Digits beyond a float's precision: the altered number is the same number.
+@example(blobs={}, fields={"x": 0.1 + 0.2}, place=8 * 100, truncate=False)
+def test_any_posterior_comes_back_and_any_damage_is_found(tmp_path, blobs, fields, place, truncate):
+    save(tmp_path, blobs=blobs, fields=fields)
+    assert_holds(tmp_path, blobs, fields)
+    files = files_of(tmp_path)
+    offset = place % (8 * sum(map(len, files.values())))
+    for name, data in sorted(files.items()):
+        if offset < 8 * len(data):
+            damaged = bytearray(data)
+            if truncate:
+                del damaged[offset // 8 :]
+            else:
+                damaged[offset // 8] ^= 1 << offset % 8
+            (tmp_path / name).write_bytes(damaged)
+            with pytest.raises(PosteriorFormatError):
+                load_all(store.read(tmp_path))
+            (tmp_path / name).write_bytes(data)
+            return
+        offset -= 8 * len(data)
+
+
+@pytest.mark.parametrize(
+    ("written", "altered"),
+    [
+        (b'"rate":1e-05', b'"rate":1E-05'),
+        (b'"rate":1e-05', b'"rate":1.0e-05'),
+        (rb"\u00e9", rb"\u00E9"),
+        (b'{"format"', b'{ "format"'),
+        (b'"step":7', b'"step":7,"step":7'),
+        (b'"step":7', b'"step":NaN'),
+        (b'"step":7', b'"step":8'),
+    ],
+)
+def test_altered_manifest(tmp_path, written, altered):
+    save(tmp_path)
+    path = tmp_path / "manifest.json"
+    data = path.read_bytes()
+    assert data.count(written) == 1
+    path.write_bytes(data.replace(written, altered))
+    with pytest.raises(PosteriorFormatError, match="altered"):
+        store.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not JSON.*0 bytes.*truncated"),
+        (b'{"format":"lightning_bnn.posterior","vers', "not JSON.*41 bytes"),
+        (b"\xff\xfe\x00 nonsense", "not JSON"),
+        (b"[" * 200_000, "not JSON"),
+        (b"[1, 2]", "expected the format 'lightning_bnn.posterior'"),
+        (b'{"format":"other"}', "found 'other'"),
+        (b'{"name":"a web page"}', "found None"),
+        (b'{"format":"lightning_bnn.posterior","version":3}', "3.*reads version 1 and 2.*Update"),
+        (b'{"format":"lightning_bnn.posterior","version":0}', "version 0.*not written by"),
+        (b'{"format":"lightning_bnn.posterior","version":true}', "version True.*not written by"),
+        (b'{"format":"lightning_bnn.posterior","version":"1"}', "version '1'.*reads version 1"),
+        (b'{"format":"lightning_bnn.posterior"}', "version None"),
+        (b'{"format":"lightning_bnn.posterior","version":1}', "altered"),
+    ],
+)
+def test_manifests_that_are_not(tmp_path, data, message):
+    (tmp_path / "manifest.json").write_bytes(data)
+    with pytest.raises(PosteriorFormatError, match=message):
+        store.read(tmp_path)
+
+
+def entry_change(**changes):
+    return lambda manifest: manifest["blobs"][0].update(changes)
+
+
+def tensor_change(**changes):
+    return lambda manifest: manifest["blobs"][0]["tensors"]["weight"].update(changes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        entry_change(file="../secret-0123456789abcdef.safetensors"),
+        entry_change(file="/etc/secret-0123456789abcdef.safetensors"),
+        entry_change(file="..\\secret-0123456789abcdef.safetensors"),
+        entry_change(file="passwd"),
+        entry_change(file="a-0123456789abcdef.safetensors\n"),
+        entry_change(file=3),
+        entry_change(name="a/b"),
+        entry_change(name="draw-1"),
+        entry_change(name=[]),
+        entry_change(sha256="00"),
+        entry_change(bytes="12"),
+        entry_change(tensors=[]),
+        tensor_change(dtype="complex128"),
+        tensor_change(dtype=[]),
+        tensor_change(shape=[-1, 3]),
+        tensor_change(shape=3),
+        tensor_change(shape=[2.0]),
+        tensor_change(shape=[2**70]),
+        lambda manifest: manifest["blobs"][0].pop("sha256"),
+        lambda manifest: manifest["blobs"].append("text"),
+        lambda manifest: manifest.update(blobs={}),
+        lambda manifest: manifest.update(fields=[]),
+        lambda manifest: manifest.update(kind=None),
+        lambda manifest: manifest.pop("written_by"),
+    ],
+)
+def test_manifest_of_a_stranger(tmp_path, change):
+    save(tmp_path)
+    forge(tmp_path, change)
+    with pytest.raises(PosteriorFormatError, match="good hash but wrong contents"):
+        store.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (tensor_change(shape=[3, 2]), r"'weight' as .*\[3, 2\].*has .*\[2, 3\]"),
+        (tensor_change(dtype="float64"), "'weight' as .*float64.*has .*float32"),
+        (lambda m: m["blobs"][0]["tensors"].pop("bias"), "'bias' as None"),
+        (
+            lambda m: m["blobs"][0]["tensors"].update(more={"dtype": "bool", "shape": []}),
+            "'more' as .*has None",
+        ),
+    ],
+)
+def test_tensors_that_disagree_with_the_manifest(tmp_path, change, message):
+    save(tmp_path)
+    forge(tmp_path, change)
+    stored = store.read(tmp_path)
+    with pytest.raises(PosteriorFormatError, match=message):
+        stored.load("draw-0")
+    stored.load("draw-1")
+
+
+def test_blob_that_is_not_safetensors(tmp_path):
+    save(tmp_path)
+    data = pickle.dumps({"w": 1})
+    blob_path(tmp_path).write_bytes(data)
+    forge(tmp_path, entry_change(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
+    with pytest.raises(PosteriorFormatError, match="not a safetensors file"):
+        store.read(tmp_path).load("draw-0")
+
+
+def test_damaged_blobs(tmp_path):
+    save(tmp_path)
+    stored, path = store.read(tmp_path), blob_path(tmp_path)
+    data = path.read_bytes()
+    for wrong in (data[:-5], data + b"\0", b""):
+        path.write_bytes(wrong)
+        with pytest.raises(PosteriorFormatError, match=f"{len(data)} bytes, found {len(wrong)}"):
+            stored.load("draw-0")
+    path.write_bytes(data[:-1] + b"\x55")
+    with pytest.raises(PosteriorFormatError, match=f"{path.name} was altered: expected sha256"):
+        stored.load("draw-0")
+    path.unlink()
+    with pytest.raises(PosteriorFormatError, match=f"{path.name} is missing.*again"):
+        stored.load("draw-0")
+    path.mkdir()
+    with pytest.raises(PosteriorFormatError, match="is missing"):
+        load_all(stored)
+    with pytest.raises(
+        PosteriorFormatError, match=r"no blob 'mean'; it has \['draw-0', 'draw-1'\]"
+    ):
+        stored.load("mean")
+
+
+# Not a posterior at all
+
+
+class Bomb:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.pth", "A.CKPT", "a.pkl", "a.bin", "posterior"])
+@pytest.mark.parametrize("where", ["file", "directory", "memory file", "memory directory"])
+@pytest.mark.parametrize("form", ["pickle", "zip"])
+def test_pickles_are_refused(tmp_path, name, where, form):
+    if form == "zip":
+        torch.save({"bomb": Bomb()}, tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
+    base = tmp_path
+    if where.startswith("memory"):
+        memory = fsspec.filesystem("memory")
+        memory.pipe_file(f"/store-pickle/{name}", (tmp_path / name).read_bytes())
+        base = "memory://store-pickle"
+    place = f"{base}/{name}" if where.endswith("file") else base
+    with pytest.raises(PosteriorFormatError, match=r"pickle.*never loaded.*posterior\.save"):
+        store.read(place)
+    if where.startswith("memory"):
+        memory.rm("/store-pickle", recursive=True)
+
+
+def test_places_without_a_posterior(tmp_path):
+    with pytest.raises(PosteriorFormatError, match="nowhere does not exist"):
+        store.read(tmp_path / "nowhere")
+    with pytest.raises(PosteriorFormatError, match="nowhere/p does not exist"):
+        store.read("memory://nowhere/p")
+    with pytest.raises(PosteriorFormatError, match=r"no manifest\.json; found: nothing"):
+        store.read(tmp_path)
+    for index in range(12):
+        (tmp_path / f"{index:02}.txt").write_text("text")
+    with pytest.raises(PosteriorFormatError, match=r"found: 00.txt, .*09.txt, \.\.\.\."):
+        store.read(tmp_path)
+    save_file({"w": torch.ones(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(PosteriorFormatError, match=r"w.safetensors is a file; .* directory"):
+        store.read(tmp_path / "w.safetensors")
+    with pytest.raises(PosteriorFormatError, match="does not exist"):
+        store.read(tmp_path / "w.safetensors" / "below")
+
+
+def test_package_has_no_unpickling():
+    """No module of the package names pickle or torch.load; readers trust only manifests."""
+    root = Path(lightning_bnn.__file__).parent
+    for path in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                names = [f"{node.value.id}.{node.attr}"]
+            else:
+                continue
+            forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "torch.load"}
+            assert not forbidden & {*names, *(name.split(".")[0] for name in names)}, path
+
+
+def test_a_local_path_is_absolute_from_the_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = files.open_directory("p")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    made.put("a", b"text")
+    assert (tmp_path / "p" / "a").read_bytes() == b"text"
+    with pytest.raises(ConfigurationError, match="got an empty text"):
+        files.open_directory("")
