@@ -61,10 +61,10 @@ class SharedPart:
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1, bias=False))
-        >>> fixed = {"0.weight": torch.zeros(3, 2), "0.bias": torch.full((3,), 9.0)}
+        >>> fixed = {"0.weight": torch.zeros(3, 2), "0.bias": torch.full((3,), 99.0)}
         >>> draws = {"2.weight": torch.tensor([[[1.0, 1.0, 1.0]], [[2.0, 2.0, 2.0]]])}
         >>> run = SharedPart(StackedModule(net))
-        >>> run.outputs([draws], torch.zeros(1, 2), fixed).flatten()  # tanh(9) is 1
+        >>> run.outputs([draws], torch.zeros(1, 2), fixed).flatten()  # tanh(99) is 1
         tensor([3., 6.])
     """
 

@@ -51,6 +51,7 @@ def create_stream(
         weights: Weights such as every snapshot will have, with a leading axis of chains.
 
     Example:
+        >>> from lightning_bnn import Posterior
         >>> from lightning_bnn.likelihoods import Gaussian
         >>> net = nn.Linear(1, 1, bias=False)
         >>> stream = create_stream("memory://draws-doc", net, Gaussian(0.1), {

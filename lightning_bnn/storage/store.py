@@ -48,7 +48,6 @@ from lightning_bnn.storage.files import TEMPORARY, Files, open_directory
 from lightning_bnn.storage.manifest import (
     BLOB_FILE,
     BLOB_NAME,
-    DTYPES,
     FORMAT,
     MANIFEST,
     SPARSE_VERSION,
@@ -91,13 +90,11 @@ def write(
         {'w': tensor([1., 1.])}
     """
     for name in blobs:
-        if not isinstance(name, str) or not BLOB_NAME.fullmatch(name):
+        if not BLOB_NAME.fullmatch(name):
             raise ConfigurationError(
                 f"A blob name becomes a file name: letters, digits and '_', '.', '-' only, but got "
                 f"{name!r}. Rename it."
             )
-    if not isinstance(kind, str) or not kind:
-        raise ConfigurationError(f"kind must be a non-empty string, but got {kind!r}.")
     entries: list[dict[str, Any]] = []
     body = {
         "format": FORMAT,
@@ -225,14 +222,12 @@ class Stored:
         kind: What the posterior is.
         fields: The JSON fields given to :func:`write`.
         files: Where it lies.
-        written_by: Versions of the packages that wrote it.
         blob_names: The blobs, in the order written.
-        shapes: For every blob, tensor name to (dtype, shape), in the order written.
 
     Example:
         >>> write("memory://doc", kind="draws", blobs={"0": {"w": torch.ones(2)}}, fields={"n": 3})
-        >>> read("memory://doc").shapes["0"]
-        {'w': (torch.float32, torch.Size([2]))}
+        >>> read("memory://doc").entry("0")["tensors"]
+        {'w': {'dtype': 'float32', 'shape': [2]}}
     """
 
     def __init__(self, files: Files, manifest: dict[str, Any]) -> None:
@@ -240,15 +235,7 @@ class Stored:
         self._entries: dict[str, dict[str, Any]] = {e["name"]: e for e in manifest["blobs"]}
         self.kind: str = manifest["kind"]
         self.fields: dict[str, Any] = manifest["fields"]
-        self.written_by: dict[str, str] = manifest["written_by"]
         self.blob_names: list[str] = list(self._entries)
-        self.shapes: dict[str, dict[str, tuple[torch.dtype, torch.Size]]] = {
-            name: {
-                key: (DTYPES[tensor["dtype"]], torch.Size(tensor["shape"]))
-                for key, tensor in entry["tensors"].items()
-            }
-            for name, entry in self._entries.items()
-        }
 
     def entry(self, blob_name: str) -> dict[str, Any]:
         """What the manifest says of a blob: its file, size, hash and tensors."""

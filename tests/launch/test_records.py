@@ -16,7 +16,7 @@ from lightning_bnn.errors import ConfigurationError, FencedError
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit, plan_units
 from lightning_bnn.storage.files import open_directory
-from tests.posteriors.test_files import race
+from tests.storage.test_files import race
 
 ROOT = Path(__file__).parents[2]
 UNIT = Unit((0,))

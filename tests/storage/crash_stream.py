@@ -13,23 +13,11 @@ import stat
 import sys
 from pathlib import Path
 
-from tests.storage.crash_store import Steps, die, in_child, stand_in
+from tests.storage.crash_store import Steps, in_child, stand_in
 
 
 class StreamSteps(Steps):
     """As for a store, with a folder of records beside the blobs."""
-
-    def wrap(self, name, function, target=None):
-        if name != "write":
-            return super().wrap(name, function, target)
-
-        def write(data):  # a draw is written in several pieces; any of them may be cut
-            if (self.crash_at, self.moment) == (len(self.seen) - 1, "middle"):
-                function(data[: len(data) // 2])
-                die()
-            return function(data)
-
-        return super().wrap(name, write, target)
 
     def role(self, target):
         records = self.root / "records"

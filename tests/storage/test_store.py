@@ -134,9 +134,9 @@ def test_shapes_without_tensors(tmp_path):
         path.unlink()
     stored = store.read(tmp_path)
     assert stored.kind == "draws"
-    assert stored.shapes["draw-1"] == {
-        "weight": (torch.float32, torch.Size([2, 3])),
-        "bias": (torch.int64, torch.Size([3])),
+    assert stored.entry("draw-1")["tensors"] == {
+        "weight": {"dtype": "float32", "shape": [2, 3]},
+        "bias": {"dtype": "int64", "shape": [3]},
     }
 
 
@@ -291,18 +291,18 @@ def test_writers_at_the_same_time_leave_one_of_them(tmp_path):
         ({"fields": {"a": {3: 4}}}, r"fields\['a'\] has the key 3"),
         ({"fields": {"a": {1, 2}}}, "is a set"),
         ({"fields": {"a": b"bytes"}}, "is a bytes"),
-        ({"kind": ""}, "kind must be"),
         ({"blobs": {"a/b": {}}}, "'a/b'"),
         ({"blobs": {"..\\x": {}}}, "blob name"),
         ({"blobs": {"": {}}}, "blob name"),
         ({"blobs": {"a\n": {}}}, "blob name"),
         ({"blobs": {"ä": {}}}, "blob name"),
-        ({"blobs": {"b": {"w": [1.0]}}}, "'w' of blob 'b' is a list"),
         ({"blobs": {"b": {"w": torch.ones(1, dtype=torch.complex128)}}}, "complex128.*float64"),
         ({"blobs": {"b": {"w": torch.ones(1, device="meta")}}}, "on meta"),
         ({"blobs": {"b": {"w": torch.eye(2).to_sparse()}}}, "sparse_coo"),
-        ({"blobs": {"b": {"__metadata__": torch.ones(1)}}}, "Rename"),
-        ({"blobs": {"good": {"w": torch.ones(9)}, "bad": {"w": None}}}, "NoneType"),
+        (
+            {"blobs": {"good": {"w": torch.ones(9)}, "bad": {"w": torch.ones(1, device="meta")}}},
+            "on meta",
+        ),
     ],
 )
 def test_what_cannot_be_written_leaves_all_as_it_was(tmp_path, changes, message):
