@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -105,6 +105,8 @@ class Predictive(ABC):
     """
 
     outputs: Tensor
+    task: ClassVar[str]
+    """``"classification"`` or ``"regression"``: what a report and its metrics can say of it."""
 
     def __init__(self, outputs: Tensor) -> None:
         if outputs.ndim < 2 or outputs.shape[0] == 0:
@@ -172,9 +174,13 @@ class Predictive(ABC):
     def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
         return type(self)(**{name: function(tensor) for name, tensor in self._tensors().items()})
 
-    def to(self, device: torch.device | str) -> Self:
-        """Copy to a device."""
-        return self._map(lambda tensor: tensor.to(device))
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
+        """Copy to a device, and to another precision if one is given."""
+        return self._map(lambda tensor: tensor.to(device, dtype))
+
+    def __getitem__(self, index: Any) -> Self:
+        """The predictive of some of the examples, chosen by a slice, a mask or indices."""
+        return self._map(lambda tensor: tensor[:, index])
 
     @classmethod
     def concatenate(cls, predictives: Sequence[Self]) -> Self:
@@ -227,6 +233,13 @@ class Predictive(ABC):
 class ClassPredictive(Predictive):
     """A mixture over classes: what the classification metrics need."""
 
+    task = "classification"
+
+    @property
+    @abstractmethod
+    def log_probabilities(self) -> Tensor:
+        """Log probabilities of the mixture, (rows, K): example after example, label after label."""
+
     @property
     @abstractmethod
     def mode(self) -> Tensor:
@@ -271,6 +284,19 @@ class OrderedPredictive(Predictive):
 
     They are of each output by itself (the marginals), in the shape of ``mean``.
     """
+
+    task = "regression"
+    discrete: ClassVar[bool] = False
+    """Whether targets are counts, whose distribution function has steps."""
+
+    @property
+    @abstractmethod
+    def component_means(self) -> Tensor:
+        """The mean of each draw, ``(S, B, ...)``."""
+
+    @abstractmethod
+    def crps(self, targets: Tensor) -> Tensor:
+        """The continuous ranked probability score, for each output."""
 
     @abstractmethod
     def cdf(self, targets: Tensor) -> Tensor:

@@ -59,6 +59,12 @@ class BernoulliPredictive(ClassPredictive):
     def _component_log_no(self) -> Tensor:
         return F.logsigmoid(-at_least_float32(self.outputs))
 
+    @property
+    def log_probabilities(self) -> Tensor:
+        """Log probabilities of no and of yes, (rows, 2)."""
+        parts = (self._component_log_no, self._component_log_yes)
+        return torch.stack([mixture_log_prob(part) for part in parts], -1).reshape(-1, 2)
+
     @cached_property
     def mean(self) -> Tensor:
         """Probability of a 1, in the shape of the network's outputs."""

@@ -86,6 +86,12 @@ class CategoricalPredictive(ClassPredictive):
     def _component_log_probabilities(self) -> Tensor:
         return at_least_float32(self.outputs).log_softmax(2)
 
+    @property
+    def log_probabilities(self) -> Tensor:
+        """Log probabilities of the mixture, (rows, K), for each example and position."""
+        log_mean = mixture_log_prob(self._component_log_probabilities)
+        return log_mean.movedim(1, -1).reshape(-1, log_mean.shape[1])
+
     @cached_property
     def mean(self) -> Tensor:
         """Class probabilities ``(B, K, *positions)``; they sum to 1 over axis 1."""

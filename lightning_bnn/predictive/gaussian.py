@@ -66,6 +66,11 @@ class GaussianPredictive(OrderedPredictive):
             del tensors["outputs"]  # made again by the constructor, and not stored twice
         return tensors
 
+    @property
+    def component_means(self) -> Tensor:
+        """The means of the draws."""
+        return self.means
+
     @cached_property
     def mean(self) -> Tensor:
         """Mean of the mixture, in the shape of a draw's means."""

@@ -157,6 +157,13 @@ class PoissonPredictive(OrderedPredictive):
         (tensor([0.]), tensor([7.]))
     """
 
+    discrete = True
+
+    @property
+    def component_means(self) -> Tensor:
+        """The rates of the draws."""
+        return self.rates
+
     @cached_property
     def rates(self) -> Tensor:
         """Rates of the components, ``(S, B, ...)``."""

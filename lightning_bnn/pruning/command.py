@@ -171,11 +171,13 @@ def _report(
     curve: PruneCurve,
 ) -> None:
     """A page with the posterior and what is left of it side by side."""
+    from lightning_bnn.pruning.section import Pruning
     from lightning_bnn.report.posteriors import report_posteriors
 
     name = path_names([options.posterior])[0]
     both = {name: posterior, f"{name}, {percent(options.fraction)} removed": pruned}
-    made = report_posteriors(both, data, draws=options.draws, pruning={name: curve})
+    sections = [Pruning({name: curve})]
+    made = report_posteriors(both, data, draws=options.draws, sections=sections)
     print(f"The report is in {made.save(options.report)}")
 
 

@@ -22,6 +22,7 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
 from lightning_bnn.posteriors.base import network_tensors
 from lightning_bnn.posteriors.manifest import MANIFEST
+from lightning_bnn.selection import import_function
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.resume import isolated_random_state
 
@@ -230,11 +231,11 @@ def instantiate(content: Mapping[str, Any], part: str, path: Path) -> Any:
     Raises:
         ConfigurationError: The part is missing or cannot be made.
     """
+    # slow imports that few reports need; those of data and nets make short names of classes known
     from jsonargparse import ArgumentError, ArgumentParser
 
     import lightning_bnn.data
-    import lightning_bnn.nets  # noqa: F401  so that short names of classes are known
-    from lightning_bnn.cli import import_function
+    import lightning_bnn.nets  # noqa: F401
 
     described = content.get(part, content if "class_path" in content else None)
     if described is None:

@@ -11,11 +11,12 @@ from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.predictive import (
     BernoulliPredictive,
     CategoricalPredictive,
+    ClassPredictive,
     GaussianPredictive,
     PoissonPredictive,
 )
-from lightning_bnn.report.rows import class_log_probabilities, make_rows, task_of
-from tests.report.predictions import class_data, number_data
+from lightning_bnn.report.rows import make_rows, task_of
+from tests.report.predictions import class_data, regression_data
 
 
 def softmax(values):
@@ -116,7 +117,7 @@ def test_examples_that_are_not_finite_are_left_out_whole_and_named():
     assert rows.invalid.tolist() == [0]
     assert rows.example.tolist() == [1] * 4
 
-    predictive, values = number_data(count=4, outputs=2)
+    predictive, values = regression_data(count=4, outputs=2)
     predictive.means[0, 1, 1] = math.nan
     predictive = GaussianPredictive(predictive.means, predictive.scales)
     rows = make_rows(predictive, values, np.arange(4))
@@ -131,7 +132,7 @@ def test_one_draw_has_nothing_epistemic():
 
 
 def test_number_columns_equal_a_loop():
-    predictive, targets = number_data(count=12, outputs=2)
+    predictive, targets = regression_data(count=12, outputs=2)
     rows = make_rows(predictive, targets, np.arange(12))
     means, scales = predictive.means.numpy(), predictive.scales.numpy()
     for i in range(24):
@@ -195,6 +196,34 @@ def test_another_kind_of_predictive():
         task_of("predictive")
 
 
-def test_class_probabilities_of_another_kind_are_asked_for():
-    with pytest.raises(ConfigurationError, match=r"got int.*class_log_probabilities.register"):
-        class_log_probabilities(3)
+def test_a_predictive_of_a_users_own_needs_no_register():
+    class Halves(ClassPredictive):
+        """Two classes by the share of draws that vote for the second."""
+
+        @property
+        def log_probabilities(self):
+            votes = self.outputs.double().mean(0)
+            return torch.stack([1 - votes, votes], -1).log()
+
+        mean = variance = property(lambda self: self.log_probabilities.exp())
+        mode = property(lambda self: self.log_probabilities.argmax(1))
+        entropy = property(lambda self: torch.special.entr(self.mean).sum(1))
+        aleatoric = property(lambda self: 0 * self.entropy)
+
+        def hits(self, targets):
+            return self.mode == targets
+
+        def brier(self, targets):
+            return (self.mean - torch.eye(2)[targets]).square().sum(1)
+
+        def log_prob(self, targets):
+            return self.log_probabilities.gather(1, targets[:, None])[:, 0]
+
+        def reliability(self, targets):
+            return self.mean.amax(1), self.hits(targets)
+
+    votes = Halves(torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]))
+    rows = make_rows(votes, torch.tensor([1, 1]), np.arange(2))
+    np.testing.assert_allclose(rows.columns["confidence"], [0.75, 0.75])
+    np.testing.assert_allclose(rows.columns["nll"], [-math.log(0.75), -math.log(0.25)])
+    assert task_of(votes) == "classification"
