@@ -28,7 +28,7 @@ def colours(count: int) -> list[str]:
     return list(islice(cycle(COLOURS[name][0] for name in MODEL_COLOURS), count))
 
 
-def plain(name: str) -> str:
+def plain(name: str, longest: int = LONGEST_NAME) -> str:
     r"""A name as matplotlib shows it unchanged: without formulas, and not left out of a legend.
 
     The middle of a long one goes, since names often differ at their end.
@@ -39,8 +39,8 @@ def plain(name: str) -> str:
         >>> plain("a network with a very long name, run 12")
         'a network with… name, run 12'
     """
-    half = LONGEST_NAME // 2
-    if len(name) > LONGEST_NAME:
+    half = longest // 2
+    if len(name) > longest:
         name = f"{name[:half]}…{name[1 - half :]}"
     text = name.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

@@ -86,7 +86,7 @@ def _section(columns: Sequence[tuple[str, str, dict[str, Description]]]) -> Figu
             each = logged[id_]
             DRAWERS[each["kind"]](place, each, colour)
             model = f"{plain(name)}\n" if len(columns) > 1 and place is column[0] else ""
-            place.set_title(f"{model}{plain(each['title'])}", fontsize=9)
+            place.set_title(f"{model}{plain(each['title'], 40)}", fontsize=9)
     return figure
 
 
@@ -106,8 +106,8 @@ def _plot(axes: Axes, figure: Description, model: str) -> None:
             axis.set_ticks(figure[name]["ticks"])
         if figure[name].get("format") in FORMATS:
             axis.set_major_formatter(FORMATS[figure[name]["format"]])
-    axes.set_xlabel(plain(figure["x"]["label"]), fontsize=9)
-    axes.set_ylabel(plain(figure["y"]["label"]), fontsize=9)
+    axes.set_xlabel(plain(figure["x"]["label"], 60), fontsize=9)
+    axes.set_ylabel(plain(figure["y"]["label"], 40), fontsize=9)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=7)
 
@@ -123,6 +123,8 @@ FORMATS: dict[str, Callable[[float, Any], str]] = {
 
 def _mark(axes: Axes, mark: Description, colour: str, label: str | None) -> None:
     x, y, x2, y2 = (as_array(mark.get(name, [])) for name in ("x", "y", "x2", "y2"))
+    if not all(np.isfinite(each).any() for each in (x, y, x2, y2) if len(each)):
+        return  # no entry in the legend for what is not there
     kind, style = mark["kind"], mark.get("style", "").split()
     shown: dict[str, Any] = {"color": colour, "label": label}
     alpha = 0.4 if "pale" in style or "strong" in style else None

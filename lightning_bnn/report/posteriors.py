@@ -103,16 +103,19 @@ def report_posteriors(
     others = {name: data_loader(each, f"ood[{name!r}]") for name, each in (ood or {}).items()}
     _check(models, loader, others, draws)
     for section in sections:
-        section.check(models)
+        if section.needs_posterior:
+            section.check(models)
 
     statistics = _statistics(models, loader, draws, bins, sections)
     for place, other in others.items():
         with undisturbed(other):
             for batch, number in numbered_batches(other):
-                for name, posterior in models.items():
-                    predictive = _predict(posterior, batch_inputs(batch), draws)
-                    scores = statistics[name].ood.setdefault(place, OodScores())
-                    add_ood(scores, predictive, number(len(predictive)))
+                made = {n: _predict(p, batch_inputs(batch), draws) for n, p in models.items()}
+                numbers = number(len(next(iter(made.values()))))
+                for name, predictive in made.items():
+                    add_ood(
+                        statistics[name].ood.setdefault(place, OodScores()), predictive, numbers
+                    )
     if validation is not None and next(iter(statistics.values())).task == "classification":
         for name, model in _statistics(models, validation, draws, bins).items():
             # a data module may have no validation rows

@@ -80,7 +80,8 @@ class RunModels:
             return
         self._checked = True
         for section in self.sections:
-            section.check({self.own: self.strategy.posterior()})
+            if section.needs_posterior:
+                section.check({self.own: self.strategy.posterior()})
         if not self.posteriors and not self.loaders and self.class_names is None:
             return
         inputs = self.strategy.split(batch)[0]
@@ -188,10 +189,11 @@ class RunModels:
                     if bool(kept.any()):
                         yield apply_to_collection((inputs, targets), Tensor, lambda t, k=kept: t[k])
 
-        draws, context = self.strategy.predict_draws, trainer.precision_plugin.forward_context()
+        forward = trainer.precision_plugin.forward_context
         for section in statistics.sections:
             if section.needs_posterior:
-                with self.strategy.snapshot() as posterior, context:
+                with self.strategy.snapshot() as posterior, forward():
+                    draws = self.strategy.predict_draws
                     section.measure(self.own, posterior, Batches(read), draws)
 
     def gather_ood(self, collection: Collection) -> None:

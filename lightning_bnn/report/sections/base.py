@@ -36,7 +36,7 @@ class Section:
         order: Its place in the page: calibration is 10, errors 20, uncertainty 30, shift 60.
         task: "classification" or "regression", if it is for one of them alone.
         method: How its numbers are made: terms, and what they mean.
-        needs_posterior: Whether :meth:`measure` is called.
+        needs_posterior: Whether :meth:`check` and :meth:`measure` are called.
         unavailable: Why it could not be measured; None if it could.
 
     Example:
