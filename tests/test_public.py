@@ -76,7 +76,7 @@ PUBLIC = {
         "pruning_masks",
         "signal_to_noise",
     ],
-    "lightning_bnn.report": ["Report", "report", "report_posteriors"],
+    "lightning_bnn.report": ["Report", "Section", "report", "report_posteriors"],
     "lightning_bnn.samplers": [
         "BAOA",
         "HMC",

@@ -28,7 +28,7 @@ from lightning_bnn.calibration.separation import auroc_replicates
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.report.rows import Array
 from lightning_bnn.report.sample import Sample
-from lightning_bnn.report.sections.shift import foreignness
+from lightning_bnn.report.sections.shift import as_ood_score
 from lightning_bnn.report.statistics import Statistics
 
 __all__ = ["LEVEL", "CommonRows", "check_same_task", "common_rows", "comparison"]
@@ -188,7 +188,9 @@ def _areas(model: Statistics, loader: str, score: str, rows: CommonRows, weights
     if len(kept):
         other[1:] = resample_weights(ood.sample.example[kept], len(weights) - 1, seed=1)
     values = ood.scores(score)[kept]
-    return auroc_replicates(foreignness(score, inside), foreignness(score, values), weights, other)
+    return auroc_replicates(
+        as_ood_score(score, inside), as_ood_score(score, values), weights, other
+    )
 
 
 def _row(

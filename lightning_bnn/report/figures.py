@@ -55,13 +55,13 @@ def calibration_figures(numbers: Mapping[str, Any]) -> dict[str, Figure]:
             "calibration_figures expected the numbers of a report, with its models and their "
             f"sections; got the keys {sorted(numbers)}. Pass Report.numbers."
         )
-    found: dict[str, list[tuple[str, str, dict[str, Description]]]] = {}
+    sections: dict[str, list[tuple[str, str, dict[str, Description]]]] = {}
     for block, colour in zip(models, colours(len(models)), strict=True):
         for section in block["sections"]:
             logged = {each["id"]: each for each in _logged(section["figures"])}
             if logged:
-                found.setdefault(section["id"], []).append((block["name"], colour, logged))
-    return {name: _section(columns) for name, columns in found.items()}
+                sections.setdefault(section["id"], []).append((block["name"], colour, logged))
+    return {name: _section(columns) for name, columns in sections.items()}
 
 
 def _logged(figures: Sequence[Description]) -> Iterator[Description]:

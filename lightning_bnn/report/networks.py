@@ -52,12 +52,12 @@ def path_names(paths: Sequence[Path]) -> list[str]:
     """
     parts = []
     for path in paths:
-        found = [part for part in PurePosixPath(os.fspath(path)).parts if part not in ("/", ".")]
-        if set(found) <= {".."}:  # such as ".": its name is that of the folder
-            found = [*PurePosixPath(os.path.abspath(path)).parts[1:]]
-        parts.append(found[:-1] if len(found) > 1 and found[-1] == "posterior" else found)
+        folders = [part for part in PurePosixPath(os.fspath(path)).parts if part not in ("/", ".")]
+        if set(folders) <= {".."}:  # such as ".": its name is that of the folder
+            folders = [*PurePosixPath(os.path.abspath(path)).parts[1:]]
+        parts.append(folders[:-1] if len(folders) > 1 and folders[-1] == "posterior" else folders)
     for length in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(found[-length:]) for found in parts]
+        names = ["/".join(folders[-length:]) for folders in parts]
         if len(set(names)) == len(names):
             return names
     raise ConfigurationError(
@@ -144,9 +144,9 @@ def load_posterior(
         ConfigurationError: No network is known.
     """
     path = _folder_of(path)
-    found = find_configuration(path)
-    if found is not None:
-        strategy = instantiate(read_configuration(found), "model", found)
+    file = find_configuration(path)
+    if file is not None:
+        strategy = instantiate(read_configuration(file), "model", file)
         return Posterior.load(path, strategy.net, _if_own(strategy.likelihood))
     if net is None:
         raise ConfigurationError(
@@ -162,9 +162,9 @@ def _folder_of(path: Path) -> str:
     given = os.fspath(path).rstrip("/") or "/"
     try:
         filesystem, name = fsspec.core.url_to_fs(given)
-        for folder, found in ((name, given), (f"{name}/posterior", f"{given}/posterior")):
+        for folder, shown in ((name, given), (f"{name}/posterior", f"{given}/posterior")):
             if filesystem.exists(f"{folder.rstrip('/')}/{MANIFEST}"):
-                return found
+                return shown
     except Exception as error:  # what a file system of fsspec raises is its own
         raise ConfigurationError(
             f"The folder {given} cannot be read ({type(error).__name__}: {error})."
@@ -189,9 +189,9 @@ def find_configuration(path: Path) -> str | None:
     for folder in (name, name.rpartition("/")[0]):
         candidate = f"{folder}/config.yaml"
         if filesystem.exists(candidate):
-            found = str(filesystem.unstrip_protocol(candidate))
-            if "model" in read_configuration(found):
-                return found
+            file = str(filesystem.unstrip_protocol(candidate))
+            if "model" in read_configuration(file):
+                return file
     return None
 
 

@@ -266,11 +266,11 @@ def validation_loader(data: pl.LightningDataModule) -> Any:
     try:
         with isolated_random_state():
             try:
-                found = data.val_dataloader()
+                loaders = data.val_dataloader()
             except Exception:  # not set up for it yet
                 data.setup("validate")
-                found = data.val_dataloader()
-        return next(iter(flat_loaders(found)), None)
+                loaders = data.val_dataloader()
+        return next(iter(flat_loaders(loaders)), None)
     except ConfigurationError:
         return None  # data of ours that say that they hold no validation rows
     except Exception as error:

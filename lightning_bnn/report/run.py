@@ -97,10 +97,10 @@ class RunModels:
                 posterior.to(self.strategy.device)
                 asked[name] = lambda x, p=posterior: p.predict(inputs_for(p, x), draws=1)  # type: ignore[misc]
                 what = f"compare[{name!r}], tried on the data of this run,"
-                found = check_predicts(asked[name], inputs, what, fix)
-                if found != kind:
+                other = check_predicts(asked[name], inputs, what, fix)
+                if other != kind:
                     raise ConfigurationError(
-                        f"compare[{name!r}] predicts a {found} and {self.own} a {kind}: only "
+                        f"compare[{name!r}] predicts a {other} and {self.own} a {kind}: only "
                         "models of one task can be compared. Leave it out, or give it a report of "
                         "its own."
                     )

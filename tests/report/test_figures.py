@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib import pyplot
+from matplotlib.collections import FillBetweenPolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
@@ -96,6 +97,12 @@ def test_a_regression(numbers: Numbers) -> None:
     assert [heights[left] for left in lefts] == pytest.approx(block["pit"]["count"], abs=0.02)
     expected = np.column_stack([block["coverage"][k] for k in ("nominal", "observed")])
     np.testing.assert_allclose(line(coverage, orange), expected, atol=1e-4)
+    (band,) = [c for c in coverage.collections if isinstance(c, FillBetweenPolyCollection)]
+    corners = band.get_paths()[0].vertices
+    low, high = block["coverage"]["lower"], block["coverage"]["upper"]
+    assert [corners[:, 1].min(), corners[:, 1].max()] == pytest.approx(
+        [min(low), max(high)], abs=1e-4
+    )
     error, fit = figures["errors"].axes[2:]
     expected = np.column_stack([block["error_sd"][k] for k in ("sd", "rmse")])
     np.testing.assert_allclose(line(error, orange), expected, atol=1e-3)

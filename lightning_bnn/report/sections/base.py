@@ -119,5 +119,5 @@ class Section:
     def described(self, block: Numbers, document: Numbers) -> dict[str, Any] | None:
         """The section of one model as the page reads it; None if there is nothing to show."""
         drawn = [described(figure) for figure in self.figures(block, document)]
-        found = {"id": self.key, "title": self.title, "lead": self.lead, "figures": drawn}
-        return found if drawn else None
+        part = {"id": self.key, "title": self.title, "lead": self.lead, "figures": drawn}
+        return part if drawn else None

@@ -313,8 +313,9 @@ def class_headline(block: Numbers, said: str) -> tuple[str, str]:
         value = f"temperature {block['temperature']['value']:.2f}"
         small = f"too small to matter for most uses ({value})"
         return "note", f"{label} by less than a point on average: {small}."
-    found = over if label == "over-confident" else under
-    text = found or f"{label} on the whole, though no single bin shows it"
+    text = (
+        over if label == "over-confident" else under
+    ) or f"{label} on the whole, though no single bin shows it"
     level = "bad" if label == "over-confident" else "warn"
     return level, f"{text}; {_remedy(block, label)}."
 
@@ -336,14 +337,14 @@ def _gap(curve: Numbers, index: int) -> float:
 
 def _outside(curve: Numbers, sides: tuple[str, ...] = ("over", "under")) -> list[int]:
     """The bins whose share of hits leaves the band: below it (over-confident), or above."""
-    found = []
+    outside = []
     for index, observed in enumerate(curve["observed"]):
         if observed is None:
             continue
         below, above = observed < curve["lower"][index], observed > curve["upper"][index]
         if (below and "over" in sides) or (above and "under" in sides):
-            found.append(index)
-    return found
+            outside.append(index)
+    return outside
 
 
 def _misses(curve: Numbers, side: str) -> str:

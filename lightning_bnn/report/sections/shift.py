@@ -21,7 +21,7 @@ from lightning_bnn.report.words import listed, plural
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
 
-__all__ = ["Shift", "foreignness", "told_apart"]
+__all__ = ["Shift", "as_ood_score", "told_apart"]
 
 HISTOGRAM_BINS = 30
 # AUROC from which shifted data count as told apart, below which as not seen, and below which
@@ -81,7 +81,7 @@ class Shift(Section):
                 values = ood.scores(score)
                 edges = _edges(score, model.classes, inside, values)
                 scores[score] = {
-                    **separation(foreignness(score, inside), foreignness(score, values)),
+                    **separation(as_ood_score(score, inside), as_ood_score(score, values)),
                     "edges": edges,
                     "inside": _shares(inside, edges),
                     "outside": _shares(values, edges),
@@ -122,8 +122,8 @@ class Shift(Section):
                 yield fig.Views(f"shift-{at}", name, switch="score", views=views)
 
 
-def foreignness(score: str, values: Array) -> Array:
-    """A score turned so that larger is more foreign: a large maximum probability is not."""
+def as_ood_score(score: str, values: Array) -> Array:
+    """A score turned so that larger means out-of-distribution: a maximum probability is not."""
     return 1.0 - values if score == "maximum_probability" else values
 
 
