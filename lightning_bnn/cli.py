@@ -21,11 +21,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import sys
 import warnings
 from argparse import Action
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -39,6 +38,7 @@ import lightning_bnn.nets  # noqa: F401  imported so that short names and --help
 from lightning_bnn.callbacks import PredictionWriter, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
 from lightning_bnn.launch import load_posterior
+from lightning_bnn.selection import import_function
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["LIGHTNING_COMMANDS", "OTHER_COMMANDS", "BayesianCLI", "main"]
@@ -172,25 +172,6 @@ def find_own_error(error: BaseException | None) -> LightningBNNError | None:
     while error is not None and not isinstance(error, LightningBNNError):
         error = error.__cause__
     return error
-
-
-def import_function(name: Any) -> Callable[..., Any] | None:
-    """The function that a name such as ``lightning_bnn.selection.last_layer`` stands for, if any.
-
-    Example:
-        >>> import_function("lightning_bnn.selection.last_layer").__name__
-        'last_layer'
-        >>> import_function("fc.weight") is None  # a pattern of parameter names
-        True
-    """
-    if not isinstance(name, str) or not re.fullmatch(r"\w+(\.\w+)+", name):
-        return None
-    module, _, attribute = name.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), attribute, None)
-    except ImportError:
-        return None
-    return found if callable(found) else None
 
 
 class BayesianCLI(LightningCLI):

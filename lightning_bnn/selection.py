@@ -7,6 +7,8 @@ never be chosen.
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -16,7 +18,14 @@ from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
 
-__all__ = ["Choice", "FlatLayout", "last_layer", "select", "without_normalisation"]
+__all__ = [
+    "Choice",
+    "FlatLayout",
+    "import_function",
+    "last_layer",
+    "select",
+    "without_normalisation",
+]
 
 # Functions come last: jsonargparse tries these in order, and would write a list as a function.
 Choice = str | Sequence[str | nn.Module] | nn.Module | Callable[[nn.Module], Iterable[str]] | None
@@ -205,3 +214,22 @@ class FlatLayout:
             name: piece.view(lead + shape)
             for name, piece, shape in zip(self.names, pieces, self.shapes, strict=True)
         }
+
+
+def import_function(name: Any) -> Callable[..., Any] | None:
+    """The function that a name such as ``lightning_bnn.selection.last_layer`` stands for, if any.
+
+    Example:
+        >>> import_function("lightning_bnn.selection.last_layer").__name__
+        'last_layer'
+        >>> import_function("fc.weight") is None  # a pattern of parameter names
+        True
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"\w+(\.\w+)+", name):
+        return None
+    module, _, attribute = name.rpartition(".")
+    try:
+        function = getattr(importlib.import_module(module), attribute, None)
+    except ImportError:
+        return None
+    return function if callable(function) else None

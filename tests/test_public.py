@@ -98,7 +98,7 @@ PUBLIC = {
         "sparsity",
         "support",
     ],
-    "lightning_bnn.report": ["Report", "report", "report_posteriors"],
+    "lightning_bnn.report": ["Report", "Section", "report", "report_posteriors"],
     "lightning_bnn.samplers": [
         "BAOA",
         "HMC",

@@ -1,7 +1,7 @@
 """Calibration reports in a run: a page after the fit, after a test, and every few epochs.
 
 What the strategy predicts in validation and test is gathered as it is, so that the report costs no
-further draws for the strategy itself; only data from elsewhere and compared posteriors are
+further draws for the strategy itself; only out-of-distribution data and compared posteriors are
 predicted for the report alone. Statistics are sums in fixed bins and a bounded sample, gathered
 batch by batch and added up over processes.
 """
@@ -17,18 +17,24 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.utilities import rank_zero_warn
 
-from lightning_bnn.callbacks.report_pages import ReportPages, add_curve, noting, warn_of_failure
-from lightning_bnn.callbacks.report_schedule import validation_page
+from lightning_bnn.callbacks.report_pages import (
+    ReportPages,
+    measure,
+    noting,
+    validation_page,
+    warn_of_failure,
+)
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.pruning.section import Pruning
 from lightning_bnn.random import isolated_random_state
-from lightning_bnn.report.collection import Collection
 from lightning_bnn.report.document import Report
-from lightning_bnn.report.example_numbers import ExampleNumbers
-from lightning_bnn.report.gather import batch_limit, flat_loaders
+from lightning_bnn.report.gather import ExampleNumbers, batch_limit, flat_loaders
 from lightning_bnn.report.networks import make_posterior, name_all
 from lightning_bnn.report.posteriors import data_loader, validation_loader
 from lightning_bnn.report.run import RunModels, evaluating, load_validation_data
+from lightning_bnn.report.sections import Section
+from lightning_bnn.report.statistics import Collection
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.resume import ResumableLoader
 
@@ -59,8 +65,8 @@ class CalibrationReport(pl.Callback):
     Args:
         directory: The folder of the pages, or an fsspec URL; ``reports`` in the logger's folder if
             None.
-        ood: Loaders or data modules of data from elsewhere, by name, or one of them. Their batches
-            may hold inputs alone. With several processes each predicts every n-th batch.
+        ood: Loaders or data modules of out-of-distribution data, by name, or one of them. Their
+            batches may hold inputs alone. With several processes each predicts every n-th batch.
         compare: Other models for the same data, by name: posteriors, strategies, plain networks
             (one draw), or folders of saved posteriors; or a list of such folders. The network of a
             folder is that of the ``config.yaml`` in it or above it, as ``lightning-bnn fit`` leaves
@@ -74,6 +80,7 @@ class CalibrationReport(pl.Callback):
             those of the lowest signal-to-noise ratio first
             (:func:`lightning_bnn.pruning.prune_curve`): after a fit, a test or a validation by
             itself, not every n epochs. Each share costs a pass over the data.
+        sections: Further parts of the pages, of your own.
 
     Attributes:
         reports: The last reports of this process, by file name. Only process 0 has them.
@@ -94,7 +101,7 @@ class CalibrationReport(pl.Callback):
         >>> bnn = VariationalBNN(nn.Linear(4, 3), Categorical(), num_data=60)
         >>> results = trainer.test(bnn, data, verbose=False)
         >>> calibration.reports["test.html"]
-        Report(models=['VariationalBNN'], examples=60, task='classes')
+        Report(models=['VariationalBNN'], examples=60, task='classification')
         >>> folder.cleanup()
     """
 
@@ -109,6 +116,7 @@ class CalibrationReport(pl.Callback):
         risk: float = 0.05,
         class_names: Sequence[str] | None = None,
         pruning: Sequence[float] | None = None,
+        sections: Sequence[Section] = (),
     ) -> None:
         if every_n_epochs is not None and every_n_epochs < 1:
             raise ConfigurationError(
@@ -126,7 +134,8 @@ class CalibrationReport(pl.Callback):
         self.every_n_epochs = every_n_epochs
         self.after_fit = after_fit
         self.bins, self.risk, self.class_names = bins, risk, class_names
-        self.pruning = None if pruning is None else _checked_fractions(pruning)
+        own = [] if pruning is None else [Pruning(pruning)]
+        self.sections: list[Section] = [*own, *sections]
         self._pages = ReportPages(risk, class_names)
         self.reports: dict[str, Report] = self._pages.reports
         self.files: list[str] = self._pages.files
@@ -168,12 +177,12 @@ class CalibrationReport(pl.Callback):
             self._pages.check_folder(trainer)
         with isolated_random_state():
             posteriors = {
-                name: make_posterior(one, name, pl_module.net, pl_module.likelihood)
-                for name, one in self.compare.items()
+                name: make_posterior(model, name, pl_module.net, pl_module.likelihood)
+                for name, model in self.compare.items()
             }
-            loaders = {name: data_loader(one, f"ood[{name!r}]") for name, one in self.ood.items()}
+            loaders = {name: data_loader(each, f"ood[{name!r}]") for name, each in self.ood.items()}
         self._models = RunModels(
-            trainer, pl_module, posteriors, loaders, self.class_names, self.pruning
+            trainer, pl_module, posteriors, loaders, self.class_names, self.sections
         )
 
     def _wants_page(self, trainer: Any) -> bool:
@@ -206,12 +215,7 @@ class CalibrationReport(pl.Callback):
         """Try everything on the first batch, be it that of the sanity check."""
         self._models.check(batch)
 
-    def on_test_batch_start(
-        self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:  # fmt: skip
-        """Try everything on the first batch."""
-        self._models.check(batch)
+    on_test_batch_start = on_validation_batch_start
 
     # ---------------------------------------------------------------- while batches come
 
@@ -219,8 +223,8 @@ class CalibrationReport(pl.Callback):
         """Begin to gather, if a page is due."""
         # Lightning forgets them when a test begins. Its own wrapper would keep the trainer alive.
         loaders = [
-            one.loader if isinstance(one, ResumableLoader) else one
-            for one in flat_loaders(trainer.val_dataloaders)
+            each.loader if isinstance(each, ResumableLoader) else each
+            for each in flat_loaders(trainer.val_dataloaders)
         ]
         self._fitted = weakref.ref(pl_module), loaders
         name = validation_page(trainer, self.every_n_epochs, self.after_fit)
@@ -236,7 +240,10 @@ class CalibrationReport(pl.Callback):
         if name is None:
             return
         names, self._loaders = self._models.names, flat_loaders(loaders)
-        self._collections = [Collection(names, self.bins) for _ in self._loaders]
+        # each page of an epoch costs no more than its predictions
+        brief = name.startswith("epoch")
+        sections = [each for each in self.sections if not (brief and each.needs_posterior)]
+        self._collections = [Collection(names, self.bins, sections) for _ in self._loaders]
         self._numbers = [
             ExampleNumbers(loader, trainer.global_rank, trainer.world_size)
             for loader in self._loaders
@@ -249,12 +256,7 @@ class CalibrationReport(pl.Callback):
         """Add a batch."""
         self._add(trainer, pl_module, outputs, batch, dataloader_idx)
 
-    def on_test_batch_end(
-        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:  # fmt: skip
-        """Add a batch."""
-        self._add(trainer, pl_module, outputs, batch, dataloader_idx)
+    on_test_batch_end = on_validation_batch_end
 
     def _add(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
         if not self._wants_page(trainer):
@@ -284,10 +286,11 @@ class CalibrationReport(pl.Callback):
         """Make the pages, and log their headlines."""
         if self._name is not None and self._collections:
             first = self._collections[0]
-            if first.models[self._models.own].task != "numbers":
+            if first.models[self._models.own].task != "regression":
                 self._gather_validation(trainer, pl_module, first)  # for the temperature
             for collection in self._collections[1:]:
-                collection.validation = first.validation
+                for name, model in collection.models.items():
+                    model.validation = first.models[name].validation
         self._finish(trainer, pl_module, "test")
 
     def _gather_validation(self, trainer: Any, module: Any, collection: Collection) -> None:
@@ -344,16 +347,18 @@ class CalibrationReport(pl.Callback):
             return []
         page, self._name = self._name, None
         if stage == "val":
-            # a page of an epoch has no curve, and cannot serve for the fit where one is asked for
-            serves = self.pruning is None or not page.startswith("epoch")
+            # a page of an epoch lacks what needs the posterior: it cannot serve for the fit then
+            asking = any(section.needs_posterior for section in self.sections)
+            serves = not (asking and page.startswith("epoch"))
             self._made_at, self._pages.last = trainer.global_step if serves else None, []
         if self._collections:
             first = self._collections[0]
             if first.failure is None:
                 with noting(trainer, first):
-                    self._models.gather_outside(first)
+                    self._models.gather_ood(first)
             for collection in self._collections[1:]:  # the same for every loader of this run
-                collection.outside = first.outside
+                for name, model in collection.models.items():
+                    model.ood = first.models[name].ood
                 collection.failure = collection.failure or first.failure
         logged = []
         several = len(self._collections) > 1
@@ -367,9 +372,8 @@ class CalibrationReport(pl.Callback):
                     category=UserWarning,
                 )
                 continue
-            if self.pruning is not None and not page.startswith("epoch"):
-                limits = trainer.num_test_batches if stage == "test" else trainer.num_val_batches
-                add_curve(trainer, self._models, whole, self._loaders[index], limits[index])
+            limits = trainer.num_test_batches if stage == "test" else trainer.num_val_batches
+            measure(trainer, self._models, whole, self._loaders[index], limits[index])
             name = f"{page}-{index + 1}" if several else page
             scalars = self._pages.write(trainer, self._models.own, whole, name, stage)
             suffix = f"/dataloader_idx_{index}" if several else ""
@@ -378,9 +382,3 @@ class CalibrationReport(pl.Callback):
                 module.log_dict(logged[-1], sync_dist=True, add_dataloader_idx=False)
         self._collections, self._numbers, self._loaders = [], [], []
         return logged
-
-
-def _checked_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
-    from lightning_bnn.pruning.curve import check_fractions  # not needed by most pages
-
-    return check_fractions(fractions)

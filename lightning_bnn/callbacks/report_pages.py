@@ -1,4 +1,4 @@
-"""The pages of a run: made by process 0, with an answer for all the others.
+"""The pages of a run: when they are due, made by process 0, with an answer for all the others.
 
 In a fit a page that fails is a warning, because training is worth more than its report; in a test
 or a validation by itself it is an error.
@@ -6,6 +6,7 @@ or a validation by itself it is an error.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,13 +14,12 @@ from typing import Any
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
-from lightning_bnn.report.collection import Collection
-from lightning_bnn.report.document import Report, folder_problem
+from lightning_bnn.report.document import Report, folder_problem, make_report
 from lightning_bnn.report.loggers import headlines, log_figures, shows_figures
-from lightning_bnn.report.numbers import report_numbers
 from lightning_bnn.report.run import RunModels
+from lightning_bnn.report.statistics import Collection
 
-__all__ = ["ReportPages", "add_curve", "noting", "warn_of_failure"]
+__all__ = ["ReportPages", "measure", "noting", "validation_page", "warn_of_failure"]
 
 
 class ReportPages:
@@ -95,26 +95,21 @@ class ReportPages:
     def _make(
         self, trainer: Any, own: str, whole: Collection, name: str, stage: str
     ) -> dict[str, float]:
-        fitted = {key: one for key, one in whole.validation.items() if one.examples}
         source = "test" if stage == "test" else "validation"
         where = f"epoch {trainer.current_epoch}" if name.startswith("epoch") else source
-        made = Report(
-            report_numbers(
-                whole.models,
-                outside=whole.outside,
-                validation=fitted or None,
-                title=f"Calibration of {own}, {where}",
-                source=source,
-                class_names=self.class_names,
-                risk=self.risk,
-                pruning=whole.pruning or None,
-            )
+        made = make_report(
+            whole.models,
+            title=f"Calibration of {own}, {where}",
+            source=source,
+            class_names=self.class_names,
+            risk=self.risk,
         )
         self._save(name, made)
         if stage == "val":
             self.last.append(name)
-        shown = [one for one in trainer.loggers if shows_figures(one)]
+        shown = [logger for logger in trainer.loggers if shows_figures(logger)]
         if shown:
+            # matplotlib is slow to import, and most runs have no logger that shows figures
             from lightning_bnn.report.figures import calibration_figures
 
             log_figures(shown, calibration_figures(made.numbers), stage, trainer.global_step)
@@ -127,10 +122,8 @@ class ReportPages:
             self.files.append(file)
 
 
-def add_curve(
-    trainer: Any, models: RunModels, whole: Collection, loader: Any, limit: float
-) -> None:
-    """Add the pruning curve of the strategy to what all processes gathered; all of them ask.
+def measure(trainer: Any, models: RunModels, whole: Collection, loader: Any, limit: float) -> None:
+    """Let sections ask the strategy's posterior, once all processes have gathered; all of them ask.
 
     One that fails in a fit is a sentence on the page, not the loss of it.
 
@@ -141,24 +134,27 @@ def add_curve(
         loader: The loader of the page.
         limit: How many of its batches the trainer lets through.
     """
-    if whole.failure is not None:
+    statistics = whole.models[models.own]
+    asking = [section for section in statistics.sections if section.needs_posterior]
+    if whole.failure is not None or not asking:
         return
+    reason = None
     if whole.fewest == 0:  # its metrics would have nothing to add up
-        reason = "a process has none of the data, and the curve needs some in each."
-        whole.pruning = {models.own: {"unavailable": reason}}
-        return
-    try:
-        whole.pruning = {models.own: models.prune(loader, limit)}
-    except Exception as error:
-        if trainer.state.fn != "fit":
-            raise
-        reason = f"{type(error).__name__}: {error}"
-        whole.pruning = {models.own: {"unavailable": reason}}
-        rank_zero_warn(
-            f"CalibrationReport could not make the pruning curve ({reason}). The page goes without "
-            "it.",
-            category=UserWarning,
-        )
+        reason = "a process has none of the data, and some are needed in each."
+    else:
+        try:
+            models.measure(statistics, loader, limit)
+        except Exception as error:
+            if trainer.state.fn != "fit":
+                raise
+            reason = f"{type(error).__name__}: {error}"
+            rank_zero_warn(
+                f"CalibrationReport could not make {', '.join(each.key for each in asking)} "
+                f"({reason}). The page goes without it.",
+                category=UserWarning,
+            )
+    for section in asking if reason is not None else ():
+        section.unavailable = reason
 
 
 @contextmanager
@@ -182,9 +178,46 @@ def noting(trainer: Any, collection: Collection) -> Iterator[None]:
 
 
 def warn_of_failure(name: str, reason: str) -> None:
-    """Say that a fit goes on without a page."""
+    """Say that a fit continues without a page."""
     rank_zero_warn(
-        f"CalibrationReport could not make the page {name} ({reason}). Training goes on without "
+        f"CalibrationReport could not make the page {name} ({reason}). Training continues without "
         "it.",
         category=UserWarning,
     )
+
+
+def validation_page(trainer: Any, every_n_epochs: int | None, after_fit: bool) -> str | None:
+    """The name of the page that a validation makes; None if it makes none.
+
+    Args:
+        trainer: The trainer, at the start of the validation.
+        every_n_epochs: After how many epochs of a fit a page is made.
+        after_fit: Whether one is made at the end of a fit.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> trainer = SimpleNamespace(sanity_checking=True, fast_dev_run=False)
+        >>> validation_page(trainer, 1, after_fit=True) is None
+        True
+    """
+    if trainer.sanity_checking or trainer.fast_dev_run:
+        return None
+    if trainer.state.fn != "fit":
+        return "validation"
+    epoch = trainer.current_epoch + 1
+    if every_n_epochs is not None and epoch % every_n_epochs == 0 and _last_of_epoch(trainer):
+        return f"epoch-{trainer.current_epoch:04d}"
+    # The last validation serves for the page after the fit, if nothing is trained after it.
+    last_batch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+    ends = epoch == trainer.max_epochs and last_batch
+    ends = ends or trainer.global_step >= trainer.max_steps >= 0
+    return "fit" if after_fit and ends else None
+
+
+def _last_of_epoch(trainer: Any) -> bool:
+    """Whether no other validation comes in this epoch; also where that cannot be known."""
+    loop = trainer.fit_loop.epoch_loop
+    interval, total = trainer.val_check_batch, trainer.num_training_batches
+    if loop.batch_progress.is_last_batch or interval is None or math.isinf(total):
+        return True
+    return bool(loop.batch_idx + 1 + interval > total)

@@ -31,11 +31,12 @@ from lightning_bnn.pruning.export import export_network
 from lightning_bnn.pruning.functions import prune, support
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction
 from lightning_bnn.pruning.removable import candidates
+from lightning_bnn.pruning.section import Pruning
 from lightning_bnn.report.document import check_page_name, folder_problem
 from lightning_bnn.report.gather import batch_inputs, inputs_for, undisturbed
 from lightning_bnn.report.networks import (
-    _folder_of,
     find_configuration,
+    folder_of,
     instantiate,
     load_posterior,
     path_names,
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     fractions = _check(options)
-    source = _folder_of(options.posterior)
+    source = folder_of(options.posterior)
     posterior = _load(source, options.config)
     data = None
     if options.data is not None:
@@ -216,7 +217,8 @@ def _report(
     """A page with the posterior and what is left of it side by side."""
     name = path_names([options.posterior])[0]
     both = {name: posterior, f"{name}, {percent(options.fraction)} removed": pruned}
-    made = report_posteriors(both, data, draws=options.draws, pruning={name: curve})
+    sections = [Pruning({name: curve})]
+    made = report_posteriors(both, data, draws=options.draws, sections=sections)
     print(f"The report is in {made.save(options.report)}")
 
 

@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="lightning-bnn report --posterior FOLDER [--posterior FOLDER ...] --data FILE "
         "[options]",
         description="Write a page that says how far posteriors can be trusted, side by side: "
-        "calibration, scores with intervals, what to do, and how data from elsewhere are told "
+        "calibration, scores with intervals, what to do, and how out-of-distribution data are told "
         "apart. The network of a posterior is read from the config.yaml that `lightning-bnn fit` "
         "left in its folder or in the one above.",
     )
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--ood", action="append", default=[], metavar="NAME=FILE",
-        help="data from elsewhere: a name, and a YAML file as for --data; may be repeated",
+        help="out-of-distribution data: a name, and a YAML file as for --data; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--name", action="append", metavar="NAME",

@@ -11,6 +11,7 @@ and all of them hold together (Bonferroni).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,90 +25,142 @@ from lightning_bnn.calibration.bootstrap import (
     resample_weights,
 )
 from lightning_bnn.calibration.separation import auroc_replicates
-from lightning_bnn.report.common_rows import chosen_rows, common_rows
-from lightning_bnn.report.outside import Outside
-from lightning_bnn.report.replicated import replicated
+from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.report.rows import Array
-from lightning_bnn.report.shift import foreignness
+from lightning_bnn.report.sample import Sample
+from lightning_bnn.report.sections.shift import as_ood_score
 from lightning_bnn.report.statistics import Statistics
 
-__all__ = ["LEVEL", "comparison"]
+__all__ = ["LEVEL", "CommonRows", "check_same_task", "common_rows", "comparison"]
 
 LEVEL = 0.95
 # Rows that the bootstrap draws from: of more, a uniform sample, with intervals wider accordingly.
 MOST_ROWS = 50_000
-# Key, label, which is better, aim.
-CLASS_ROWS = (
-    ("accuracy", "Accuracy", "higher", None),
-    ("nll", "NLL", "lower", None),
-    ("brier", "Brier score", "lower", None),
-    ("ece", "ECE", "lower", None),
-    ("adaptive_ece", "Adaptive ECE", "lower", None),
-    ("classwise_ece", "Classwise ECE", "lower", None),
-    ("aurc", "AURC", "lower", None),
-    ("scaled_nll", "NLL after temperature scaling", "lower", None),
-    ("scaled_ece", "ECE after temperature scaling", "lower", None),
-)
-NUMBER_ROWS = (
-    ("rmse", "RMSE", "lower", None),
-    ("nll", "NLL", "lower", None),
-    ("crps", "CRPS", "lower", None),
-    ("coverage_90", "Coverage of the 90% interval", "near", 0.9),
-    ("sharpness", "Sharpness (mean sd)", None, None),
-)
-SHIFT_SCORES = {
-    "classes": {"entropy": "entropy", "mutual_information": "mutual information"},
-    "numbers": {"sd": "sd", "epistemic_sd": "epistemic sd"},
-}
+
+
+@dataclass(frozen=True)
+class CommonRows:
+    """The rows of a comparison.
+
+    Attributes:
+        priority: Their priorities, which name them, in the order of the examples.
+        example: Their examples.
+        complete: Whether no row is missing because a model's prediction of it was not finite, so
+            that values over all rows are values over the same rows.
+    """
+
+    priority: Array
+    example: Array
+    complete: bool
+
+    def chosen(self, sample: Sample) -> Array:
+        """Which rows of a sample are these."""
+        if np.array_equal(sample["priority"], self.priority):
+            return np.ones(len(self.priority), bool)
+        return np.isin(sample["priority"], self.priority)
+
+
+def check_same_task(models: Mapping[str, Statistics]) -> None:
+    """Raise a ConfigurationError unless all models are of one task, classes and bins."""
+    (first, one), *others = models.items()
+    for name, other in others:
+        kinds = [(m.task, m.classes, m.bins) for m in (one, other)]
+        if kinds[0] != kinds[1]:
+            said = [f"{task} (classes: {classes}, bins: {bins})" for task, classes, bins in kinds]
+            raise ConfigurationError(
+                f"a report compares models of one task: {first!r} predicts {said[0]}, "
+                f"{name!r} {said[1]}. Make a report of each by itself."
+            )
+
+
+def common_rows(models: Mapping[str, Statistics], most: int) -> CommonRows:
+    """The rows valid in all models, at most ``most`` of them.
+
+    Raises:
+        DataError: The models did not see the same examples and targets, or have no row in common.
+    """
+    (first, one), *others = models.items()
+    complete = True
+    common = one.kept["priority"]
+    for name, other in others:
+        if not _same_examples(one, other):
+            raise DataError(
+                f"models are compared on the same examples: {first!r} was given {one.examples} "
+                f"examples with {one.rows} valid rows, {name!r} {other.examples} with "
+                f"{other.rows}, or others. Predict the same data with each."
+            )
+        if not np.array_equal(one.invalid, other.invalid):
+            complete = False
+        if not np.array_equal(common, other.kept["priority"]):
+            common = common[np.isin(common, other.kept["priority"])]
+    if not len(common):
+        raise DataError(
+            f"no example has a finite prediction of every model ({', '.join(models)}). Leave out "
+            "the model whose predictions are not finite."
+        )
+    if len(common) > most:
+        common = common[np.sort(np.argpartition(common, most)[:most])]
+    rows = CommonRows(common, common, complete)
+    targets = [model.kept["target"][rows.chosen(model.kept)] for model in models.values()]
+    for name, target in zip(models, targets, strict=True):
+        if not np.array_equal(target, targets[0]):
+            row = int(np.flatnonzero(target != targets[0])[0])
+            raise DataError(
+                f"models are compared on the same targets: in a row {first!r} was given "
+                f"{targets[0][row]} and {name!r} {target[row]}. Predict the same data with each, "
+                "in the same order (shuffle=False)."
+            )
+    return CommonRows(common, one.kept.example[rows.chosen(one.kept)], complete)
+
+
+def _same_examples(one: Statistics, other: Statistics) -> bool:
+    if one.examples != other.examples:
+        return False
+    if np.array_equal(one.kept["priority"], other.kept["priority"]):
+        return True
+    if max(one.rows, other.rows) > min(len(one.kept), len(other.kept)):
+        return True  # only a sample of each is known, and invalid examples change it
+    seen = [np.union1d(m.kept.example, m.invalid) for m in (one, other)]
+    return np.array_equal(seen[0], seen[1])
 
 
 def comparison(
-    models: Mapping[str, Statistics],
-    blocks: Sequence[Mapping[str, Any]],
-    outside: Mapping[str, Mapping[str, Outside]],
+    models: Mapping[str, Statistics], blocks: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
     """The table of the document.
 
     Args:
         models: The models' statistics, on the same examples.
         blocks: Their blocks, in the same order, with the values over all rows.
-        outside: By model and loader, the scores on foreign data.
 
     Raises:
         DataError: The models were not judged on the same examples and targets.
     """
-    statistics = list(models.values())
     rows = common_rows(models, MOST_ROWS)
-    task = str(statistics[0].task)
-    count = replicates(len(rows.example))
+    number = replicates(len(rows.example))
     # The first row of weights is the data as they are, so that all numbers come with an estimate.
-    weights = np.ones((count + 1, len(rows.example)), np.float32)
-    weights[1:] = resample_weights(rows.example, count)
-    found = [
-        replicated(model, block, rows, weights)
-        for model, block in zip(statistics, blocks, strict=True)
+    weights = np.ones((number + 1, len(rows.example)), np.float32)
+    weights[1:] = resample_weights(rows.example, number)
+    replicated = [
+        model.sums.replicated(model, block, rows, weights)
+        for model, block in zip(models.values(), blocks, strict=True)
     ]
     exact = [_exact(block) if rows.complete else {} for block in blocks]
-    table = CLASS_ROWS if task == "classes" else NUMBER_ROWS
+    sums = next(iter(models.values())).sums
     listed = [
-        _row(key, label, better, aim, [f[key] for f in found], [e.get(key) for e in exact])
-        for key, label, better, aim in table
+        _row(key, label, better, aim, [r[key] for r in replicated], [e.get(key) for e in exact])
+        for key, label, better, aim in sums.scores
     ]
-    loaders = list(dict.fromkeys(loader for scores in outside.values() for loader in scores))
-    for loader in loaders:
-        for score, label in SHIFT_SCORES[task].items():
-            areas = [
-                _areas(model, outside.get(name, {}).get(loader), score, rows, weights)
-                for name, model in models.items()
-            ]
+    for loader in dict.fromkeys(loader for model in models.values() for loader in model.ood):
+        for score, label in sums.ood_scores.items():
+            areas = [_areas(model, loader, score, rows, weights) for model in models.values()]
+            key = f"auroc_{score}:{loader}"
+            known = [each.get(key) for each in exact]
             title = f"{loader}: AUROC by {label}"
-            known = [
-                _known_area(block, loader, score) if rows.complete else None for block in blocks
-            ]
-            listed.append(_row(f"auroc_{score}:{loader}", title, "higher", None, areas, known))
+            listed.append(_row(key, title, "higher", None, areas, known))
     return {
         "level": LEVEL,
-        "replicates": count,
+        "replicates": number,
         "examples": len(np.unique(rows.example)),
         "complete": rows.complete,
         "columns": list(models),
@@ -120,26 +173,24 @@ def _exact(block: Mapping[str, Any]) -> dict[str, float]:
     values = dict(block["scalars"])
     if "temperature" in block:
         values |= {f"scaled_{name}": v for name, v in block["temperature"]["after"].items()}
+    for loader, shift in block["shift"].items():
+        values |= {f"auroc_{score}:{loader}": by["auroc"] for score, by in shift["by"].items()}
     return values
 
 
-def _known_area(block: Mapping[str, Any], loader: str, score: str) -> float | None:
-    found = block["shift"].get(loader)
-    return float(found["by"][score]["auroc"]) if found and score in found["by"] else None
-
-
-def _areas(
-    model: Statistics, foreign: Outside | None, score: str, rows: Any, weights: Array
-) -> Array:
-    if foreign is None or not foreign.has_scores(score, model.draws):
+def _areas(model: Statistics, loader: str, score: str, rows: CommonRows, weights: Array) -> Array:
+    ood = model.ood.get(loader)
+    if ood is None or not ood.has(score, model.draws):
         return np.full(len(weights), np.nan)
-    inside = foreign.inside_scores(model.sample)[score][chosen_rows(model.sample, rows.priority)]
-    kept = np.sort(np.argsort(foreign.scores("priority"))[:MOST_ROWS])
+    inside = model.sums.scores_inside(model.sample)[score][rows.chosen(model.sample)]
+    kept = np.sort(np.argsort(ood.scores("priority"))[:MOST_ROWS])
     other = np.ones((len(weights), len(kept)), np.float32)
     if len(kept):
-        other[1:] = resample_weights(foreign.sample.example[kept], len(weights) - 1, seed=1)
-    values = foreign.scores(score)[kept]
-    return auroc_replicates(foreignness(score, inside), foreignness(score, values), weights, other)
+        other[1:] = resample_weights(ood.sample.example[kept], len(weights) - 1, seed=1)
+    values = ood.scores(score)[kept]
+    return auroc_replicates(
+        as_ood_score(score, inside), as_ood_score(score, values), weights, other
+    )
 
 
 def _row(

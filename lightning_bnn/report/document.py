@@ -1,6 +1,6 @@
-"""A finished report: its numbers, its words, and the page and the file that hold them.
+"""A report: its numbers, its words and figures as one document, and the page that shows it.
 
-The numbers are one dictionary of plain Python values, the same that the JSON file holds; the page
+The document is one dictionary of plain Python values, the same that the JSON file holds; the page
 draws nothing that is not in it.
 """
 
@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
+import numpy as np
 from fsspec.implementations.local import LocalFileSystem
 
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.report.comparison import check_same_task, comparison
+from lightning_bnn.report.page import FORMAT, page
+from lightning_bnn.report.statistics import Statistics
+from lightning_bnn.report.words import COARSE, summary, unseen_gap
 
-__all__ = ["Report", "check_page_name", "folder_problem"]
+__all__ = ["Report", "check_page_name", "folder_problem", "make_report", "model_block", "plain"]
+
+# Rows of one example depend on each other: of fewer examples nothing can be said.
+FEW_CLUSTERS = 30
 
 
 class Report:
@@ -33,7 +44,8 @@ class Report:
 
     Attributes:
         numbers: The same. ``numbers["models"]`` has a block for each model,
-            ``numbers["comparison"]`` the table that sets them side by side.
+            ``numbers["comparison"]`` the table that sets them side by side. The figures are
+            described in ``numbers["models"][i]["sections"]``.
 
     Example:
         >>> import numpy as np
@@ -52,10 +64,9 @@ class Report:
     @property
     def summary(self) -> list[str]:
         """What the report says, most important first, one sentence or two in each."""
-        lines = self.numbers["summary"]
         return [
             line["text"] if line["model"] is None else f"{line['model']}: {line['text']}"
-            for line in lines
+            for line in self.numbers["summary"]
         ]
 
     def __str__(self) -> str:
@@ -68,8 +79,6 @@ class Report:
 
     def html(self) -> str:
         """The page: one HTML file that needs no network."""
-        from lightning_bnn.report.page import page
-
         return page(self.numbers)
 
     def _repr_html_(self) -> str:
@@ -98,11 +107,179 @@ class Report:
         target = check_page_name(path)
         # The page comes last: where it is, its numbers are too.
         stem = target.removesuffix(PurePosixPath(target).suffix)
-        numbers = json.dumps(self.numbers, allow_nan=False, indent=1)
+        numbers = json.dumps(self.numbers, allow_nan=False)
         page = self.html()
         _write(f"{stem}.json", numbers)
         _write(target, page)
         return target
+
+
+def make_report(
+    models: Mapping[str, Statistics],
+    *,
+    title: str = "Calibration report",
+    source: str = "test",
+    class_names: Sequence[str] | None = None,
+    risk: float = 0.05,
+    notes: Sequence[str] = (),
+    made: str | None = None,
+) -> Report:
+    """The report of what was gathered.
+
+    Args:
+        models: For each model's name, its predictions and the targets; all on the same examples.
+        title: The heading.
+        source: What the data are, such as "test".
+        class_names: One for each class.
+        risk: The largest share of errors that is acceptable among the answers given.
+        notes: Further sentences of the summary.
+        made: The time of making, ISO 8601; None: now, in UTC, to the minute.
+
+    Raises:
+        DataError: There are fewer rows than bins, or the models saw different examples.
+        ConfigurationError: The models are of different tasks, or an option does not fit them.
+
+    Example:
+        >>> import torch
+        >>> from lightning_bnn.predictive import CategoricalPredictive
+        >>> statistics = Statistics(bins=5)
+        >>> logits = torch.randn(1, 200, 3, generator=torch.Generator().manual_seed(0))
+        >>> statistics.update(CategoricalPredictive(logits), torch.arange(200) % 3)
+        >>> make_report({"net": statistics})
+        Report(models=['net'], examples=200, task='classification')
+    """
+    _check(models, class_names, risk)
+    blocks = [model_block(name, model, risk) for name, model in models.items()]
+    first = next(iter(models.values()))
+    kept = min(len(model.kept) for model in models.values())
+    document: dict[str, Any] = plain(
+        {
+            "format": FORMAT,
+            "title": title,
+            "library": f"lightning_bnn {_version()}",
+            "made": made or datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+            "task": first.task,
+            "summary": [],
+            "data": {
+                "source": source,
+                "examples": first.examples,
+                "rows": max(model.rows for model in models.values()),
+                "classes": first.classes,
+                "class_names": None if class_names is None else [str(name) for name in class_names],
+                "bins": first.bins,
+                "sampled": kept if any(m.rows > len(m.kept) for m in models.values()) else None,
+            },
+            "models": blocks,
+            "comparison": comparison(models, blocks),
+        }
+    )
+    for model, block in zip(models.values(), document["models"], strict=True):
+        if block["verdict"]["label"] == "calibrated" and not _could_show(model, block):
+            block["verdict"]["label"] = "nothing found"
+    said = [line for section in first.sections for line in section.words(document)]
+    document["summary"] = summary(document, said, notes)
+    for model, block in zip(models.values(), document["models"], strict=True):
+        parts = [section.described(block, document) for section in model.sections]
+        block["sections"] = [part for part in parts if part is not None]
+    shown = {part["id"] for block in document["models"] for part in block["sections"]}
+    terms = [term for section in first.sections if section.key in shown for term in section.method]
+    document["method"] = [list(term) for term in terms]
+    return Report(document)
+
+
+def model_block(name: str, model: Statistics, risk: float) -> dict[str, Any]:
+    """The numbers of one model: its verdict and scores, and those of its sections.
+
+    Raises:
+        ConfigurationError: Two sections have numbers of the same name.
+    """
+    block = {"name": name, "draws": model.draws, **model.sums.block(model, risk)}
+    for section in model.sections:
+        numbers = section.numbers(model, block)
+        taken = set(numbers) & {*block, "sections"}
+        if taken:
+            raise ConfigurationError(
+                f"The section {section.key!r} gives numbers by the names {sorted(taken)}, which "
+                "the report has already. Give them other names."
+            )
+        block |= numbers
+    return block
+
+
+def plain(value: Any) -> Any:
+    """Arrays as lists, NumPy's numbers as Python's, and what is not finite as None.
+
+    Example:
+        >>> plain({"a": np.array([1.0, np.nan]), "b": np.int64(3), "c": float("inf")})
+        {'a': [1.0, None], 'b': 3, 'c': None}
+    """
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    if isinstance(value, np.ndarray):
+        listed = value.tolist()
+        if value.dtype.kind != "f" or np.isfinite(value).all():
+            return listed
+        return plain(listed)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _could_show(model: Statistics, block: Mapping[str, Any]) -> bool:
+    """Whether finding nothing says something.
+
+    It does where the band shows gaps of ten points, or where another test shows what is grave.
+    """
+    if block["verdict"].get("clustered") and model.examples < FEW_CLUSTERS:
+        return False
+    return unseen_gap(block) <= COARSE or bool(model.sums.shows_grave_faults())
+
+
+def _version() -> str:
+    try:
+        return version("lightning-bnn")
+    except PackageNotFoundError:  # run from its source, not installed
+        return "unknown"
+
+
+def _check(
+    models: Mapping[str, Statistics], class_names: Sequence[str] | None, risk: float
+) -> None:
+    if not models:
+        raise ConfigurationError("a report needs at least one model, got none.")
+    if not 0 < risk < 1:
+        raise ConfigurationError(
+            f"expected risk strictly between 0 and 1, got {risk}. For 5 percent errors pass 0.05."
+        )
+    for name, model in models.items():
+        if not model.rows and len(model.invalid):
+            raise DataError(
+                f"no prediction of {name!r} is finite: all {len(model.invalid)} hold NaN or "
+                "infinity, and nothing can be reported. Look for a training that diverged, or for "
+                "inputs that are not finite."
+            )
+        if model.rows < model.bins:
+            left_out = f" ({len(model.invalid)} predictions are not finite)" * bool(
+                len(model.invalid)
+            )
+            raise DataError(
+                f"a report in {model.bins} bins needs at least {model.bins} rows; {name!r} has "
+                f"{model.rows}{left_out}. Give more examples, or fewer bins: bins="
+                f"{max(2, model.rows)} or below."
+            )
+    check_same_task(models)
+    for name, model in models.items():
+        if model.validation is not None and model.validation.task is not None:
+            check_same_task({name: model, f"{name} (validation)": model.validation})
+    classes = next(iter(models.values())).classes
+    if class_names is not None and len(class_names) != classes:
+        raise ConfigurationError(
+            f"expected one class name for each of the {classes} classes, got {len(class_names)}."
+        )
 
 
 def check_page_name(path: str | os.PathLike[str]) -> str:

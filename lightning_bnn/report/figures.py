@@ -1,86 +1,205 @@
-"""Figures drawn with matplotlib: of predictions, and of a calibration report's numbers.
+"""Figures drawn with matplotlib: those of a report for loggers, and two of predictions.
 
-The figures of predictions draw on axes that the caller made, so that they can stand alone or side
-by side. Those of a report are whole figures, made without pyplot, so that a logger can take them
-from any thread and none stays behind.
+The figures of a report are drawn from the same descriptions as the page
+(:mod:`lightning_bnn.report.figure`), without pyplot, so that a logger can take them from any thread
+and none stays behind. Those of predictions draw on axes that the caller made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import OrderedPredictive
-from lightning_bnn.report.figure_style import plain
-from lightning_bnn.report.figures_of_classes import class_figures
-from lightning_bnn.report.figures_of_numbers import number_figures
+from lightning_bnn.report.figure import COLOURS, ROLES, as_array
+from lightning_bnn.report.figure_style import colours, grid, plain
 
 __all__ = ["calibration_figures", "draw_regression", "draw_shift"]
 
-_BLUE, _ORANGE, _GREY = "#2f6db5", "#d9762b", "#6b7280"
+BLUE, ORANGE, GREY = (COLOURS[name][0] for name in ("blue", "orange", "grey"))
+Description = Mapping[str, Any]
 
 
 def calibration_figures(numbers: Mapping[str, Any]) -> dict[str, Figure]:
-    """The main figures of a calibration report, for loggers and papers.
+    """The figures of a calibration report, for loggers and papers.
 
-    ``"calibration"``: reliability and confidence of a classifier, PIT and coverage of a
-    regression. ``"selection"``: what the uncertainty is worth for choosing, by risk and coverage
-    or by error against predicted standard deviation. ``"shift"``, where the report has data from
-    elsewhere: how far the uncertainty tells them apart. ``"fit"``, where the input is one number.
-    All models of the report are in each. ``"pruning_histogram"`` and ``"pruning_curve"``, where
-    the report has pruned: signal-to-noise ratios, and what removing weights costs. These are of one
-    model each; where several have them, their number among the models comes after the name.
+    There is one for each section of the page that has figures for loggers: "calibration", "errors",
+    "shift", "pruning" and those of a user's own. A column is a model, a row is a figure.
 
     Args:
         numbers: The numbers of a report, such as ``Report.numbers`` or its JSON file.
 
     Returns:
-        The figures by name.
+        The figures by the section's name.
 
     Raises:
         ConfigurationError: If these are not the numbers of a report.
 
     Example:
-        >>> reliability = {"edges": [0, 0.5, 1], "count": [0, 8], "stated": [None, 0.8],
-        ...                "came": [None, 0.75], "lower": [None, 0.4], "upper": [None, 1.0]}
-        >>> block = {"name": "net", "verdict": {"label": "calibrated"}, "scalars": {"ece": 0.05},
-        ...          "reliability": {"width": reliability, "mass": reliability},
-        ...          "confidence": {"edges": [0, 0.5, 1], "right": [0, 6], "wrong": [0, 2]}}
-        >>> sorted(calibration_figures({"task": "classes", "models": [block]}))
-        ['calibration']
+        >>> from lightning_bnn.report import report
+        >>> made = report([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], [0, 1, 1], bins=2)
+        >>> sorted(calibration_figures(made.numbers))
+        ['calibration', 'errors']
     """
-    drawn = {"classes": class_figures, "numbers": number_figures}
-    task = numbers.get("task")
-    if task not in drawn or not numbers.get("models"):
+    models = numbers.get("models")
+    if not models or not all("sections" in block for block in models):
         raise ConfigurationError(
-            "calibration_figures expected the numbers of a report, with a task of 'classes' or "
-            f"'numbers' and its models; got task={task!r} and the keys {sorted(numbers)}. Pass "
-            "Report.numbers."
+            "calibration_figures expected the numbers of a report, with its models and their "
+            f"sections; got the keys {sorted(numbers)}. Pass Report.numbers."
         )
-    return drawn[task](numbers["models"]) | _pruning_figures(numbers["models"])
+    sections: dict[str, list[tuple[str, str, dict[str, Description]]]] = {}
+    for block, colour in zip(models, colours(len(models)), strict=True):
+        for section in block["sections"]:
+            logged = {each["id"]: each for each in _logged(section["figures"])}
+            if logged:
+                sections.setdefault(section["id"], []).append((block["name"], colour, logged))
+    return {name: _section(columns) for name, columns in sections.items()}
 
 
-def _pruning_figures(models: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    from lightning_bnn.pruning.figures import draw_curve, draw_histogram
+def _logged(figures: Sequence[Description]) -> Iterator[Description]:
+    """The figures that loggers get; of several views the first, of panels each."""
+    for each in figures:
+        if each["kind"] == "views":
+            yield from _logged([each["views"][0][1]])
+        elif each["kind"] == "panels":
+            yield from each["panels"]
+        elif each.get("logged") and each["kind"] in DRAWERS:
+            yield each
 
-    numbered = {
-        at: block for at, block in enumerate(models, 1) if "results" in (block.get("pruning") or {})
-    }
-    figures = {}
-    for at, block in numbered.items():
-        ending = f"_{at}" if len(numbered) > 1 else ""
-        for name, draw in (("histogram", draw_histogram), ("curve", draw_curve)):
-            figure = draw(block["pruning"])
-            if len(models) > 1:
-                figure.suptitle(plain(block["name"]), fontsize=10)
-            figures[f"pruning_{name}{ending}"] = figure
-    return figures
+
+def _section(columns: Sequence[tuple[str, str, dict[str, Description]]]) -> Figure:
+    ids = list(dict.fromkeys(id_ for *_, logged in columns for id_ in logged))
+    figure, axes = grid(len(columns), heights=[2.9] * len(ids), width=4.0)
+    for (name, colour, logged), column in zip(columns, axes, strict=True):
+        for id_, place in zip(ids, column, strict=True):
+            if id_ not in logged:
+                place.set_axis_off()
+                continue
+            each = logged[id_]
+            DRAWERS[each["kind"]](place, each, colour)
+            model = f"{plain(name)}\n" if len(columns) > 1 and place is column[0] else ""
+            place.set_title(f"{model}{plain(each['title'], 40)}", fontsize=9)
+    return figure
+
+
+def _plot(axes: Axes, figure: Description, model: str) -> None:
+    for mark in figure["marks"]:
+        if not mark.get("off"):
+            role = mark["colour"]
+            colour = model if role in ("model", "main") else COLOURS[ROLES[role]][0]
+            label = plain(mark["label"]) if "label" in mark else None
+            _mark(axes, mark, colour, label)
+    for name, axis, limit in (
+        ("x", axes.xaxis, axes.set_xlim),
+        ("y", axes.yaxis, axes.set_ylim),
+    ):
+        limit(*figure[name]["domain"])
+        if "ticks" in figure[name]:
+            axis.set_ticks(figure[name]["ticks"])
+        if figure[name].get("format") in FORMATS:
+            axis.set_major_formatter(FORMATS[figure[name]["format"]])
+    axes.set_xlabel(plain(figure["x"]["label"], 60), fontsize=9)
+    axes.set_ylabel(plain(figure["y"]["label"], 40), fontsize=9)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=7)
+
+
+# How an axis writes its ticks, as the page does.
+FORMATS: dict[str, Callable[[float, Any], str]] = {
+    "count": lambda value, _: f"{value:,.0f}",
+    "percent": lambda value, _: f"{100 * value:.3g}%",
+    "power": lambda value, _: f"{10.0**value:.3g}",
+    "removed": lambda value, _: f"{100 * (1 - 10.0**-value):.6g}%",
+}
+
+
+def _mark(axes: Axes, mark: Description, colour: str, label: str | None) -> None:
+    x, y, x2, y2 = (as_array(mark.get(name, [])) for name in ("x", "y", "x2", "y2"))
+    if not all(np.isfinite(each).any() for each in (x, y, x2, y2) if len(each)):
+        return  # no entry in the legend for what is not there
+    kind, style = mark["kind"], mark.get("style", "").split()
+    shown: dict[str, Any] = {"color": colour, "label": label}
+    alpha = 0.4 if "pale" in style or "strong" in style else None
+    if kind == "line":
+        known = np.isfinite(x) & np.isfinite(y)
+        dash = "--" if "dashed" in style else "-"
+        axes.plot(x[known], y[known], ls=dash, lw=2 if "thick" in style else 1.3, **shown)
+    elif kind == "area":
+        pale = alpha or (None if mark["colour"] == "band" else 0.2)
+        axes.fill_between(x, y, y2, lw=0, alpha=pale, **shown)
+    elif kind == "steps":
+        axes.stairs(np.nan_to_num(y), x, fill=True, alpha=0.4, **shown)
+        axes.stairs(np.nan_to_num(y), x, color=colour)
+    elif kind in ("bars", "boxes"):
+        known = np.isfinite(x) & np.isfinite(y) & np.isfinite(x2) & np.isfinite(y2)
+        weight = as_array(mark.get("weight", np.ones(len(x))))[known]
+        strength = 0.3 + 0.7 * np.sqrt(weight / max(weight.max(initial=0), 1e-12))
+        shades = colour
+        if "weight" in mark:
+            shades = [to_rgba(colour, alpha) for alpha in strength]  # type: ignore[assignment]
+        width = (x2 - x)[known] * (0.94 if kind == "bars" else 1.0)
+        axes.bar(x[known], (y2 - y)[known], width, bottom=y[known], align="edge", color=shades,
+                 label=label, alpha=alpha)  # fmt: skip
+    elif kind in ("dots", "rings"):
+        known = np.isfinite(x) & np.isfinite(y)
+        weight = as_array(mark.get("weight", np.full(len(x), 0.3)))[known]
+        size = (2.5 + 3 * np.sqrt(weight / max(weight.max(initial=0), 1e-12))) ** 2
+        if kind == "dots":
+            small = 4 if alpha else size
+            axes.scatter(x[known], y[known], small, lw=0, zorder=3, alpha=alpha, **shown)
+        else:
+            axes.scatter(x[known], y[known], 2.5 * size, facecolors="none", edgecolors=colour,
+                         label=label, zorder=4)  # fmt: skip
+    elif kind in ("stems", "ranges"):
+        known = np.isfinite(y) & np.isfinite(y2)
+        axes.vlines(x[known], y[known], y2[known], lw=3 if kind == "stems" else 7, **shown)
+    elif kind == "rules":
+        for at, text in zip(x, mark.get("text", [""] * len(x)), strict=True):
+            axes.axvline(at, color=colour, lw=1, ls="--" if "dashed" in style else "-", label=label)
+            axes.text(at, 0.98, plain(text), fontsize=7, ha="right", va="top", rotation=90,
+                      transform=axes.get_xaxis_transform())  # fmt: skip
+            label = None
+
+
+def _bars(axes: Axes, figure: Description, model: str) -> None:
+    labelled = set()
+    for at, row in enumerate(figure["rows"]):
+        for part in row["parts"]:
+            colour = COLOURS[ROLES[part["colour"]]][0]
+            lane = part.get("lane")
+            place, height = (at, 0.7) if lane is None else (at - 0.2 + 0.4 * lane, 0.35)
+            label = None if part.get("label") in labelled else part.get("label")
+            labelled.add(label)
+            axes.barh(place, part["end"] - part["start"], height, part["start"], color=colour,
+                      label=label)  # fmt: skip
+    axes.set_yticks(range(len(figure["rows"])), [plain(row["name"]) for row in figure["rows"]])
+    axes.invert_yaxis()
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=7)
+
+
+def _heat(axes: Axes, figure: Description, model: str) -> None:
+    axes.imshow(np.asarray(figure["matrix"]), cmap="Blues")
+    names = [plain(name) for name in figure["names"]]
+    axes.set_xticks(range(len(names)), names, rotation=90)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xlabel(figure.get("x_label", ""), fontsize=9)
+    axes.set_ylabel(figure.get("y_label", ""), fontsize=9)
+
+
+DRAWERS: dict[str, Callable[[Axes, Description, str], None]] = {
+    "plot": _plot,
+    "bars": _bars,
+    "heat": _heat,
+}
 
 
 def draw_regression(
@@ -106,13 +225,13 @@ def draw_regression(
     mean = predictive.mean.flatten().cpu()
     lower, upper = (edge.flatten().cpu() for edge in predictive.interval(0.95))
     spread = 2 * predictive.epistemic.flatten().sqrt().cpu()
-    axes.fill_between(grid, lower, upper, color=_BLUE, alpha=0.18, lw=0, label="95% interval")
+    axes.fill_between(grid, lower, upper, color=BLUE, alpha=0.18, lw=0, label="95% interval")
     axes.fill_between(
-        grid, mean - spread, mean + spread, color=_BLUE, alpha=0.3, lw=0, label="epistemic part"
+        grid, mean - spread, mean + spread, color=BLUE, alpha=0.3, lw=0, label="epistemic part"
     )
-    axes.plot(grid, mean, color=_BLUE, lw=1.8, label="mean")
+    axes.plot(grid, mean, color=BLUE, lw=1.8, label="mean")
     if truth is not None:
-        axes.plot(grid, truth.flatten().cpu(), color=_GREY, lw=1, ls="--", label="truth")
+        axes.plot(grid, truth.flatten().cpu(), color=GREY, lw=1, ls="--", label="truth")
     if observed is not None:
         points, values = (part.flatten().cpu() for part in observed)
         axes.scatter(points, values, s=5, color="black", alpha=0.35, lw=0, label="data", zorder=3)
@@ -140,7 +259,7 @@ def draw_shift(
         targets: Their classes, which the shift does not change.
         draws: Draws of the weights in each prediction.
     """
-    for (name, posterior), colour in zip(posteriors.items(), (_BLUE, _ORANGE), strict=False):
+    for (name, posterior), colour in zip(posteriors.items(), (BLUE, ORANGE), strict=False):
         confidence, accuracy = [], []
         for inputs in shifted.values():
             predictive = posterior.predict(inputs, draws)

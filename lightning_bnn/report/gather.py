@@ -1,4 +1,10 @@
-"""Predictions of a loader's batches into statistics, one batch at a time."""
+"""Predictions of a loader's batches into statistics, one batch at a time.
+
+A ``DistributedSampler`` orders the data, pads the list with repeats until every process has as
+many, and gives process r the places r, r + W, r + 2W, ... of W processes. So example j of process r
+is number jW + r of the list, and the numbers at or beyond the length of the data are repeats,
+which must not count twice.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +15,110 @@ from typing import Any
 import torch
 from lightning_fabric.utilities.data import sized_len
 from torch import Tensor
+from torch.utils.data import DistributedSampler
 
 from lightning_bnn.errors import DataError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import ClassPredictive, Predictive
 from lightning_bnn.random import isolated_random_state
-from lightning_bnn.report.example_numbers import ExampleNumbers, distributed_sampler
-from lightning_bnn.report.outside import Outside
-from lightning_bnn.report.statistics import Statistics
+from lightning_bnn.report.statistics import OodScores, Statistics
 from lightning_bnn.strategies.base import batch_size
 from lightning_bnn.target import split_batch
 
 __all__ = [
+    "Batches",
+    "ExampleNumbers",
     "add",
-    "add_outside",
+    "add_ood",
     "batch_inputs",
     "batch_limit",
     "check_predicts",
+    "distributed_sampler",
     "flat_loaders",
     "inputs_for",
     "kind_of",
     "numbered_batches",
     "undisturbed",
 ]
+
+
+def distributed_sampler(loader: Any) -> DistributedSampler | None:
+    """The sampler that shares a loader's data among processes, if there is one.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> sampler = DistributedSampler(range(5), num_replicas=2, rank=1)
+        >>> distributed_sampler(DataLoader(range(5), sampler=sampler)) is sampler
+        True
+        >>> distributed_sampler(DataLoader(range(5))) is None
+        True
+    """
+    batches = getattr(loader, "batch_sampler", None)
+    # A batch sampler of the user's own has the sampler; the loader then holds one without use.
+    for owner in (batches, loader):
+        sampler = getattr(owner, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            return sampler
+    return None
+
+
+class Batches:
+    """Batches of (inputs, targets) that can be read several times.
+
+    Args:
+        read: Starts a new pass over the data.
+
+    Example:
+        >>> batches = Batches(lambda: iter([(torch.zeros(2), torch.ones(2))]))
+        >>> len(list(batches)), len(list(batches))
+        (1, 1)
+    """
+
+    def __init__(self, read: Callable[[], Iterator[tuple[Any, Tensor]]]) -> None:
+        self._read = read
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        return self._read()
+
+
+class ExampleNumbers:
+    """Numbers the examples of a loader in the order in which they come.
+
+    Where no ``DistributedSampler`` shares the data (an ``IterableDataset``, or sampling of the
+    user's own), every process counts on by itself, its numbers set apart from those of the others:
+    whether an example comes twice cannot be known then.
+
+    Args:
+        loader: The loader, as Lightning has prepared it.
+        rank: The rank of this process.
+        world_size: The number of processes.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> sampler = DistributedSampler(range(5), num_replicas=2, rank=1, shuffle=False)
+        >>> numbers = ExampleNumbers(DataLoader(range(5), sampler=sampler), rank=1, world_size=2)
+        >>> numbers.take(2), numbers.take(1)  # the sixth of five is a repeat
+        (tensor([1, 3]), tensor([-1]))
+    """
+
+    def __init__(self, loader: Any, rank: int = 0, world_size: int = 1) -> None:
+        sampler = distributed_sampler(loader)
+        self._rank, self._stride = rank, world_size
+        self._end: int | None = None
+        # without batches of its own, an item is a batch, and repeats cannot be told
+        if sampler is not None and getattr(loader, "batch_sampler", None) is not None:
+            self._rank, self._stride = sampler.rank, sampler.num_replicas
+            self._end = len(sampler.dataset)  # type: ignore[arg-type]
+        self._seen = 0
+
+    def take(self, count: int) -> Tensor:
+        """The numbers of the next ``count`` examples; -1 for repeats."""
+        places = torch.arange(self._seen, self._seen + count)
+        self._seen += count
+        numbers = places * self._stride + self._rank
+        if self._end is not None:
+            numbers[numbers >= self._end] = -1
+        return numbers
 
 
 def batch_inputs(batch: Any) -> Any:
@@ -201,29 +288,15 @@ def add(
     statistics: Statistics, predictive: Predictive, targets: Tensor, numbers: Tensor, inputs: Any
 ) -> None:
     """Add a batch to statistics, its repeats left out, on the CPU."""
-    pictures = inputs.detach().cpu() if isinstance(inputs, Tensor) else None
-    predictive, targets = _on_cpu(predictive), targets.detach().cpu()
     kept = numbers >= 0
-    if not bool(kept.all()):
-        if not bool(kept.any()):
-            return
-        predictive, targets, numbers = predictive._map(lambda t: t[:, kept]), *(
-            targets[kept], numbers[kept]
-        )  # fmt: skip
-        pictures = None if pictures is None else pictures[kept]
-    statistics.update(predictive, targets, numbers, pictures)
+    if bool(kept.any()):
+        pictures = inputs.detach().cpu()[kept] if isinstance(inputs, Tensor) else None
+        chosen = predictive.to("cpu")[kept]
+        statistics.update(chosen, targets.detach().cpu()[kept], numbers[kept], pictures)
 
 
-def add_outside(outside: Outside, predictive: Predictive, numbers: Tensor) -> None:
-    """Add a batch from elsewhere, its repeats left out, on the CPU."""
-    predictive, kept = _on_cpu(predictive), numbers >= 0
-    if not bool(kept.all()):
-        if not bool(kept.any()):
-            return
-        predictive, numbers = predictive._map(lambda t: t[:, kept]), numbers[kept]
-    outside.update(predictive, numbers)
-
-
-def _on_cpu(predictive: Predictive) -> Predictive:
-    # on a CPU the same object stays, with what its metrics have computed already
-    return predictive if predictive.outputs.device.type == "cpu" else predictive.to("cpu")
+def add_ood(scores: OodScores, predictive: Predictive, numbers: Tensor) -> None:
+    """Add a batch of out-of-distribution data, its repeats left out, on the CPU."""
+    kept = numbers >= 0
+    if bool(kept.any()):
+        scores.update(predictive.to("cpu")[kept], numbers[kept])

@@ -13,17 +13,20 @@ from pytorch_lightning.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 __all__ = ["headlines", "log_figures", "shows_figures"]
 
 # What a strategy logs of a model already is left out.
-_CLASSES = ("adaptive_ece", "classwise_ece", "aurc", "coverage_at_risk")
-_NUMBERS = ("sharpness", "epistemic_share", "bias")
+_LOGGED = {
+    "classification": ("adaptive_ece", "classwise_ece", "aurc", "coverage_at_risk"),
+    "regression": ("sharpness", "epistemic_share", "bias"),
+}
 
 
 def headlines(numbers: Mapping[str, Any], name: str) -> dict[str, float]:
     """The few numbers of one model that are worth a curve over a run.
 
-    For classes adaptive and classwise calibration error, the area under the risk-coverage curve,
-    the coverage at the chosen risk, and ``excess_nll``, by how much the NLL exceeds what the model
-    itself expects (positive: over-confident). For numbers sharpness, the epistemic share and the
-    bias. For each data set from elsewhere, ``auroc_<name>`` by entropy, or by standard deviation.
+    For a classification adaptive and classwise calibration error, the area under the risk-coverage
+    curve, the coverage at the chosen risk, and ``excess_nll``, by how much the NLL exceeds what the
+    model itself expects (positive: over-confident). For a regression sharpness, the epistemic share
+    and the bias. For each out-of-distribution data set, ``auroc_<name>`` by entropy, or by standard
+    deviation.
 
     Args:
         numbers: The document of a report.
@@ -32,17 +35,17 @@ def headlines(numbers: Mapping[str, Any], name: str) -> dict[str, float]:
     Example:
         >>> block = {"name": "net", "scalars": {"aurc": 0.1, "adaptive_ece": None},
         ...          "nll_parts": {"excess": 0.02}, "shift": {}}
-        >>> headlines({"task": "classes", "models": [block]}, "net")
+        >>> headlines({"task": "classification", "models": [block]}, "net")
         {'aurc': 0.1, 'excess_nll': 0.02}
     """
-    block = next(one for one in numbers["models"] if one["name"] == name)
-    classes = numbers["task"] == "classes"
-    found = {key: block["scalars"].get(key) for key in (_CLASSES if classes else _NUMBERS)}
-    if classes:
-        found["excess_nll"] = block["nll_parts"]["excess"]
+    block = next(each for each in numbers["models"] if each["name"] == name)
+    values = {key: block["scalars"].get(key) for key in _LOGGED[numbers["task"]]}
+    if "nll_parts" in block:
+        values["excess_nll"] = block["nll_parts"]["excess"]
     for place, shift in block["shift"].items():
-        found[f"auroc_{place}"] = shift["by"]["entropy" if classes else "sd"]["auroc"]
-    return {key: float(value) for key, value in found.items() if value is not None}
+        score = next(iter(shift["by"].values()))  # by entropy, or by standard deviation
+        values[f"auroc_{place}"] = score["auroc"]
+    return {key: float(value) for key, value in values.items() if value is not None}
 
 
 def shows_figures(logger: Logger) -> bool:

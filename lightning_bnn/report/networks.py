@@ -22,6 +22,7 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
 from lightning_bnn.random import isolated_random_state
+from lightning_bnn.selection import import_function
 from lightning_bnn.storage.manifest import MANIFEST
 from lightning_bnn.strategies.base import Strategy
 
@@ -51,12 +52,12 @@ def path_names(paths: Sequence[Path]) -> list[str]:
     """
     parts = []
     for path in paths:
-        found = [part for part in PurePosixPath(os.fspath(path)).parts if part not in ("/", ".")]
-        if set(found) <= {".."}:  # such as ".": its name is that of the folder
-            found = [*PurePosixPath(os.path.abspath(path)).parts[1:]]
-        parts.append(found[:-1] if len(found) > 1 and found[-1] == "posterior" else found)
+        folders = [part for part in PurePosixPath(os.fspath(path)).parts if part not in ("/", ".")]
+        if set(folders) <= {".."}:  # such as ".": its name is that of the folder
+            folders = [*PurePosixPath(os.path.abspath(path)).parts[1:]]
+        parts.append(folders[:-1] if len(folders) > 1 and folders[-1] == "posterior" else folders)
     for length in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(found[-length:]) for found in parts]
+        names = ["/".join(folders[-length:]) for folders in parts]
         if len(set(names)) == len(names):
             return names
     raise ConfigurationError(
@@ -142,10 +143,10 @@ def load_posterior(
         PosteriorFormatError: There is no posterior.
         ConfigurationError: No network is known.
     """
-    path = _folder_of(path)
-    found = find_configuration(path)
-    if found is not None:
-        strategy = instantiate(read_configuration(found), "model", found)
+    path = folder_of(path)
+    file = find_configuration(path)
+    if file is not None:
+        strategy = instantiate(read_configuration(file), "model", file)
         return Posterior.load(path, strategy.net, _if_own(strategy.likelihood))
     if net is None:
         raise ConfigurationError(
@@ -156,14 +157,14 @@ def load_posterior(
     return Posterior.load(path, net, _if_own(likelihood))
 
 
-def _folder_of(path: Path) -> str:
+def folder_of(path: Path) -> str:
     """The folder of a posterior, or that in the folder of the run that left it."""
     given = os.fspath(path).rstrip("/") or "/"
     try:
         filesystem, name = fsspec.core.url_to_fs(given)
-        for folder, found in ((name, given), (f"{name}/posterior", f"{given}/posterior")):
+        for folder, shown in ((name, given), (f"{name}/posterior", f"{given}/posterior")):
             if filesystem.exists(f"{folder.rstrip('/')}/{MANIFEST}"):
-                return found
+                return shown
     except Exception as error:  # what a file system of fsspec raises is its own
         raise ConfigurationError(
             f"The folder {given} cannot be read ({type(error).__name__}: {error})."
@@ -188,9 +189,9 @@ def find_configuration(path: Path) -> str | None:
     for folder in (name, name.rpartition("/")[0]):
         candidate = f"{folder}/config.yaml"
         if filesystem.exists(candidate):
-            found = str(filesystem.unstrip_protocol(candidate))
-            if "model" in read_configuration(found):
-                return found
+            file = str(filesystem.unstrip_protocol(candidate))
+            if "model" in read_configuration(file):
+                return file
     return None
 
 
@@ -230,11 +231,11 @@ def instantiate(content: Mapping[str, Any], part: str, path: Path) -> Any:
     Raises:
         ConfigurationError: The part is missing or cannot be made.
     """
+    # slow imports that few reports need; those of data and nets make short names of classes known
     from jsonargparse import ArgumentError, ArgumentParser
 
     import lightning_bnn.data
-    import lightning_bnn.nets  # noqa: F401  so that short names of classes are known
-    from lightning_bnn.cli import import_function
+    import lightning_bnn.nets  # noqa: F401
 
     described = content.get(part, content if "class_path" in content else None)
     if described is None:

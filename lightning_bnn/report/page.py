@@ -23,28 +23,18 @@ from importlib import resources
 from typing import Any
 
 from lightning_bnn.errors import DataError
+from lightning_bnn.report.figure import COLOURS, MODEL_COLOURS, ROLES
 
-__all__ = ["page"]
+__all__ = ["FORMAT", "page"]
 
-FORMAT = 1
-"""The version of the numbers that the page can read."""
+FORMAT = 2
+"""The version of a document; raised where a reader of older ones would misunderstand it."""
 
 # in the order in which they use each other
 _PROGRAM = (
-    "document.js",
-    "tooltip.js",
-    "plot.js",
-    "bars.js",
-    "figure.js",
-    "classes.js",
-    "class_uncertainty.js",
-    "numbers.js",
-    "shift.js",
-    "pruning.js",
-    "header.js",
-    "comparison.js",
-    "page.js",
-)
+    "document.js", "tooltip.js", "plot.js", "bars.js", "cells.js", "figure.js", "header.js",
+    "comparison.js", "page.js",
+)  # fmt: skip
 
 
 def page(numbers: Mapping[str, Any]) -> str:
@@ -60,7 +50,7 @@ def page(numbers: Mapping[str, Any]) -> str:
         DataError: If the numbers are of another format, or cannot be written as JSON.
 
     Example:
-        >>> text = page({"format": 1, "title": "Digits", "task": "classes", "models": []})
+        >>> text = page({"format": 2, "title": "Digits", "models": []})
         >>> text.startswith("<!doctype html>"), "<title>Digits</title>" in text
         (True, True)
         >>> "http://" in text.replace("http://www.w3.org/2000/svg", "")
@@ -101,7 +91,19 @@ def _assets() -> tuple[str, str, str]:
         return (folder / name).read_text(encoding="utf-8")
 
     program = "\n".join(read(name) for name in _PROGRAM)
-    return read("template.html"), read("style.css"), f'(() => {{\n"use strict";\n{program}}})();'
+    return (
+        read("template.html"),
+        _colours() + read("style.css"),
+        f'(() => {{\n"use strict";\n{program}}})();',
+    )
+
+
+def _colours() -> str:
+    """The palette as variables of the style sheet, by name and by what a mark is."""
+    named = [f"--{name}: light-dark({light}, {dark});" for name, (light, dark) in COLOURS.items()]
+    roles = [f".c-{role} {{ --c: var(--{name}); }}" for role, name in ROLES.items()]
+    models = [f".m{at} {{ --c: var(--{name}); }}" for at, name in enumerate(MODEL_COLOURS)]
+    return "\n".join([":root {", *named, "}", *roles, *models, ""])
 
 
 def _policy(style: str, program: str) -> str:

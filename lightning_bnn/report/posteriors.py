@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
@@ -15,10 +15,10 @@ from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.random import isolated_random_state
-from lightning_bnn.report.document import Report
+from lightning_bnn.report.document import Report, make_report
 from lightning_bnn.report.gather import (
     add,
-    add_outside,
+    add_ood,
     batch_inputs,
     check_predicts,
     flat_loaders,
@@ -27,15 +27,10 @@ from lightning_bnn.report.gather import (
     undisturbed,
 )
 from lightning_bnn.report.networks import make_posterior, name_all
-from lightning_bnn.report.numbers import report_numbers
-from lightning_bnn.report.outside import Outside
-from lightning_bnn.report.pruning import check_pruning, pruning_block
-from lightning_bnn.report.statistics import Statistics
+from lightning_bnn.report.sections import Section
+from lightning_bnn.report.statistics import OodScores, Statistics
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.target import split_batch
-
-if TYPE_CHECKING:
-    from lightning_bnn.pruning import PruneCurve
 
 __all__ = ["data_loader", "report_posteriors", "validation_loader"]
 
@@ -53,7 +48,7 @@ def report_posteriors(
     risk: float = 0.05,
     title: str = "Calibration report",
     source: str = "test",
-    pruning: Sequence[float] | Mapping[str, PruneCurve] | None = None,
+    sections: Sequence[Section] = (),
 ) -> Report:
     """How far the predictions of posteriors can be trusted, side by side on the same data.
 
@@ -61,8 +56,8 @@ def report_posteriors(
         posteriors: A mapping from names to posteriors, strategies, plain networks (one draw) or
             folders of saved posteriors whose fit left its configuration; or a single posterior.
         data: A loader of (inputs, targets), or a data module, whose test data are taken.
-        ood: Loaders or data modules from elsewhere, by name, or one of them. Their batches may hold
-            inputs alone.
+        ood: Loaders or data modules of out-of-distribution data, by name, or one of them. Their
+            batches may hold inputs alone.
         validation: A loader of the data that the temperature is fitted on. That of a data module is
             found by itself.
         draws: Draws of each posterior; by default what suits it.
@@ -73,17 +68,14 @@ def report_posteriors(
         risk: The share of errors to allow; the report tells how much can be answered with it.
         title: The heading of the page.
         source: What the data are.
-        pruning: Shares of the weights; the report then says what removing them would cost each
-            model, those of the lowest signal-to-noise ratio first
-            (:func:`lightning_bnn.pruning.prune_curve`). Each share costs a pass over the data. Or
-            curves that were made before, by the names of their models.
+        sections: Further parts of the page, such as
+            :class:`lightning_bnn.pruning.section.Pruning`, or of your own.
 
     Returns:
         The report: ``.save("report.html")`` writes the page and its numbers.
 
     Raises:
-        ConfigurationError: The models predict different things, or a share of ``pruning`` is not in
-            [0, 1) or cannot be reached.
+        ConfigurationError: The models predict different things, or a section cannot be made.
         DataError: Data that do not go through a network.
 
     Example:
@@ -94,7 +86,7 @@ def report_posteriors(
         >>> data = DataLoader(TensorDataset(torch.randn(60, 4), torch.arange(60) % 3), 20)
         >>> made = report_posteriors({"net": nn.Linear(4, 3)}, data, likelihood=Categorical())
         >>> made
-        Report(models=['net'], examples=60, task='classes')
+        Report(models=['net'], examples=60, task='classification')
     """
     single = isinstance(posteriors, Posterior)
     given = {"posterior": posteriors} if single else name_all(posteriors, "posteriors")
@@ -105,76 +97,49 @@ def report_posteriors(
     if validation is None and isinstance(data, pl.LightningDataModule):
         validation = validation_loader(data)
     elif validation is not None:
-        validation = _refuse_what_is_no_loader(validation, "validation")
+        validation = _check_loader(validation, "validation")
     if ood is not None and not isinstance(ood, Mapping):
         ood = {"ood": ood}
-    elsewhere = {name: data_loader(one, f"ood[{name!r}]") for name, one in (ood or {}).items()}
-    _check(models, loader, elsewhere, draws)
-    _check_pruning(pruning, models)
+    others = {name: data_loader(each, f"ood[{name!r}]") for name, each in (ood or {}).items()}
+    _check(models, loader, others, draws)
+    for section in sections:
+        if section.needs_posterior:
+            section.check(models)
 
-    statistics = _statistics(models, loader, draws, bins)
-    outside: dict[str, dict[str, Outside]] = {name: {} for name in models}
-    for place, other in elsewhere.items():
+    statistics = _statistics(models, loader, draws, bins, sections)
+    for place, other in others.items():
         with undisturbed(other):
             for batch, number in numbered_batches(other):
                 made = {n: _predict(p, batch_inputs(batch), draws) for n, p in models.items()}
                 numbers = number(len(next(iter(made.values()))))
                 for name, predictive in made.items():
-                    add_outside(outside[name].setdefault(place, Outside()), predictive, numbers)
-    first = next(iter(statistics.values()))
-    fitted = None
-    if validation is not None and first.task == "classes":
-        fitted = _statistics(models, validation, draws, bins)
-        if not next(iter(fitted.values())).examples:
-            fitted = None  # a data module without validation rows
-    curves = None
-    if isinstance(pruning, Mapping):
-        curves = {name: curve.to_dict() for name, curve in pruning.items()}
-    elif pruning is not None:
-        curves = {n: pruning_block(p, loader, pruning, draws) for n, p in models.items()}
-    return Report(
-        report_numbers(
-            statistics,
-            outside=outside if elsewhere else None,
-            validation=fitted,
-            title=title,
-            source=source,
-            class_names=class_names,
-            risk=risk,
-            pruning=curves,
-        )
-    )
-
-
-def _check_pruning(
-    pruning: Sequence[float] | Mapping[str, PruneCurve] | None, models: Mapping[str, Posterior]
-) -> None:
-    """Find what is wrong with the shares or the curves before the work."""
-    if isinstance(pruning, Mapping):
-        unknown = [name for name in pruning if name not in models]
-        if unknown:
-            raise ConfigurationError(
-                f"pruning= has a curve of {unknown[0]!r}, which is no model of this report. Its "
-                f"models are {list(models)}."
-            )
-    elif pruning is not None:
-        for posterior in models.values():
-            check_pruning(posterior, pruning)
+                    add_ood(
+                        statistics[name].ood.setdefault(place, OodScores()), predictive, numbers
+                    )
+    if validation is not None and next(iter(statistics.values())).task == "classification":
+        for name, model in _statistics(models, validation, draws, bins).items():
+            # a data module may have no validation rows
+            statistics[name].validation = model if model.examples else None
+    for name, posterior in models.items():
+        for section in statistics[name].sections:
+            if section.needs_posterior:
+                section.measure(name, posterior, loader, draws)
+    return make_report(statistics, title=title, source=source, class_names=class_names, risk=risk)
 
 
 def _make_all(given: Mapping[str, Any], likelihood: Likelihood | None) -> dict[str, Posterior]:
     """Posteriors of all; those that bring a likelihood first, for the networks that need one."""
-    bare = {name for name, one in given.items() if _is_network(one)}
-    found = {n: make_posterior(v, n, None, likelihood) for n, v in given.items() if n not in bare}
-    if likelihood is None and found:
-        likelihood = next(iter(found.values())).likelihood
+    bare = {
+        name
+        for name, value in given.items()
+        if isinstance(value, nn.Module) and not isinstance(value, Strategy)
+    }
+    made = {n: make_posterior(v, n, None, likelihood) for n, v in given.items() if n not in bare}
+    if likelihood is None and made:
+        likelihood = next(iter(made.values())).likelihood
     for name in bare:
-        found[name] = make_posterior(given[name], name, None, likelihood)
-    return {name: found[name] for name in given}
-
-
-def _is_network(value: Any) -> bool:
-    return isinstance(value, nn.Module) and not isinstance(value, Strategy)
+        made[name] = make_posterior(given[name], name, None, likelihood)
+    return {name: made[name] for name in given}
 
 
 def _predict(posterior: Posterior, inputs: Any, draws: int | None) -> Any:
@@ -194,9 +159,13 @@ def _split(batch: Any) -> tuple[Any, Any]:
 
 
 def _statistics(
-    models: Mapping[str, Posterior], loader: Any, draws: int | None, bins: int
+    models: Mapping[str, Posterior],
+    loader: Any,
+    draws: int | None,
+    bins: int,
+    sections: Sequence[Section] = (),
 ) -> dict[str, Statistics]:
-    found = {name: Statistics(bins=bins) for name in models}
+    gathered = {name: Statistics(bins=bins, sections=sections) for name in models}
     with undisturbed(loader):
         for batch, number in numbered_batches(loader):
             inputs, targets = _split(batch)
@@ -204,12 +173,12 @@ def _statistics(
             for name, posterior in models.items():
                 predictive = _predict(posterior, inputs, draws)
                 posterior.likelihood.check(predictive.outputs[0].cpu(), targets.cpu())
-                add(found[name], predictive, targets, numbers, inputs)
-    return found
+                add(gathered[name], predictive, targets, numbers, inputs)
+    return gathered
 
 
 def _check(
-    models: Mapping[str, Posterior], loader: Any, elsewhere: Mapping[str, Any], draws: int | None
+    models: Mapping[str, Posterior], loader: Any, others: Mapping[str, Any], draws: int | None
 ) -> None:
     """Try every model on a batch of everything, before any work is done."""
     inputs, _ = _split(_first(loader, "data"))
@@ -230,12 +199,12 @@ def _check(
                 "task can be compared. Make a report of each."
             )
     expected = tuple(inputs.shape[1:]) if hasattr(inputs, "shape") else "those of data="
-    for place, other in elsewhere.items():
-        strange = batch_inputs(_first(other, f"ood[{place!r}]"))
+    for place, other in others.items():
+        inputs = batch_inputs(_first(other, f"ood[{place!r}]"))
         for posterior in models.values():
             check_predicts(
                 lambda x, p=posterior: _predict(p, x, 1),  # type: ignore[misc]
-                strange,
+                inputs,
                 f"ood[{place!r}]",
                 f"Inputs of the shape {expected} per example are expected.",
             )
@@ -263,10 +232,10 @@ def data_loader(data: Any, what: str = "data") -> Any:
         data.prepare_data()
         data.setup("test")
         data = data.test_dataloader()
-    return _refuse_what_is_no_loader(data, what)
+    return _check_loader(data, what)
 
 
-def _refuse_what_is_no_loader(data: Any, what: str) -> Any:
+def _check_loader(data: Any, what: str) -> Any:
     fix = None
     if isinstance(data, Iterator):
         fix = "It can be read only once: pass the loader itself, or a list of its batches."
@@ -276,7 +245,7 @@ def _refuse_what_is_no_loader(data: Any, what: str) -> Any:
         fix = "Pass DataLoader(dataset, batch_size=128)."
     elif isinstance(data, (list, tuple, Mapping)):
         inner = list(data.values() if isinstance(data, Mapping) else data)
-        if isinstance(data, Mapping) or any(isinstance(one, DataLoader) for one in inner):
+        if isinstance(data, Mapping) or any(isinstance(each, DataLoader) for each in inner):
             fix = "Pass one loader. Several of ood= go by name: ood={'near': loader, ...}."
     elif not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
         fix = "Pass a DataLoader or a data module."
@@ -297,11 +266,11 @@ def validation_loader(data: pl.LightningDataModule) -> Any:
     try:
         with isolated_random_state():
             try:
-                found = data.val_dataloader()
+                loaders = data.val_dataloader()
             except Exception:  # not set up for it yet
                 data.setup("validate")
-                found = data.val_dataloader()
-        return next(iter(flat_loaders(found)), None)
+                loaders = data.val_dataloader()
+        return next(iter(flat_loaders(loaders)), None)
     except ConfigurationError:
         return None  # data of ours that say that they hold no validation rows
     except Exception as error:

@@ -33,20 +33,10 @@ from lightning_bnn.calibration.rounding import rounded, rounded_probability
 from lightning_bnn.calibration.verdict import score_moments
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.mixtures import reshape_targets
-from lightning_bnn.predictive import (
-    ClassPredictive,
-    Predictive,
-)
+from lightning_bnn.predictive import Predictive
 from lightning_bnn.report.sample import uniforms
 
-__all__ = [
-    "Array",
-    "Rows",
-    "class_log_probabilities",
-    "in_double",
-    "make_rows",
-    "task_of",
-]
+__all__ = ["Array", "Rows", "largest_probability", "make_rows", "task_of"]
 
 Array = NDArray[Any]
 
@@ -56,57 +46,60 @@ class Rows:
     """The rows of a batch.
 
     Attributes:
-        task: "classes" or "numbers".
+        task: "classification" or "regression".
         example: The index of each row's example, int64.
         position: The row's number within its example, int64.
+        place: The place of each row's example in the batch, int64.
         columns: Named columns of the same length.
         invalid: The indices of the examples that have no rows, because a prediction is not finite.
-        log_probabilities: Logarithms of the mean probabilities, (n, K); None for numbers.
+        predictive: The whole batch, on the CPU in float64.
+        inputs: What the network was given, if known.
+        log_probabilities: Logarithms of the mean probabilities, (n, K); None for a regression.
     """
 
     task: str
     example: Array
     position: Array
+    place: Array
     columns: Mapping[str, Array]
     invalid: Array
+    predictive: Any
+    inputs: Any = None
     log_probabilities: Array | None = None
 
     def __len__(self) -> int:
         return len(self.example)
 
 
-def in_double(predictive: Predictive) -> Any:
-    """The same predictive on the CPU in float64, so that sums and decompositions add up."""
-    return predictive.map(lambda tensor: tensor.detach().to("cpu", torch.float64))
-
-
-def task_of(predictive: object) -> str:
-    """Tell "classes" from "numbers".
+def task_of(predictive: Any) -> str:
+    """What a predictive says that it is of: "classification" or "regression".
 
     Example:
         >>> from lightning_bnn.predictive import BernoulliPredictive
         >>> task_of(BernoulliPredictive(torch.zeros(1, 3)))
-        'classes'
+        'classification'
     """
-    if not isinstance(predictive, Predictive):
+    task = getattr(predictive, "task", None)
+    if task not in ("classification", "regression"):
         raise ConfigurationError(
-            "a report needs a predictive of classes or of numbers (CategoricalPredictive, "
-            "BernoulliPredictive, GaussianPredictive or PoissonPredictive); got "
-            f"{type(predictive).__name__}. From plain arrays use lightning_bnn.report.report()."
+            "a report needs a predictive with a task, as ClassPredictive and OrderedPredictive "
+            f"have it; got {type(predictive).__name__}. From plain arrays use "
+            "lightning_bnn.report.report()."
         )
-    return {"classification": "classes", "regression": "numbers"}[predictive.task]
+    return str(task)
 
 
-def make_rows(predictive: Predictive, targets: Tensor, example: Array) -> Rows:
+def make_rows(predictive: Predictive, targets: Tensor, example: Array, inputs: Any = None) -> Rows:
     """The rows of a batch.
 
     Args:
         predictive: Of B examples.
-        targets: What came, as the likelihood takes it.
+        targets: The observed targets, as the likelihood takes them.
         example: The examples' indices, int64 of shape (B,).
+        inputs: What the network was given.
 
     Raises:
-        ConfigurationError: The predictive is of a kind without rows.
+        ConfigurationError: The predictive has no task.
         DataError: The targets do not fit the predictive.
 
     Example:
@@ -118,21 +111,87 @@ def make_rows(predictive: Predictive, targets: Tensor, example: Array) -> Rows:
     """
     task = task_of(predictive)
     with torch.no_grad():
-        wide = in_double(predictive)
-        targets = targets.detach().cpu()
-        if task == "classes":
+        # in float64, so that sums and decompositions add up
+        wide: Any = predictive.to("cpu", torch.float64)
+        targets, log_p = targets.detach().cpu(), None
+        if task == "classification":
             single = predictive.outputs.dtype != torch.float64
-            return _class_rows(wide, targets, example, single)
-        return _number_rows(wide, targets, example)
+            columns, log_p = _class_columns(wide, targets, single)
+            finite = np.asarray(~np.isnan(log_p).any(axis=1))
+        else:
+            columns = _regression_columns(wide, targets, example)
+            finite = np.logical_and.reduce([np.isfinite(column) for column in columns.values()])
+    each = len(finite) // max(1, len(example))
+    whole = finite.reshape(len(example), each).all(1)  # an example stays whole or goes whole
+    valid = np.repeat(whole, each)
+    return Rows(
+        task,
+        np.repeat(example, each)[valid],
+        np.tile(np.arange(each), len(example))[valid],
+        np.repeat(np.arange(len(example)), each)[valid],
+        {name: column[valid] for name, column in columns.items()},
+        example[~whole],
+        wide,
+        inputs,
+        None if log_p is None else log_p[valid],
+    )
 
 
-def class_log_probabilities(predictive: ClassPredictive) -> Tensor:
-    """Logarithms of the mean probabilities, (rows, K): example after example."""
-    return predictive.log_probabilities
+def _class_columns(
+    predictive: Any, targets: Tensor, single: bool
+) -> tuple[dict[str, Array], Array]:
+    log_p: Array = predictive.log_probabilities.numpy()
+    predictive.hits(targets)  # checks the shape
+    target = _class_indices(targets, log_p.shape[1])
+    index = np.arange(len(target))
+    with np.errstate(invalid="ignore"):
+        predicted = log_p.argmax(1)
+        top, others = _top_and_rest(log_p)
+        score, variance, third = score_moments(log_p, np.exp(log_p), target)
+    correct = predicted == target
+    log_target = log_p[index, target]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        which = np.where(correct | np.isneginf(log_target), 0.0, np.log(others) - log_target)
+    entropy = predictive.entropy.reshape(-1).numpy()
+    aleatoric = predictive.aleatoric.reshape(-1).numpy()
+    return {
+        "target": target,
+        "predicted": predicted,
+        "confidence": rounded_probability(top, others, single),
+        "correct": correct.astype(np.float64),
+        "nll": -log_target + 0.0,
+        "brier": predictive.brier(targets).reshape(-1).numpy(),
+        "entropy": rounded(entropy),
+        "aleatoric": aleatoric,
+        "epistemic": rounded(entropy - aleatoric),
+        "score": score,
+        "score_variance": variance,
+        "score_third": third,
+        "which_class": which,
+    }, log_p
 
 
-def _class_targets(predictive: ClassPredictive, targets: Tensor, classes: int) -> Array:
-    flat = predictive.align(targets).reshape(-1).numpy()
+def _top_and_rest(log_p: Array) -> tuple[Array, Array]:
+    """The largest probability, and the sum of the others: 1 - it, without rounding it away."""
+    probabilities = np.exp(log_p)
+    index, place = np.arange(len(log_p)), log_p.argmax(1)
+    top = probabilities[index, place]
+    probabilities[index, place] = 0.0
+    return top, probabilities.sum(1)
+
+
+def largest_probability(log_p: Array, single: bool) -> Array:
+    """The confidence of each row.
+
+    Args:
+        log_p: Log probabilities, (n, K).
+        single: Whether they were computed in single precision or less.
+    """
+    return rounded_probability(*_top_and_rest(log_p), single)
+
+
+def _class_indices(targets: Tensor, classes: int) -> Array:
+    flat: Array = targets.reshape(-1).numpy()
     wrong = ~np.isin(flat, np.arange(classes))
     if wrong.any():
         first = int(np.flatnonzero(wrong)[0])
@@ -144,54 +203,7 @@ def _class_targets(predictive: ClassPredictive, targets: Tensor, classes: int) -
     return flat.astype(np.int64)
 
 
-def _class_rows(predictive: ClassPredictive, targets: Tensor, example: Array, single: bool) -> Rows:
-    log_p = class_log_probabilities(predictive).numpy()
-    count, classes = log_p.shape
-    each = count // max(1, len(predictive))
-    target = _class_targets(predictive, targets, classes)
-    valid, invalid = _valid(~np.isnan(log_p).any(1), example, each)
-    flat = {
-        "entropy": predictive.entropy,
-        "aleatoric": predictive.aleatoric,
-        "brier": predictive.brier(targets),
-    }
-    columns = {name: values.reshape(-1).numpy()[valid] for name, values in flat.items()}
-    log_p, target = log_p[valid], target[valid]
-    index = np.arange(len(target))
-    predicted = log_p.argmax(1)
-    probabilities = np.exp(log_p)
-    score, variance, third = score_moments(log_p, probabilities, target)
-    top = probabilities[index, predicted]
-    probabilities[index, predicted] = 0.0
-    others = probabilities.sum(1)  # 1 - confidence, without rounding it away
-    correct = predicted == target
-    log_target = log_p[index, target]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        which = np.where(correct | np.isneginf(log_target), 0.0, np.log(others) - log_target)
-    columns |= {
-        "target": target,
-        "predicted": predicted,
-        "confidence": rounded_probability(top, others, single),
-        "correct": correct.astype(np.float64),
-        "nll": -log_target + 0.0,
-        "entropy": rounded(columns["entropy"]),
-        "epistemic": rounded(columns["entropy"] - columns["aleatoric"]),
-        "score": score,
-        "score_variance": variance,
-        "score_third": third,
-        "which_class": which,
-    }
-    row_example, position = np.repeat(example, each), np.tile(np.arange(each), len(example))
-    return Rows("classes", row_example[valid], position[valid], columns, invalid, log_p)
-
-
-def _valid(row_valid: Array, example: Array, each: int) -> tuple[Array, Array]:
-    """Which rows stay, and the examples left out: an example stays whole or goes whole."""
-    whole = row_valid.reshape(len(example), each).all(1)
-    return np.repeat(whole, each), example[~whole]
-
-
-def _number_rows(predictive: Any, targets: Tensor, example: Array) -> Rows:
+def _regression_columns(predictive: Any, targets: Tensor, example: Array) -> dict[str, Array]:
     mean = predictive.mean
     targets = reshape_targets(targets, mean.shape).double()
     target = targets.reshape(-1).numpy()
@@ -202,11 +214,11 @@ def _number_rows(predictive: Any, targets: Tensor, example: Array) -> Rows:
             "examples out of the data."
         )
     each = len(target) // max(1, len(predictive))
-    row_example, position = np.repeat(example, each), np.tile(np.arange(each), len(example))
     pit = predictive.cdf(targets).reshape(-1).numpy()
     if predictive.discrete:
         below = predictive.cdf(targets - 1).reshape(-1).numpy()
-        pit = below + uniforms(row_example, position) * (pit - below)
+        position = np.tile(np.arange(each), len(example))
+        pit = below + uniforms(np.repeat(example, each), position) * (pit - below)
     flat = {
         "mean": mean,
         "aleatoric": predictive.aleatoric,
@@ -217,7 +229,4 @@ def _number_rows(predictive: Any, targets: Tensor, example: Array) -> Rows:
     columns = {name: values.reshape(-1).numpy() for name, values in flat.items()}
     columns |= {"target": target, "pit": pit}
     columns["sd"] = np.sqrt(columns["aleatoric"] + columns["epistemic"])
-    finite = np.logical_and.reduce([np.isfinite(column) for column in columns.values()])
-    valid, invalid = _valid(finite, example, each)
-    kept = {name: column[valid] for name, column in columns.items()}
-    return Rows("numbers", row_example[valid], position[valid], kept, invalid)
+    return columns

@@ -1,4 +1,4 @@
-"""The models of a run, asked about the run's own data and about data from elsewhere.
+"""The models of a run, asked about the run's own data and about out-of-distribution data.
 
 The strategy predicts with the snapshot of the running evaluation, the others with all their draws.
 Batches pass through the trainer's hooks and precision as those of a step do.
@@ -18,20 +18,19 @@ from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.predictive import ClassPredictive, Predictive
+from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import isolated_random_state
-from lightning_bnn.report.collection import Collection
 from lightning_bnn.report.gather import (
+    Batches,
     add,
-    add_outside,
+    add_ood,
     check_predicts,
     inputs_for,
     numbered_batches,
     undisturbed,
 )
-from lightning_bnn.report.outside import Outside
-from lightning_bnn.report.pruning import Batches, check_pruning, pruning_block
-from lightning_bnn.report.statistics import Statistics
+from lightning_bnn.report.sections import Section
+from lightning_bnn.report.statistics import Collection, OodScores, Statistics
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["RunModels", "evaluating", "load_validation_data"]
@@ -44,9 +43,9 @@ class RunModels:
         trainer: The trainer.
         strategy: The strategy that runs in it.
         posteriors: The compared ones, by name.
-        loaders: Loaders of data from elsewhere, by name.
+        loaders: Loaders of out-of-distribution data, by name.
         class_names: Names of the classes.
-        pruning: Shares of the strategy's weights that a curve removes; None: no curve.
+        sections: Further parts of the pages.
     """
 
     def __init__(
@@ -56,11 +55,11 @@ class RunModels:
         posteriors: Mapping[str, Posterior],
         loaders: Mapping[str, Any],
         class_names: Sequence[str] | None = None,
-        pruning: Sequence[float] | None = None,
+        sections: Sequence[Section] = (),
     ) -> None:
         self.trainer, self.strategy = trainer, strategy
         self.posteriors, self.loaders = posteriors, loaders
-        self.class_names, self.pruning = class_names, pruning
+        self.class_names, self.sections = class_names, sections
         self.own = type(strategy).__name__
         self._checked = False
 
@@ -70,18 +69,19 @@ class RunModels:
         return [self.own, *self.posteriors]
 
     def check(self, batch: Any) -> None:
-        """Predict the first batch with every model, and one of every loader from elsewhere.
+        """Predict the first batch with every model, and one of every out-of-distribution loader.
 
         Raises:
             DataError: A loader is empty, or its inputs do not go through the network.
             ConfigurationError: A compared model predicts something else, there are more or fewer
-                names than classes, or a share cannot be pruned.
+                names than classes, or a section cannot be made.
         """
         if self._checked:
             return
         self._checked = True
-        if self.pruning is not None:
-            check_pruning(self.strategy.posterior(), self.pruning)
+        for section in self.sections:
+            if section.needs_posterior:
+                section.check({self.own: self.strategy.posterior()})
         if not self.posteriors and not self.loaders and self.class_names is None:
             return
         inputs = self.strategy.split(batch)[0]
@@ -97,10 +97,10 @@ class RunModels:
                 posterior.to(self.strategy.device)
                 asked[name] = lambda x, p=posterior: p.predict(inputs_for(p, x), draws=1)  # type: ignore[misc]
                 what = f"compare[{name!r}], tried on the data of this run,"
-                found = check_predicts(asked[name], inputs, what, fix)
-                if found != kind:
+                other = check_predicts(asked[name], inputs, what, fix)
+                if other != kind:
                     raise ConfigurationError(
-                        f"compare[{name!r}] predicts a {found} and {self.own} a {kind}: only "
+                        f"compare[{name!r}] predicts a {other} and {self.own} a {kind}: only "
                         "models of one task can be compared. Leave it out, or give it a report of "
                         "its own."
                     )
@@ -111,20 +111,20 @@ class RunModels:
                 first = next(iter(loader), None)
                 if first is None:
                     raise DataError(f"ood[{place!r}] is empty: its loader gives no batch.")
-                strange = self.strategy.inputs(self._on_device(first))
+                inputs = self.strategy.inputs(self._on_device(first))
                 for name, predict in asked.items():
                     tried = "" if name == self.own else f", tried on compare[{name!r}],"
-                    check_predicts(predict, strange, f"ood[{place!r}]{tried}", fix)
+                    check_predicts(predict, inputs, f"ood[{place!r}]{tried}", fix)
 
-    def _check_names(self, predictive: Predictive) -> None:
+    def _check_names(self, predictive: Any) -> None:
         if self.class_names is None:
             return
-        if not isinstance(predictive, ClassPredictive):
+        if predictive.task != "classification":
             raise ConfigurationError(
-                f"class_names= is for classes, and {self.own} predicts numbers. Leave it out."
+                f"class_names= is for a classification, and {self.own} is a regression. Leave "
+                "it out."
             )
-        several = predictive.mean.ndim > predictive.mode.ndim  # else a yes and a no
-        classes = predictive.mean.shape[1] if several else 2
+        classes = predictive.log_probabilities.shape[1]
         if len(self.class_names) != classes:
             raise ConfigurationError(
                 f"class_names= is expected to name each of the {classes} classes; got "
@@ -165,13 +165,14 @@ class RunModels:
                 predictive = self._predict(self.strategy.split(moved)[0])
                 self.add(into, predictive, moved, number(len(predictive)))
 
-    def prune(self, loader: Any, limit: float = float("inf")) -> dict[str, Any]:
-        """What pruning would cost the strategy's posterior, on a loader that Lightning prepared.
+    def measure(self, statistics: Statistics, loader: Any, limit: float = float("inf")) -> None:
+        """Let the sections that need it ask the strategy's posterior, on a prepared loader.
 
         With several processes each predicts its share, repeats left out, and the metrics add up
         what all of them saw: every process has to ask, and gets the same.
 
         Args:
+            statistics: Of the strategy.
             loader: The loader.
             limit: At most how many of its batches are looked at.
         """
@@ -188,13 +189,15 @@ class RunModels:
                     if bool(kept.any()):
                         yield apply_to_collection((inputs, targets), Tensor, lambda t, k=kept: t[k])
 
-        draws, fractions = self.strategy.predict_draws, self.pruning or ()
-        context = trainer.precision_plugin.forward_context()
-        with self.strategy.snapshot() as posterior, context:
-            return pruning_block(posterior, Batches(read), fractions, draws)
+        forward = trainer.precision_plugin.forward_context
+        for section in statistics.sections:
+            if section.needs_posterior:
+                with self.strategy.snapshot() as posterior, forward():
+                    draws = self.strategy.predict_draws
+                    section.measure(self.own, posterior, Batches(read), draws)
 
-    def gather_outside(self, collection: Collection) -> None:
-        """Predict all loaders from elsewhere with all models."""
+    def gather_ood(self, collection: Collection) -> None:
+        """Predict all out-of-distribution loaders with all models."""
         trainer = self.trainer
         for place, loader in self.loaders.items():
             with undisturbed(loader), torch.no_grad():
@@ -206,8 +209,8 @@ class RunModels:
                         made[name] = self._ask(posterior, inputs)
                     numbers = number(len(made[self.own]))
                     for name, predictive in made.items():
-                        found = collection.outside[name].setdefault(place, Outside())
-                        add_outside(found, predictive, numbers)
+                        scores = collection.models[name].ood.setdefault(place, OodScores())
+                        add_ood(scores, predictive, numbers)
 
     def _predict(self, inputs: Any) -> Predictive:
         with self.trainer.precision_plugin.forward_context():
@@ -236,10 +239,10 @@ def load_validation_data(trainer: Any) -> None:
 @contextmanager
 def evaluating(module: pl.LightningModule) -> Iterator[None]:
     """A module in evaluation mode; each part gets its own mode back."""
-    before = [(one, one.training) for one in module.modules()]
+    before = [(each, each.training) for each in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for one, training in before:
-            one.training = training
+        for each, training in before:
+            each.training = training

@@ -294,7 +294,8 @@ def test_temperature_is_fitted_on_validation_data(tmp_path: Path) -> None:
     quiet_trainer(callbacks=[callback]).test(digits, datamodule=Digits(), verbose=False)
     block = callback.reports["test.html"].numbers["models"][0]
     assert block["temperature"]["fitted_on"] == "validation"
-    assert block["uncertain"][0]["image"].startswith("data:image/png")
+    shown = block["sections"][-1]["figures"][0]["pictures"]
+    assert shown[0]["image"].startswith("data:image/png")
 
 
 # -------------------------------------------------------------------- every strategy and task

@@ -17,7 +17,7 @@ from lightning_bnn.callbacks import CalibrationReport, report_pages
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.pruning import prune
-from lightning_bnn.report import run
+from lightning_bnn.pruning.section import Pruning
 from tests.callbacks.test_calibration_report import data, fit, loader, net, pages, variational
 
 FRACTIONS = (0.0, 0.5, 0.7)
@@ -70,8 +70,7 @@ def test_after_a_fit_a_validation_and_a_test(
             }
             found = {key: result["scores"][key] for key in wanted}
             assert found == pytest.approx(wanted, abs=1e-5)
-    plain = "calibration selection"
-    curve = "calibration pruning_curve pruning_histogram selection"
+    plain, curve = "calibration errors", "calibration errors pruning"
     assert sent == [f"val: {plain}"] * 2 + [f"val: {curve}"] * 2 + [f"test: {curve}"] * 2
 
 
@@ -94,7 +93,7 @@ def test_without_variances(tmp_path: Path) -> None:
     fit(ensemble, callback, max_epochs=1)
     block = curves(tmp_path)["fit"]
     assert block is not None
-    assert set(block) == {"unavailable", "text"}
+    assert set(block) == {"unavailable"}
     assert any(
         "no pruning by signal to noise" in line for line in callback.reports["fit.html"].summary
     )
@@ -104,10 +103,10 @@ def test_a_curve_that_fails_costs_no_page(tmp_path: Path, monkeypatch: pytest.Mo
     def fails(*_: Any) -> Any:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr(run, "pruning_block", fails)
+    monkeypatch.setattr(Pruning, "measure", fails)
     callback = CalibrationReport(tmp_path, pruning=FRACTIONS)
     bnn = variational()
-    with pytest.warns(UserWarning, match=r"pruning curve \(RuntimeError: no room\)"):
+    with pytest.warns(UserWarning, match=r"could not make pruning \(RuntimeError: no room\)"):
         trainer = fit(bnn, callback, max_epochs=1)
     made = curves(tmp_path)["fit"]
     assert made is not None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from lightning_bnn.predictive import CategoricalPredictive, GaussianPredictive
-from lightning_bnn.report.outside import Outside
-from lightning_bnn.report.statistics import Statistics
+from lightning_bnn.report.document import make_report, model_block
+from lightning_bnn.report.statistics import OodScores, Statistics
 
 
 def class_data(
@@ -32,7 +36,7 @@ def class_statistics(
     return statistics
 
 
-def number_data(
+def regression_data(
     count: int = 300, outputs: int = 1, draws: int = 4, narrow: float = 1.0, seed: int = 0
 ) -> tuple[GaussianPredictive, Tensor]:
     """A predictive whose targets were drawn from it, then made narrower."""
@@ -49,7 +53,7 @@ def number_data(
     return GaussianPredictive(centre + (means - centre) / narrow, scales / narrow), targets
 
 
-def number_statistics(
+def regression_statistics(
     predictive: GaussianPredictive, targets: Tensor, bins: int = 10, batch: int = 64
 ) -> Statistics:
     statistics = Statistics(bins=bins)
@@ -60,7 +64,38 @@ def number_statistics(
     return statistics
 
 
-def outside_of(predictive: object) -> Outside:
-    outside = Outside()
+def outside_of(predictive: object) -> OodScores:
+    outside = OodScores()
     outside.update(predictive)  # type: ignore[arg-type]
     return outside
+
+
+def with_others(
+    models: Mapping[str, Statistics],
+    outside: Mapping[str, Mapping[str, OodScores]] | None = None,
+    validation: Mapping[str, Statistics] | None = None,
+) -> dict[str, Statistics]:
+    """Copies of the statistics with out-of-distribution scores and validation data."""
+    copies = {name: copy.copy(model) for name, model in models.items()}
+    for name, model in copies.items():
+        model.ood = dict((outside or {}).get(name, {}))
+        model.validation = (validation or {}).get(name)
+    return copies
+
+
+def block_of(
+    statistics: Statistics,
+    outside: Mapping[str, OodScores] | None = None,
+    validation: Statistics | None = None,
+    risk: float = 0.1,
+) -> dict[str, Any]:
+    """The numbers of one model."""
+    given = with_others({"net": statistics}, {"net": outside or {}}, {"net": validation})
+    return model_block("net", given["net"], risk)
+
+
+def document_of(
+    models: Mapping[str, Statistics], outside: Any = None, validation: Any = None, **options: Any
+) -> dict[str, Any]:
+    """The document of several models."""
+    return make_report(with_others(models, outside, validation), **options).numbers

@@ -83,7 +83,7 @@ def test_numbers_with_scales() -> None:
     means, sd = generator.normal(size=300), generator.uniform(0.5, 2, size=300)
     targets = generator.normal(means, sd)
     made = report(means, targets, scales=sd)
-    assert made.numbers["task"] == "numbers"
+    assert made.numbers["task"] == "regression"
     wanted = -stats.norm(means, sd).logpdf(targets).mean()
     assert block(made)["scalars"]["nll"] == pytest.approx(wanted, abs=1e-10)
     assert block(made)["scalars"]["rmse"] == pytest.approx(np.sqrt(np.mean((means - targets) ** 2)))
@@ -108,7 +108,7 @@ def test_predictives() -> None:
     assert made.numbers["data"]["rows"] == 400  # a row for each position
     counts = PoissonPredictive(torch.randn(2, 60, generator=torch.Generator().manual_seed(2)))
     made = report({"poisson": counts}, torch.arange(60) % 4)
-    assert made.numbers["task"] == "numbers"
+    assert made.numbers["task"] == "regression"
 
 
 def test_several_models_shift_and_validation() -> None:
@@ -168,7 +168,9 @@ def test_inputs_are_shown() -> None:
     probabilities, targets = classes(40)
     images = np.random.default_rng(0).uniform(size=(40, 1, 8, 8))
     made = report(probabilities, targets, inputs=images)
-    assert block(made)["uncertain"][0]["image"].startswith("data:image/png;base64,")
+    assert block(made)["sections"][-1]["figures"][0]["pictures"][0]["image"].startswith(
+        "data:image/png;base64,"
+    )
     x = np.linspace(-1, 1, 50)
     made = report(np.sin(x), np.sin(x) + 0.1, scales=0.1, inputs=x)
     assert block(made)["fit"] is not None
@@ -271,7 +273,7 @@ def test_options_that_do_not_go_together() -> None:
         report(predictive, means, scales=1.0)
     probabilities, targets = classes(30)
     classifier = CategoricalPredictive(torch.zeros(1, 30, 3))
-    with pytest.raises(ConfigurationError, match="one kind"):
+    with pytest.raises(ConfigurationError, match="one task"):
         report({"a": predictive, "b": classifier}, targets)
     with pytest.raises(DataError, match="'b' is missing"):
         report(

@@ -1,4 +1,4 @@
-"""The table: values, intervals, the best and the tied."""
+"""The table: common rows, values, intervals, the best and the tied."""
 
 import math
 
@@ -6,24 +6,26 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.predictive import CategoricalPredictive, GaussianPredictive
-from lightning_bnn.report.class_block import class_block
-from lightning_bnn.report.comparison import _row, comparison
-from lightning_bnn.report.number_block import number_block
+from lightning_bnn.report.comparison import _row, check_same_task, common_rows, comparison
+from lightning_bnn.report.document import model_block
+from lightning_bnn.report.sample import priorities
 from lightning_bnn.report.statistics import Statistics
 from tests.report.predictions import (
     class_data,
     class_statistics,
-    number_data,
-    number_statistics,
     outside_of,
+    regression_data,
+    regression_statistics,
+    with_others,
 )
 
 
-def class_table(models, outside=None):
-    outside = outside or {}
-    blocks = [class_block(n, m, outside.get(n, {}), None, 0.1) for n, m in models.items()]
-    return comparison(models, blocks, outside), blocks
+def table_of(models, outside=None):
+    models = with_others(models, outside)
+    blocks = [model_block(name, model, 0.1) for name, model in models.items()]
+    return comparison(models, blocks), blocks
 
 
 def rows_of(table):
@@ -44,7 +46,7 @@ def two():
         "good": {"letters": outside_of(CategoricalPredictive(foreign))},
         "again": {"letters": outside_of(CategoricalPredictive(foreign))},
     }
-    return class_table(models, outside)
+    return table_of(models, outside)
 
 
 def test_rows_and_values(two):
@@ -103,7 +105,7 @@ def test_the_interval_of_the_accuracy_is_that_of_a_proportion(two):
 
 
 def test_one_model_is_not_the_best_of_anything():
-    table, _ = class_table({"net": class_statistics(*class_data(count=100))})
+    table, _ = table_of({"net": class_statistics(*class_data(count=100))})
     assert not any(
         value["best"] or value["tied"] for row in table["rows"] for value in row["values"]
     )
@@ -112,7 +114,7 @@ def test_one_model_is_not_the_best_of_anything():
 def test_one_draw_has_no_value_by_mutual_information():
     logits, targets = class_data(count=100, draws=1)
     outside = {"net": {"same": outside_of(CategoricalPredictive(logits))}}
-    table, _ = class_table({"net": class_statistics(logits, targets)}, outside)
+    table, _ = table_of({"net": class_statistics(logits, targets)}, outside)
     found = rows_of(table)
     assert math.isnan(found["auroc_mutual_information:same"]["values"][0]["value"])
     assert found["auroc_entropy:same"]["values"][0]["value"] == pytest.approx(0.5)
@@ -123,7 +125,7 @@ def test_invalid_rows_of_one_model_are_left_out_for_all():
     damaged = logits.clone()
     damaged[0, :30] = math.nan
     models = {"a": class_statistics(logits, targets), "b": class_statistics(damaged, targets)}
-    table, _ = class_table(models)
+    table, _ = table_of(models)
     assert (table["complete"], table["examples"]) == (False, 70)
     expected = class_statistics(logits[:, 30:], targets[30:]).sums
     for key, name in (("accuracy", "correct"), ("nll", "nll"), ("brier", "brier")):
@@ -134,11 +136,11 @@ def test_invalid_rows_of_one_model_are_left_out_for_all():
 def test_rows_of_one_example_stay_together():
     """Forty equal rows an example: the interval is that of the examples, not of the rows."""
     logits, targets = class_data(count=60, draws=1)
-    each = class_table({"net": class_statistics(logits, targets)})[0]
+    each = table_of({"net": class_statistics(logits, targets)})[0]
     many = Statistics(bins=10)
     places = logits[..., None].expand(1, 60, 4, 40)
     many.update(CategoricalPredictive(places), targets[:, None].expand(60, 40))
-    wide = class_table({"net": many})[0]
+    wide = table_of({"net": many})[0]
     for key in ("accuracy", "nll", "brier"):
         one, other = (rows_of(table)[key]["values"][0] for table in (each, wide))
         assert other["upper"] - other["lower"] == pytest.approx(
@@ -149,7 +151,7 @@ def test_rows_of_one_example_stay_together():
 def test_a_part_of_the_rows_moves_to_the_value_of_all(monkeypatch):
     monkeypatch.setattr("lightning_bnn.report.comparison.MOST_ROWS", 100)
     statistics = class_statistics(*class_data(count=900))
-    table, blocks = class_table({"net": statistics})
+    table, blocks = table_of({"net": statistics})
     value = rows_of(table)["accuracy"]["values"][0]
     assert value["value"] == blocks[0]["scalars"]["accuracy"]
     middle, width = (value["lower"] + value["upper"]) / 2, value["upper"] - value["lower"]
@@ -158,16 +160,15 @@ def test_a_part_of_the_rows_moves_to_the_value_of_all(monkeypatch):
     assert abs(middle - value["value"]) < 0.05 * width
 
 
-def test_numbers():
-    predictive, targets = number_data(count=300)
+def test_regressions():
+    predictive, targets = regression_data(count=300)
     narrow = GaussianPredictive(predictive.means, predictive.scales / 2)
     models = {
-        "right": number_statistics(predictive, targets),
-        "narrow": number_statistics(narrow, targets),
+        "right": regression_statistics(predictive, targets),
+        "narrow": regression_statistics(narrow, targets),
     }
-    outside = {name: {"far": outside_of(number_data(narrow=0.3)[0])} for name in models}
-    blocks = [number_block(name, model, outside[name]) for name, model in models.items()]
-    found = rows_of(comparison(models, blocks, outside))
+    outside = {name: {"far": outside_of(regression_data(narrow=0.3)[0])} for name in models}
+    found = rows_of(table_of(models, outside)[0])
     assert list(found) == [
         "rmse",
         "nll",
@@ -192,11 +193,11 @@ def test_an_infinite_score_is_never_the_best():
     impossible[:, 0] = -math.inf
     impossible[:, 0, (targets[0] + 1) % 4] = 0.0
     models = {"a": class_statistics(impossible, targets), "b": class_statistics(logits, targets)}
-    table, _ = class_table(models)
+    table, _ = table_of(models)
     nll = rows_of(table)["nll"]["values"]
     assert nll[0]["value"] == math.inf
     assert nll[1]["best"]
-    both = class_table({"a": models["a"], "c": class_statistics(impossible, targets)})[0]
+    both = table_of({"a": models["a"], "c": class_statistics(impossible, targets)})[0]
     assert np.isinf([value["value"] for value in rows_of(both)["nll"]["values"]]).all()
 
 
@@ -228,3 +229,86 @@ def test_calibration_errors_that_are_noise_are_tied():
     assert one_row([0.005, 0.035], [best, other], key="ece")[1]["tied"]
     assert not one_row([0.005, 0.035], [best, other])[1]["tied"]
     assert not one_row([0.005, 0.2], [best, other + 0.15], key="ece")[1]["tied"]
+
+
+def test_all_rows_of_all_models():
+    logits, targets = class_data(count=40)
+    models = {"a": class_statistics(logits, targets), "b": class_statistics(2 * logits, targets)}
+    rows = common_rows(models, most=1000)
+    assert rows.complete
+    np.testing.assert_array_equal(rows.example, np.arange(40))
+
+
+def test_rows_that_every_model_could_predict():
+    logits, targets = class_data(count=40)
+    models = {}
+    for name, broken in (("a", [3]), ("b", [5, 7]), ("c", [])):
+        damaged = logits.clone()
+        damaged[0, broken] = math.nan
+        models[name] = class_statistics(damaged, targets)
+    rows = common_rows(models, most=1000)
+    assert not rows.complete
+    np.testing.assert_array_equal(rows.example, [i for i in range(40) if i not in (3, 5, 7)])
+    for model in models.values():
+        chosen = rows.chosen(model.sample)
+        np.testing.assert_array_equal(model.sample.example[chosen], rows.example)
+    same = {"a": models["a"], "again": models["a"]}
+    assert common_rows(same, most=1000).complete  # values over all rows are over the same rows
+
+
+def test_at_most_so_many_by_priority():
+    models = {"a": class_statistics(*class_data(count=200))}
+    rows = common_rows(models, most=30)
+    expected = np.argsort(priorities(np.arange(200), np.zeros(200)))[:30]
+    np.testing.assert_array_equal(rows.example, np.sort(expected))
+
+
+def test_invalid_rows_change_a_sample_without_harm():
+    logits, targets = class_data(count=300)
+    damaged = logits.clone()
+    damaged[0, :20] = math.nan
+    models = {
+        "a": class_statistics(logits, targets, keep=100),
+        "b": class_statistics(damaged, targets, keep=100),
+    }
+    rows = common_rows(models, most=1000)
+    assert not rows.complete
+    assert 80 <= len(rows.example) < 100
+    assert rows.example.min() >= 20
+
+
+def test_other_examples_or_targets():
+    logits, targets = class_data(count=40)
+    one = class_statistics(logits, targets)
+    fewer = class_statistics(logits[:, :30], targets[:30])
+    with pytest.raises(DataError, match="'a' was given 40 examples with 40 valid rows, 'b' 30"):
+        common_rows({"a": one, "b": fewer}, most=100)
+    moved = Statistics(bins=10)
+    moved.update(CategoricalPredictive(logits), targets, torch.arange(1, 41))
+    with pytest.raises(DataError, match="the same examples"):
+        common_rows({"a": one, "b": moved}, most=100)
+    with pytest.raises(DataError, match="same targets"):
+        common_rows({"a": one, "b": class_statistics(logits, targets.flip(0))}, most=100)
+
+
+def test_nothing_in_common():
+    logits, targets = class_data(count=40)
+    first, second = logits.clone(), logits.clone()
+    first[:, :20], second[:, 20:] = math.nan, math.nan
+    models = {"a": class_statistics(first, targets), "b": class_statistics(second, targets)}
+    with pytest.raises(DataError, match=r"every model \(a, b\)"):
+        common_rows(models, most=100)
+
+
+def test_other_tasks():
+    classes = class_statistics(*class_data(count=40))
+    numbers = regression_statistics(*regression_data(count=40))
+    more = class_statistics(*class_data(count=40, classes=7))
+    with pytest.raises(
+        ConfigurationError, match=r"'a' predicts classification \(classes: 4.*'b' reg"
+    ):
+        check_same_task({"a": classes, "b": numbers})
+    with pytest.raises(ConfigurationError, match="classes: 7"):
+        check_same_task({"a": classes, "b": more})
+    with pytest.raises(ConfigurationError, match="bins: 5"):
+        check_same_task({"a": classes, "b": class_statistics(*class_data(count=40), bins=5)})

@@ -1,18 +1,174 @@
-"""The finished report: words, files."""
+"""The whole document: its form, what cannot be reported, and its files."""
 
 from __future__ import annotations
 
 import html
 import json
+import math
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+import torch
 
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.predictive import CategoricalPredictive
 from lightning_bnn.report import Report, report
-from lightning_bnn.report.document import folder_problem
+from lightning_bnn.report.document import folder_problem, plain
+from lightning_bnn.report.statistics import Statistics
+from lightning_bnn.report.words import unseen_gap
+from tests.report.predictions import (
+    class_data,
+    class_statistics,
+    document_of,
+    outside_of,
+    regression_data,
+    regression_statistics,
+)
+
+COMMON = {"name", "draws", "verdict", "invalid", "scalars", "shift", "sections"}
+CLASSES = COMMON | {
+    "nll_parts", "nll_decomposition", "brier_decomposition", "reliability", "confidence",
+    "risk_coverage", "entropy_accuracy", "confusion", "per_class", "temperature", "uncertain",
+}  # fmt: skip
+NUMBERS = COMMON | {"pit", "coverage", "error_sd", "uncertainty", "scatter", "fit"}
+
+
+def test_a_document_of_classes_is_json():
+    logits, targets = class_data(count=120)
+    statistics = Statistics(bins=8)
+    statistics.update(CategoricalPredictive(logits), targets, inputs=torch.rand(120, 3, 5, 5))
+    outside = {"net": {"letters": outside_of(CategoricalPredictive(logits))}}
+    numbers = document_of(
+        {"net": statistics}, outside, title="T", source="validation", class_names="abcd"
+    )
+    assert json.loads(json.dumps(numbers, allow_nan=False)) == numbers
+    assert list(numbers) == [
+        "format", "title", "library", "made", "task", "summary", "data", "models", "comparison",
+        "method",
+    ]  # fmt: skip
+    assert numbers["format"] == 2
+    assert numbers["library"].startswith("lightning_bnn ")
+    assert numbers["data"] == {
+        "source": "validation",
+        "examples": 120,
+        "rows": 120,
+        "classes": 4,
+        "class_names": ["a", "b", "c", "d"],
+        "bins": 8,
+        "sampled": None,
+    }
+    (block,) = numbers["models"]
+    assert set(block) == CLASSES
+    assert len(block["uncertain"]) == 24
+    shown = block["sections"][-1]["figures"][0]["pictures"]
+    assert shown[0]["image"].startswith("data:image/png;base64,")
+    assert len(block["reliability"]["width"]["count"]) == 8
+
+
+def test_a_document_of_numbers_is_json():
+    numbers = document_of({"net": regression_statistics(*regression_data(count=100))})
+    assert json.loads(json.dumps(numbers, allow_nan=False)) == numbers
+    assert set(numbers["models"][0]) == NUMBERS
+    assert numbers["data"]["classes"] is None
+
+
+def test_validation_data_of_one_model_only():
+    logits, targets = class_data(count=200)
+    models = {"a": class_statistics(logits, targets), "b": class_statistics(2 * logits, targets)}
+    validation = {"b": class_statistics(*class_data(count=150, seed=1))}
+    found = document_of(models, validation=validation)["models"]
+    assert [block["temperature"]["fitted_on"] for block in found] == ["cross-fit", "validation"]
+    other = {"b": class_statistics(*class_data(count=150, classes=3))}
+    with pytest.raises(ConfigurationError, match=r"'b \(validation\)'"):
+        document_of(models, validation=other)
+
+
+def test_fewer_rows_than_bins():
+    statistics = class_statistics(*class_data(count=9))
+    with pytest.raises(
+        DataError, match=r"in 10 bins needs at least 10 rows; 'net' has 9\. .*bins=9"
+    ):
+        document_of({"net": statistics})
+    logits, targets = class_data(count=30)
+    logits[:] = math.nan
+    with pytest.raises(DataError, match=r"no prediction of 'net' is finite: all 30 hold NaN"):
+        document_of({"net": class_statistics(logits, targets)})
+    with pytest.raises(DataError, match="'net' has 0"):
+        document_of({"net": Statistics()})
+
+
+def test_the_time_of_making():
+    statistics = class_statistics(*class_data(count=50))
+    assert document_of({"net": statistics}, made="then")["made"] == "then"
+    found = document_of({"net": statistics})["made"]
+    age = datetime.now(UTC) - datetime.strptime(found, "%Y-%m-%dT%H:%M%z")
+    assert timedelta(0) <= age < timedelta(minutes=5)
+
+
+@pytest.mark.parametrize(("count", "label"), [(40, "nothing found"), (2000, "calibrated")])
+def test_calibrated_only_if_a_fault_could_have_shown(count, label):
+    classes = document_of({"net": class_statistics(*class_data(count=count))})
+    numbers = document_of({"net": regression_statistics(*regression_data(count=count))})
+    for found in (classes["models"][0]["verdict"], numbers["models"][0]["verdict"]):
+        assert found["label"] == label
+        assert found["p_value"] > 0.01
+
+
+def test_many_rows_of_few_examples_show_little():
+    numbers = document_of({"net": regression_statistics(*regression_data(count=20, outputs=50))})
+    assert numbers["models"][0]["verdict"]["label"] == "nothing found"
+    assert "so few examples could not show much" in numbers["summary"][0]["text"]
+
+
+def test_many_middling_statements_need_no_narrow_bins():
+    """500 rows in 15 bins: each bin shows gaps of 15 points only, but a temperature shows."""
+    numbers = document_of({"net": class_statistics(*class_data(count=500), bins=15)})
+    assert unseen_gap(numbers["models"][0]) > 0.1
+    assert numbers["models"][0]["verdict"]["label"] == "calibrated"
+
+
+def test_options_that_do_not_fit():
+    statistics = class_statistics(*class_data(count=50))
+    with pytest.raises(ConfigurationError, match="at least one model"):
+        document_of({})
+    with pytest.raises(ConfigurationError, match=r"risk strictly between 0 and 1, got 5"):
+        document_of({"net": statistics}, risk=5)
+    with pytest.raises(ConfigurationError, match="each of the 4 classes, got 2"):
+        document_of({"net": statistics}, class_names=["a", "b"])
+    with pytest.raises(ConfigurationError, match="models of one task"):
+        document_of({"a": statistics, "b": regression_statistics(*regression_data(count=50))})
+
+
+def test_statistics_can_go_on_after_a_report():
+    logits, targets = class_data(count=100)
+    statistics = class_statistics(logits[:, :50], targets[:50])
+    document_of({"net": statistics})
+    statistics.update(CategoricalPredictive(logits[:, 50:]), targets[50:])
+    whole = document_of({"net": class_statistics(logits, targets)})
+    assert document_of({"net": statistics})["models"][0]["scalars"] == pytest.approx(
+        whole["models"][0]["scalars"]
+    )
+
+
+def test_perfect_and_constant_predictions():
+    sure = torch.full((1, 40, 2), -math.inf)
+    targets = torch.arange(40) % 2
+    sure[0, torch.arange(40), targets] = 0.0
+    numbers = document_of({"net": class_statistics(sure, targets)})
+    block = numbers["models"][0]
+    assert block["scalars"]["nll"] == block["scalars"]["ece"] == block["scalars"]["aurc"] == 0
+    assert block["verdict"]["label"] == "calibrated"
+    numbers = document_of({"net": class_statistics(torch.zeros(1, 40, 2), targets)})
+    assert numbers["models"][0]["scalars"]["nll"] == pytest.approx(math.log(2))
+    json.dumps(numbers, allow_nan=False)
+
+
+def test_plain_values():
+    given = {"a": np.array([[1.0, math.inf]]), "b": (np.float64("nan"), True), "c": np.arange(2)}
+    assert plain(given) == {"a": [[1.0, None]], "b": [None, True], "c": [0, 1]}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +185,7 @@ def test_summary_is_text(made: Report) -> None:
     text = str(made)
     assert text.startswith("Three classes\n- ")
     assert all(f"- {line}" in text for line in made.summary)
-    assert repr(made) == "Report(models=['model'], examples=200, task='classes')"
+    assert repr(made) == "Report(models=['model'], examples=200, task='classification')"
 
 
 def test_save_writes_page_and_numbers(made: Report, tmp_path: Path) -> None:

@@ -104,6 +104,6 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_others_show_nothing(tmp_path: Path) -> None:
     log_figures([CSVLogger(tmp_path)], figures(), "val", step=3)
     assert not list(tmp_path.rglob("*"))
-    assert json.dumps(headlines({"task": "numbers", "models": [
+    assert json.dumps(headlines({"task": "regression", "models": [
         {"name": "a", "scalars": {"bias": None, "sharpness": 1}, "shift": {}}]}, "a")
     ) == '{"sharpness": 1.0}'  # fmt: skip

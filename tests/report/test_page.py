@@ -20,7 +20,7 @@ ODD = "</script><!--<script>alert(1)</script>&amp; {{style}} \u2028 \U0001f600 \
 
 
 def document(**changes: Any) -> dict[str, Any]:
-    return {"format": 1, "title": "t", "task": "classes", "summary": [], "models": []} | changes
+    return {"format": 2, "title": "t", "summary": [], "models": []} | changes
 
 
 class Elements(HTMLParser):
@@ -97,9 +97,9 @@ def test_every_asset_is_used() -> None:
     assert names == {"template.html", "style.css", *module._PROGRAM}
 
 
-@pytest.mark.parametrize("changed", [{"format": 2}, {"format": None}])
+@pytest.mark.parametrize("changed", [{"format": 1}, {"format": None}])
 def test_another_format_is_refused(changed: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=r"format 1, but these have format (2|None)"):
+    with pytest.raises(DataError, match=r"format 2, but these have format (1|None)"):
         page(document(**changed))
 
 

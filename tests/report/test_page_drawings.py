@@ -71,13 +71,15 @@ def test_reliability(of_classes: Any) -> None:
     block, figures = of_classes
     curve = {key: np.array(part, float) for key, part in block["reliability"]["width"].items()}
     drawn, known = figures["reliability"], curve["count"] > 0
-    stated, came, lower, upper = (curve[k][known] for k in ("stated", "came", "lower", "upper"))
-    near(drawn.marks("dots", "circle"), np.column_stack([stated, came]))
-    near(drawn.path("dots"), np.column_stack([stated, came]))
+    stated, observed, lower, upper = (
+        curve[k][known] for k in ("stated", "observed", "lower", "upper")
+    )
+    near(drawn.marks("dots", "circle"), np.column_stack([stated, observed]))
+    near(drawn.path("dots"), np.column_stack([stated, observed]))
     bands = [curve["edges"][:-1][known], lower, curve["edges"][1:][known], upper]
     near(drawn.marks("band", "rect"), np.column_stack(bands))
-    near(drawn.marks("gap", "line"), np.column_stack([stated, stated, stated, came]))
-    check_rings(drawn, stated, came, lower, upper)
+    near(drawn.marks("gap", "line"), np.column_stack([stated, stated, stated, observed]))
+    check_rings(drawn, stated, observed, lower, upper)
     assert drawn.layers["outside"]
 
 

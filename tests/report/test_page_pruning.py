@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_bnn.report.numbers import _attach_pruning
+from lightning_bnn.pruning.section import Pruning
+from tests.pruning.blocks import OF_CLASSES, OF_NUMBERS, hand_made
 from tests.report.browser import Browser
 from tests.report.drawings import READ, Drawing, value_of
-from tests.report.pruning_blocks import OF_CLASSES, OF_NUMBERS, hand_made
 
 Numbers = dict[str, Any]
 Opener = Callable[..., None]
@@ -21,9 +21,21 @@ Opener = Callable[..., None]
 @pytest.fixture(scope="module")
 def pruned(classes: Numbers) -> Numbers:
     """The first model has a curve, the second has no variances."""
-    made = copy.deepcopy(classes)
-    _attach_pruning(made, 0, hand_made(OF_CLASSES))
-    _attach_pruning(made, 1, {"unavailable": "<b>one draw</b> has no variance."})
+    return attached(
+        classes, hand_made(OF_CLASSES), {"unavailable": "<b>one draw</b> has no variance."}
+    )
+
+
+def attached(numbers: Numbers, *curves: dict[str, Any]) -> Numbers:
+    """The same document, whose models have curves."""
+    made = copy.deepcopy(numbers)
+    section = Pruning([0.0])
+    for block, curve in zip(made["models"], curves, strict=True):
+        block["pruning"] = curve
+        part = section.described(block, made)
+        assert part is not None
+        block["sections"].insert(-2, part)
+    made["method"] += [list(term) for term in section.method]
     return made
 
 
@@ -60,9 +72,7 @@ def test_curves(
     browser: Browser, opener: Opener, pruned: Numbers, numbers: Numbers, task: str
 ) -> None:
     if task == "numbers":
-        pruned = copy.deepcopy(numbers)
-        for index in (0, 1):
-            _attach_pruning(pruned, index, hand_made(OF_NUMBERS))
+        pruned = attached(numbers, *[hand_made(OF_NUMBERS)] * 2)
     opener(pruned)
     read = browser.run(READ)
     block = pruned["models"][0]["pruning"]
@@ -95,7 +105,7 @@ def test_a_layer_by_itself(browser: Browser, opener: Opener, pruned: Numbers) ->
     names = browser.texts("#snr option")
     assert names == ["all layers", "0.weight", "2.weight", "4.weight"]
     browser.run(
-        "const s = document.querySelector('#snr select'); s.value = '1';"
+        "const s = document.querySelector('#snr select'); s.value = '2.weight';"
         "s.dispatchEvent(new Event('change'))"
     )
     figure = on_logarithm(browser.run(READ)["snr"], np.log10)
@@ -108,8 +118,7 @@ def test_mouse_and_keys(browser: Browser, opener: Opener, pruned: Numbers) -> No
     opener(pruned)
     browser.hover("#pruning-curve svg:nth-of-type(2) .hit", 4)
     tip = browser.tooltip() or ""
-    assert "95% removed, 230 left" in tip
-    assert "38.80%" in tip
+    assert "Removed 95%, 230 left" in tip
     assert "1.12" in tip
     browser.run("document.querySelector('#snr .hit').focus()")
     browser.run(
@@ -125,9 +134,8 @@ def test_mouse_and_keys(browser: Browser, opener: Opener, pruned: Numbers) -> No
 
 def test_words_and_table(browser: Browser, opener: Opener, pruned: Numbers) -> None:
     opener(pruned)
-    text = pruned["models"][0]["pruning"]["text"]
     (lead,) = browser.texts("#pruning > .lead")
-    assert text[1:] in lead
+    assert "With 95% of 4,600 weights removed, error 38.80% instead of 37.80%" in lead
     rows = browser.run(
         "return [...document.querySelectorAll('#pruning-results > .scroll tr')]"
         ".map(r => [...r.children].map(c => c.textContent))"
@@ -136,13 +144,15 @@ def test_words_and_table(browser: Browser, opener: Opener, pruned: Numbers) -> N
     assert rows[1][:4] == ["0%", "4,600", "–", "37.80%"]
     assert rows[7][:2] == ["99%", "46"]
     layers = browser.run(
+        "document.querySelector('#pruning-results details').open = true;"
+        "document.querySelector('#pruning-results details').dispatchEvent(new Event('toggle'));"
         "return [...document.querySelectorAll('#pruning-results details tr')]"
         ".map(r => [...r.children].map(c => c.textContent))"
     )
     shares = pruned["models"][0]["pruning"]["histogram"]["layers"][2]["removed"]
     assert layers[3][0] == "4.weight"
     assert [value_of(one) for one in layers[3][3:]] == pytest.approx(shares, abs=6e-4)
-    assert browser.run("return document.querySelector('dt[data-pruning]').hidden") is False
+    assert "Pruning" in browser.texts("#terms dt")
 
 
 def test_without_variances(browser: Browser, opener: Opener, pruned: Numbers) -> None:
@@ -157,7 +167,7 @@ def test_without_variances(browser: Browser, opener: Opener, pruned: Numbers) ->
 def test_not_asked(browser: Browser, opener: Opener, classes: Numbers) -> None:
     opener(classes)
     assert browser.texts("#pruning") == []
-    assert browser.run("return document.querySelector('dt[data-pruning]').hidden") is True
+    assert "Pruning" not in browser.texts("#terms dt")
 
 
 def test_narrow_and_on_paper(browser: Browser, opener: Opener, pruned: Numbers) -> None:
@@ -180,34 +190,16 @@ def test_narrow_and_on_paper(browser: Browser, opener: Opener, pruned: Numbers) 
     assert browser.messages() == []
 
 
-ODD: list[dict[str, Any]] = [
-    {"histogram": None},
-    {"histogram": {"log10_edges": [0], "counts": []}},
-    {"results": []},
-    {"score_names": None},
-    {"score_names": ["constructor", "nll"]},
-    {"scope": "layer"},
-    {"unit": "channel", "text": None},
-]
-
-
-def test_odd_numbers_cost_no_more_than_their_figure(
-    browser: Browser, opener: Opener, pruned: Numbers
-) -> None:
-    odd = copy.deepcopy(pruned)
-    odd["models"] = [copy.deepcopy(pruned["models"][0]) for _ in ODD]
-    for block, change in zip(odd["models"], ODD, strict=True):
-        block["pruning"].update(change)
-    opener(odd)
-    seen = []
-    for index in range(len(ODD)):
-        browser.run(f"document.querySelectorAll('#tabs button')[{index}].click()")
-        assert browser.texts("#reliability h4") == ["Reliability diagram"]
-        found = browser.texts("#pruning figure h4, #pruning .card.wide:not(figure) h4")
-        seen.append([text.split(" ")[0] for text in found])
-    whole = ["Signal-to-noise", "What", "The"]
-    assert seen == [
-        whole[1:], whole[1:], whole[:1], [whole[0], whole[2]], whole, whole, whole
-    ]  # fmt: skip
+def test_one_result_layers_and_units(browser: Browser, opener: Opener, classes: Numbers) -> None:
+    whole = hand_made(OF_CLASSES)
+    single = whole | {"results": whole["results"][:1]}
+    layered = whole | {"scope": "layer", "unit": "channel"}
+    opener(attached(classes, single, layered))
+    titles = "#pruning figure h4"
+    assert [text.split(" ")[0] for text in browser.texts(titles)] == ["Signal-to-noise", "The"]
+    browser.click("#tabs button", 1)
+    found = [text.split(" ")[0] for text in browser.texts(titles)]
+    assert found == ["Signal-to-noise", "What", "The"]
+    assert "thresholds" not in browser.run(READ)["snr"]["layers"]
     assert browser.texts("#pruning-results th")[1] == "units left"
     assert browser.messages() == []

@@ -76,7 +76,7 @@ def test_data_modules() -> None:
     (block,) = made.numbers["models"]
     assert block["temperature"]["fitted_on"] == "validation"
     assert block["shift"]["turned"]["examples"] == made.numbers["data"]["examples"] == 360
-    assert block["uncertain"][0]["image"].startswith("data:image/png")
+    assert block["sections"][-1]["figures"][0]["pictures"][0]["image"].startswith("data:image/png")
 
 
 def test_draws_and_single_posteriors() -> None:
@@ -96,7 +96,7 @@ def test_numbers() -> None:
     )
     loader = DataLoader(TensorDataset(inputs, inputs.sin()), batch_size=7)
     made = report_posteriors({"line": posterior}, loader, validation=loader)
-    assert made.numbers["task"] == "numbers"
+    assert made.numbers["task"] == "regression"
     assert made.numbers["models"][0]["fit"] is not None
 
 

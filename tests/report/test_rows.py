@@ -15,7 +15,7 @@ from lightning_bnn.predictive import (
     PoissonPredictive,
 )
 from lightning_bnn.report.rows import make_rows, task_of
-from tests.report.predictions import class_data, number_data
+from tests.report.predictions import class_data, regression_data
 
 
 def softmax(values):
@@ -116,7 +116,7 @@ def test_examples_that_are_not_finite_are_left_out_whole_and_named():
     assert rows.invalid.tolist() == [0]
     assert rows.example.tolist() == [1] * 4
 
-    predictive, values = number_data(count=4, outputs=2)
+    predictive, values = regression_data(count=4, outputs=2)
     predictive.means[0, 1, 1] = math.nan
     predictive = GaussianPredictive(predictive.means, predictive.scales)
     rows = make_rows(predictive, values, np.arange(4))
@@ -131,7 +131,7 @@ def test_one_draw_has_nothing_epistemic():
 
 
 def test_number_columns_equal_a_loop():
-    predictive, targets = number_data(count=12, outputs=2)
+    predictive, targets = regression_data(count=12, outputs=2)
     rows = make_rows(predictive, targets, np.arange(12))
     means, scales = predictive.means.numpy(), predictive.scales.numpy()
     for i in range(24):

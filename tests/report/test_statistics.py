@@ -15,9 +15,8 @@ from lightning_bnn.predictive import (
     GaussianPredictive,
     PoissonPredictive,
 )
-from lightning_bnn.report.numbers import report_numbers
-from lightning_bnn.report.statistics import Statistics
-from tests.report.predictions import class_data, class_statistics, number_data
+from lightning_bnn.report.statistics import OodScores, Statistics
+from tests.report.predictions import class_data, class_statistics, document_of, regression_data
 
 
 def assert_same(one, other, path="document"):
@@ -49,7 +48,7 @@ def split_statistics(update, count, parts, seed):
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
-def test_any_split_gives_the_same_numbers_of_classes(parts):
+def test_any_split_gives_the_same_numbers_of_a_classification(parts):
     logits, targets = class_data(count=400, draws=2)
     logits[0, 17] = math.nan
     pictures = torch.rand(400, 1, 4, 4, generator=torch.Generator().manual_seed(1))
@@ -64,12 +63,12 @@ def test_any_split_gives_the_same_numbers_of_classes(parts):
     assert merged.examples == 400
     assert merged.invalid.tolist() == [17]
     np.testing.assert_array_equal(merged.sample.example, whole.sample.example)
-    assert_same(report_numbers({"net": merged}, made=""), report_numbers({"net": whole}, made=""))
+    assert_same(document_of({"net": merged}, made=""), document_of({"net": whole}, made=""))
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_any_split_gives_the_same_numbers_of_numbers(parts):
-    predictive, targets = number_data(count=400, outputs=1)
+def test_any_split_gives_the_same_numbers_of_a_regression(parts):
+    predictive, targets = regression_data(count=400, outputs=1)
     inputs = torch.linspace(-1, 1, 400)[:, None]
 
     def update(statistics, rows):
@@ -79,7 +78,7 @@ def test_any_split_gives_the_same_numbers_of_numbers(parts):
     whole = Statistics(bins=10, keep=150)
     update(whole, torch.arange(400))
     merged = split_statistics(update, 400, parts, seed=parts)
-    assert_same(report_numbers({"net": merged}, made=""), report_numbers({"net": whole}, made=""))
+    assert_same(document_of({"net": merged}, made=""), document_of({"net": whole}, made=""))
 
 
 def test_a_million_rows_in_bounded_memory_with_exact_sums():
@@ -108,10 +107,10 @@ def test_a_million_rows_in_bounded_memory_with_exact_sums():
         assert statistics.sums.mean(name) == pytest.approx(total / 1e6, rel=1e-9), name
     # float32 is taken to six digits: of a million rows a few lie that close to an edge
     assert np.abs(statistics.sums.confidence.count[0] - counts).max() <= 10
-    assert len(statistics.sample) == len(statistics.matrix) == 5000
+    assert len(statistics.sample) == len(statistics.kept) == 5000
     assert max(held) < 5e6
     assert held[-1] < 1.5 * max(held[:10])
-    numbers = report_numbers({"net": statistics})
+    numbers = document_of({"net": statistics})
     assert numbers["data"]["sampled"] == 5000
     assert "5,000 of 1,000,000 rows" in " ".join(line["text"] for line in numbers["summary"])
 
@@ -120,10 +119,10 @@ def test_the_probabilities_kept_are_bounded_with_many_classes(monkeypatch):
     monkeypatch.setattr("lightning_bnn.report.statistics.KEEP_NUMBERS", 1000)
     logits, targets = class_data(count=300, classes=20)
     statistics = class_statistics(logits, targets)
-    assert len(statistics.matrix) == 50
+    assert len(statistics.kept) == 50
     assert len(statistics.sample) == 300
-    assert set(statistics.matrix.example) < set(statistics.sample.example)
-    numbers = report_numbers({"net": statistics})
+    assert set(statistics.kept.example) < set(statistics.sample.example)
+    numbers = document_of({"net": statistics})
     assert numbers["data"]["sampled"] == 50
     assert numbers["models"][0]["scalars"]["nll"] == pytest.approx(statistics.sums.mean("nll"))
 
@@ -136,55 +135,16 @@ def test_examples_count_on_without_indices():
     assert statistics.draws == 3
 
 
-def test_the_fit_of_a_one_dimensional_input():
-    predictive, targets = number_data(count=900, outputs=1, draws=30)
-    inputs = torch.randn(900, 1, generator=torch.Generator().manual_seed(5))
-    statistics = Statistics()
-    for start in range(0, 900, 50):
-        part = slice(start, start + 50)
-        piece = GaussianPredictive(predictive.means[:, part], predictive.scales[:, part])
-        statistics.update(piece, targets[part], inputs=inputs[part])
-    fit = statistics.fit
-    assert len(fit) == 400
-    chosen = torch.from_numpy(fit.example)
-    lower, upper = predictive.interval(0.9)
-    np.testing.assert_allclose(fit["x"], inputs[chosen, 0])
-    np.testing.assert_allclose(fit["y"], targets[chosen, 0])
-    np.testing.assert_allclose(fit["mean"], predictive.mean[chosen, 0])
-    np.testing.assert_allclose(fit["lower"], lower[chosen, 0], atol=1e-6)
-    np.testing.assert_allclose(fit["upper"], upper[chosen, 0], atol=1e-6)
-    means = predictive.means[:, chosen, 0].numpy()
-    np.testing.assert_allclose(fit["epistemic_lower"], np.quantile(means, 0.05, axis=0))
-    np.testing.assert_allclose(fit["epistemic_upper"], np.quantile(means, 0.95, axis=0))
-
-
-def test_counts_have_a_fit_too_and_wide_inputs_have_none():
-    counts = PoissonPredictive(torch.zeros(2, 30))
-    targets = torch.ones(30)
-    statistics = Statistics()
-    statistics.update(counts, targets, inputs=torch.arange(30.0))
-    assert len(statistics.fit) == 30
-    assert statistics.fit["epistemic_lower"].tolist() == [1.0] * 30
-    for inputs in (None, torch.zeros(30, 2), torch.zeros(30, 1, 8, 8)):
-        statistics = Statistics()
-        statistics.update(counts, targets, inputs=inputs)
-        assert len(statistics.fit) == 0
-    several = GaussianPredictive(torch.zeros(1, 30, 2), torch.ones(1, 30, 2))
-    statistics = Statistics()
-    statistics.update(several, torch.zeros(30, 2), inputs=torch.arange(30.0))
-    assert len(statistics.fit) == 0
-
-
 def test_what_does_not_go_together():
     logits, targets = class_data(count=20)
     statistics = class_statistics(logits, targets)
-    with pytest.raises(ConfigurationError, match="were 4 classes, this one is 2 classes"):
+    with pytest.raises(ConfigurationError, match=r"of 4 classes, this one is a .* of 2 classes"):
         statistics.update(BernoulliPredictive(torch.zeros(1, 2)), torch.zeros(2))
-    with pytest.raises(ConfigurationError, match="were 4 classes, this one is numbers"):
+    with pytest.raises(ConfigurationError, match="of 4 classes, this one is a regression"):
         statistics.update(PoissonPredictive(torch.zeros(1, 2)), torch.zeros(2))
     with pytest.raises(DataError, match="each of the 20 examples, got 3"):
         statistics.update(CategoricalPredictive(logits), targets, torch.arange(3))
-    with pytest.raises(ConfigurationError, match="10 bins with those of 4 classes in 5 bins"):
+    with pytest.raises(ConfigurationError, match=r"10 bins with those of a .* classes in 5 bins"):
         statistics.merge(class_statistics(logits, targets, bins=5))
     with pytest.raises(ConfigurationError, match="bins >= 2, got 1"):
         Statistics(bins=1)
@@ -201,3 +161,50 @@ def test_a_process_without_batches():
     empty.merge(statistics)
     assert (empty.rows, empty.draws, empty.classes) == (20, 3, 4)
     assert Statistics().rows == 0
+
+
+def test_scores_of_a_classification():
+    logits, _ = class_data(count=50)
+    logits[0, 3] = math.nan
+    outside, other = OodScores(), OodScores()
+    outside.update(CategoricalPredictive(logits[:, :20].float()), torch.arange(20))
+    other.update(CategoricalPredictive(logits[:, 20:].float()), torch.arange(20, 50))
+    outside.merge(pickle.loads(pickle.dumps(other)))
+    outside.merge(OodScores())
+    p = logits.float().double().softmax(2)
+    entropy = torch.special.entr(p.mean(0)).sum(1)
+    within = torch.special.entr(p).sum(2).mean(0)
+    valid = [i for i in range(50) if i != 3]
+    assert (outside.examples, outside.invalid, outside.classes) == (50, 1, 4)
+    np.testing.assert_array_equal(outside.sample.example, valid)
+    np.testing.assert_allclose(outside.scores("entropy"), entropy[valid])
+    np.testing.assert_allclose(outside.scores("mutual_information"), (entropy - within)[valid])
+    np.testing.assert_allclose(
+        outside.scores("maximum_probability"), p.mean(0).amax(1)[valid], atol=1e-6
+    )
+
+
+def test_scores_of_a_regression():
+    predictive, _ = regression_data(count=30, outputs=2)
+    outside = OodScores()
+    outside.update(predictive)
+    np.testing.assert_allclose(outside.scores("sd"), predictive.variance.sqrt().ravel())
+    np.testing.assert_allclose(outside.scores("epistemic_sd"), predictive.epistemic.sqrt().ravel())
+
+
+def test_the_sample_of_scores_is_bounded():
+    outside = OodScores(keep=40)
+    for _ in range(10):
+        outside.update(CategoricalPredictive(torch.zeros(1, 30, 2)))
+    assert (outside.examples, len(outside.sample)) == (300, 40)
+
+
+def test_scores_of_another_task():
+    outside, other = OodScores(), OodScores()
+    outside.update(CategoricalPredictive(torch.zeros(1, 5, 2)))
+    numbers = GaussianPredictive(torch.zeros(1, 2), torch.ones(1, 2))
+    other.update(numbers)
+    with pytest.raises(ConfigurationError, match="were a classification, these are a regression"):
+        outside.update(numbers)
+    with pytest.raises(ConfigurationError, match="were a classification, these are a regression"):
+        outside.merge(other)

@@ -7,14 +7,15 @@ import torch
 from scipy import stats
 
 from lightning_bnn.predictive import CategoricalPredictive
-from lightning_bnn.report.numbers import report_numbers
-from lightning_bnn.report.words import _about_comparison, _listed, _told_apart, plural, summary
+from lightning_bnn.report.sections.shift import told_apart
+from lightning_bnn.report.words import _about_comparison, listed, plural, summary
 from tests.report.predictions import (
     class_data,
     class_statistics,
-    number_data,
-    number_statistics,
+    document_of,
     outside_of,
+    regression_data,
+    regression_statistics,
 )
 
 
@@ -34,7 +35,7 @@ def found(numbers, *words):
 
 
 def test_a_calibrated_model():
-    numbers = report_numbers({"net": class_statistics(*class_data(count=2000))})
+    numbers = document_of({"net": class_statistics(*class_data(count=2000))})
     level, text = lines(numbers, "net")[0]
     assert level == "good"
     assert text == "well calibrated: every bin lies within what 2,000 examples allow."
@@ -42,7 +43,7 @@ def test_a_calibrated_model():
 
 def test_an_over_confident_model():
     data = class_data(count=2000, sharpen=2.0, draws=1)
-    numbers = report_numbers({"net": class_statistics(*data)})
+    numbers = document_of({"net": class_statistics(*data)})
     level, text = found(numbers, "over-confident by", "would mend it")
     assert level == "bad"
     assert "temperature 2" in text or "temperature 1.9" in text
@@ -52,7 +53,7 @@ def test_an_over_confident_model():
 def test_errors_of_the_surest_answers():
     """The bound is SciPy's: the exact interval of Clopper and Pearson."""
     models = {"net": class_statistics(*class_data(count=2000))}
-    numbers = report_numbers(models, risk=0.1)
+    numbers = document_of(models, risk=0.1)
     scalars = numbers["models"][0]["scalars"]
     answered, errors = scalars["answered_at_risk"], scalars["errors_at_risk"]
     exact = stats.binomtest(errors, answered, alternative="less").proportion_ci(0.95).high
@@ -60,9 +61,9 @@ def test_errors_of_the_surest_answers():
         f"the {100 * answered / 2000:.0f}% it is surest of had {100 * errors / answered:.0f}% "
         f"errors here (up to {100 * exact:.0f}% allowing for chance)."
     )
-    five = report_numbers({f"{i}": models["net"] for i in range(5)}, risk=0.1)
+    five = document_of({f"{i}": models["net"] for i in range(5)}, risk=0.1)
     assert "surest" not in str(lines(five))
-    few = report_numbers({"net": class_statistics(*class_data(count=60))}, risk=0.1)
+    few = document_of({"net": class_statistics(*class_data(count=60))}, risk=0.1)
     assert few["models"][0]["scalars"]["coverage_at_risk"] > 0
     assert "surest" not in str(lines(few))
 
@@ -70,9 +71,9 @@ def test_errors_of_the_surest_answers():
 def test_no_or_all_answers_may_be_given():
     hopeless = class_statistics(torch.zeros(1, 50, 2), torch.arange(50) % 2)
     text = "even the answers it is surest of had more than 5% errors here."
-    assert found(report_numbers({"net": hopeless}), text)[0] == "warn"
+    assert found(document_of({"net": hopeless}), text)[0] == "warn"
     easy = class_statistics(9 * torch.eye(2).repeat(25, 1)[None], torch.arange(50) % 2)
-    assert "surest" not in str(lines(report_numbers({"net": easy})))
+    assert "surest" not in str(lines(document_of({"net": easy})))
 
 
 @pytest.mark.parametrize(
@@ -80,13 +81,13 @@ def test_no_or_all_answers_may_be_given():
     [
         (0.01, "good", "told apart with AUROC"),
         (0.5, "warn", "partly"),
-        (1.0, "bad", "not seen"),
+        (1.0, "bad", "not told apart"),
     ],
 )
 def test_shift(scale, level, words):
     foreign = scale * class_data(count=300, seed=8)[0]
     outside = {"net": {"letters": outside_of(CategoricalPredictive(foreign))}}
-    numbers = report_numbers({"net": class_statistics(*class_data(count=300))}, outside)
+    numbers = document_of({"net": class_statistics(*class_data(count=300))}, outside)
     line = next(line for line in numbers["summary"] if line["text"].startswith("letters: "))
     assert (line["model"], line["level"]) == ("net", level)
     assert words in line["text"]
@@ -105,7 +106,7 @@ def test_shift_of_several_models():
     outside = {
         name: {"letters": outside_of(CategoricalPredictive(foreign[name]))} for name in models
     }
-    numbers = report_numbers(models, outside)
+    numbers = document_of(models, outside)
     best = {
         block["name"]: max(by["auroc"] for by in block["shift"]["letters"]["by"].values())
         for block in numbers["models"]
@@ -120,18 +121,18 @@ def test_shift_of_several_models():
 
 def test_shift_that_nobody_or_everybody_sees():
     found_ = [(0.81, "entropy", "a"), (0.81, "entropy", "b"), (0.6, "sd", "c")]
-    assert _told_apart(found_) == (
+    assert told_apart(found_) == (
         "a and b partly tell it apart (AUROC 0.81 by entropy); c does not (0.60 by sd)"
     )
-    assert _told_apart(found_[2:]) == "c does not tell it apart (AUROC 0.60 by sd)"
-    assert _told_apart([(0.95, "sd", "a"), (0.97, "entropy", "b")]) == (
+    assert told_apart(found_[2:]) == "c does not tell it apart (AUROC 0.60 by sd)"
+    assert told_apart([(0.95, "sd", "a"), (0.97, "entropy", "b")]) == (
         "a and b tell it apart (AUROC 0.95 to 0.97)"
     )
 
 
 def test_few_foreign_examples_decide_nothing():
     outside = {"net": {"letters": outside_of(CategoricalPredictive(torch.zeros(3, 9, 4)))}}
-    numbers = report_numbers({"net": class_statistics(*class_data(count=300))}, outside)
+    numbers = document_of({"net": class_statistics(*class_data(count=300))}, outside)
     level, text = found(numbers, "letters: told apart")
     assert level == "note"
     assert text.endswith("; 9 examples cannot say much.")
@@ -140,17 +141,17 @@ def test_few_foreign_examples_decide_nothing():
 def test_where_the_uncertainty_comes_from():
     """Agreeing draws leave it in the data; a model that is wrong is not asked."""
     logits, targets = class_data(count=2000, draws=1)
-    agreeing = report_numbers({"net": class_statistics(logits.expand(4, -1, -1), targets)})
+    agreeing = document_of({"net": class_statistics(logits.expand(4, -1, -1), targets)})
     assert found(agreeing, "own account 100% of its uncertainty is noise in the data", "little")
     loud = 30 * torch.randn(8, 300, 4, generator=torch.Generator().manual_seed(0)).double()
-    torn = report_numbers({"net": class_statistics(loud, targets[:300])})
+    torn = document_of({"net": class_statistics(loud, targets[:300])})
     assert "own account" not in str(lines(torn))
     means = class_data(count=2000, draws=1)[0] + 2 * loud[:, :1] / 30
     spread = means + 2 * torch.randn(8, 2000, 4, generator=torch.Generator().manual_seed(1))
     drawn = torch.multinomial(
         spread.softmax(2).mean(0), 1, generator=torch.Generator().manual_seed(2)
     )[:, 0]
-    some = report_numbers({"net": class_statistics(spread, drawn)})
+    some = document_of({"net": class_statistics(spread, drawn)})
     scalars = some["models"][0]["scalars"]
     share = f"{100 * scalars['epistemic'] / scalars['entropy']:.0f}%"
     assert found(some, f"{share} of its uncertainty is about its weights", "would help.")
@@ -160,7 +161,7 @@ def test_comparison():
     logits, targets = class_data(count=400)
     noisy = logits + 2 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(9))
     models = {"good": class_statistics(logits, targets), "noisy": class_statistics(noisy, targets)}
-    numbers = report_numbers(models)
+    numbers = document_of(models)
     clear = [
         row["label"]
         for row in numbers["comparison"]["rows"]
@@ -169,7 +170,7 @@ def test_comparison():
     assert "NLL" in clear
     text = found(numbers, "clearly best")[1]
     assert text.startswith(f"good is clearly best in {len(clear)} of 9 rows ({clear[0]}, ")
-    equal = report_numbers({"a": models["good"], "b": models["good"]})
+    equal = document_of({"a": models["good"], "b": models["good"]})
     assert found(equal, "no model is clearly best in any row")
 
 
@@ -197,7 +198,7 @@ def test_the_worst_comes_first():
         "good": class_statistics(logits, targets),
         "bold": class_statistics(3 * logits, targets),
     }
-    levels = [level for level, _ in lines(report_numbers(models))]
+    levels = [level for level, _ in lines(document_of(models))]
     assert levels == sorted(levels, key=["bad", "warn", "good", "note"].index)
     assert {"bad", "good", "note"} <= set(levels)
 
@@ -206,7 +207,7 @@ def test_validation_predictions_that_are_not_finite():
     logits, targets = class_data(count=300)
     other = logits.clone()
     other[0, :20] = math.nan
-    numbers = report_numbers(
+    numbers = document_of(
         {"net": class_statistics(logits, targets)},
         validation={"net": class_statistics(other, targets)},
     )
@@ -227,7 +228,7 @@ def test_invalid_predictions_are_counted_and_named():
         "many": class_statistics(many, targets),
         "none": class_statistics(logits, targets),
     }
-    numbers = report_numbers(models)
+    numbers = document_of(models)
     assert lines(numbers, "three")[0] == (
         "bad",
         "3 predictions are not finite and left out: examples 4, 9 and 17.",
@@ -241,7 +242,7 @@ def test_invalid_predictions_are_counted_and_named():
 
 def test_impossible_targets():
     logits = torch.tensor([[[0.9, 0.1], [1.0, 0.0]]]).log().repeat(1, 10, 1)
-    numbers = report_numbers({"net": class_statistics(logits, torch.tensor([0, 1] * 10))})
+    numbers = document_of({"net": class_statistics(logits, torch.tensor([0, 1] * 10))})
     assert found(numbers, "10 targets had probability 0", "infinite")[0] == "bad"
     assert numbers["models"][0]["scalars"]["nll"] is None
 
@@ -249,44 +250,45 @@ def test_impossible_targets():
 def test_classes_that_never_occur():
     logits, targets = class_data(count=200, classes=4)
     targets[targets == 2] = 1
-    numbers = report_numbers({"net": class_statistics(logits, targets)})
+    numbers = document_of({"net": class_statistics(logits, targets)})
     assert found(numbers, "class 2 never occurs", "counts it with frequency 0")
     assert numbers["models"][0]["per_class"][2]["accuracy"] is None
     targets[targets == 3] = 1
-    numbers = report_numbers(
+    numbers = document_of(
         {"net": class_statistics(logits, targets)}, class_names=["ant", "bee", "cat", "dog"]
     )
     assert found(numbers, "classes cat and dog never occur", "counts them")
 
 
 def test_few_examples_are_said_to_be_few():
-    few = report_numbers({"net": class_statistics(*class_data(count=40))})
+    few = document_of({"net": class_statistics(*class_data(count=40))})
     level, text = found(few, "40 examples would show only gaps above about", "in a bin")
     assert level == "note"
     assert int(text.split("about ")[1].split()[0]) > 10
     assert "would be seen" not in str(lines(few))  # said once
-    wrong = report_numbers({"net": class_statistics(*class_data(count=100, sharpen=5))})
+    wrong = document_of({"net": class_statistics(*class_data(count=100, sharpen=5))})
     assert found(wrong, "with 100 examples, only gaps above", "in a single bin")[0] == "warn"
-    many = report_numbers({"net": class_statistics(*class_data(count=20_000), batch=20_000)})
+    many = document_of({"net": class_statistics(*class_data(count=20_000), batch=20_000)})
     assert "only gaps" not in str(lines(many))
-    numbers = report_numbers({"net": number_statistics(*number_data(count=40))})
+    numbers = document_of({"net": regression_statistics(*regression_data(count=40))})
     assert found(numbers, "40 examples would show only gaps", "in the 90% interval")
 
 
 def test_several_rows_an_example_and_further_notes():
-    numbers = report_numbers(
-        {"net": number_statistics(*number_data(count=100, outputs=2))}, notes=["Made on a Monday."]
+    numbers = document_of(
+        {"net": regression_statistics(*regression_data(count=100, outputs=2))},
+        notes=["Made on a Monday."],
     )
     assert found(numbers, "100 examples have several rows each: verdicts and intervals allow")
     assert "200 outputs" in lines(numbers, "net")[0][1]
     assert numbers["summary"][-1] == {"model": None, "level": "note", "text": "Made on a Monday."}
     del numbers["models"][0]["verdict"]["clustered"]
-    assert "take them as independent" in str(summary(numbers))
+    assert "take them as independent" in str(summary(numbers, []))
 
 
 def test_every_sentence_is_one():
     logits, targets = class_data(count=200)
-    numbers = report_numbers({"a": class_statistics(logits, targets)})
+    numbers = document_of({"a": class_statistics(logits, targets)})
     for line in numbers["summary"]:
         assert line["text"].endswith(".")
         assert "!" not in line["text"]
@@ -295,14 +297,14 @@ def test_every_sentence_is_one():
 
 def test_counts_and_lists():
     assert plural(2, "class") == "2 classes"
-    assert _listed(["a"]) == "a"
-    assert _listed(["a", "b"]) == "a and b"
-    assert _listed(range(7)) == "0, 1, 2, 3, 4 and 2 more"
+    assert listed(["a"]) == "a"
+    assert listed(["a", "b"]) == "a and b"
+    assert listed(range(7)) == "0, 1, 2, 3, 4 and 2 more"
 
 
 def test_one_draw_is_not_praised_for_what_it_cannot_say():
     """It is surer of the foreign inputs: mutual information, 0 everywhere, is not the best."""
     logits, targets = class_data(count=200, draws=1)
     outside = {"net": {"letters": outside_of(CategoricalPredictive(5 * logits))}}
-    numbers = report_numbers({"net": class_statistics(logits, targets)}, outside)
+    numbers = document_of({"net": class_statistics(logits, targets)}, outside)
     assert "mutual information" not in found(numbers, "letters: surer there")[1]

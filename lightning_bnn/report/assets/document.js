@@ -66,3 +66,5 @@ const shorten = (text, length) => {
   const tail = Math.max(0, Math.floor((length - 1) / 2));
   return `${text.slice(0, Math.max(1, length - 1 - tail))}\u2026${text.slice(text.length - tail)}`;
 };
+
+const capital = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}`;

@@ -1,5 +1,8 @@
 // The top of the page: title, what was looked at, the findings in words, a verdict for each model.
 
+const modelColour = (index) => `m${index % 8}`;
+const modelSwatch = (index) => element("span", { class: `swatch line d${dashOf(index)} ${modelColour(index)}`, "aria-hidden": "true" });
+
 const MARKS = { good: ["\u2713", "Good"], warn: ["!", "Warning"], bad: ["\u2715", "Problem"], note: ["i", "Note"] };
 
 const VERDICTS = {
@@ -52,7 +55,7 @@ function badge(verdict, task) {
   const level = lookup(VERDICTS, verdict.label, "note");
   const node = element("span", { class: `badge ${level}` }, `${MARKS[level][0]} ${verdict.label}`);
   const shown = isNumber(verdict.p_value) && verdict.p_value < 1e-4 ? "below 0.0001" : plain(verdict.p_value);
-  const tail = task === "numbers" ? "p-value" : "p-value (tail corrected for skewness)";
+  const tail = task === "regression" ? "p-value" : "p-value (tail corrected for skewness)";
   explain(node, `Verdict: ${verdict.label}`, [["z", fixed(verdict.z, 2)], [tail, shown]], { focus: true, told: true });
   node.setAttribute("tabindex", "0");
   return node;
@@ -61,7 +64,7 @@ function badge(verdict, task) {
 function modelCard(block, report, choose) {
   const scalars = block.scalars || {};
   const nll = nllOf(block, scalars.nll, plain(scalars.nll));
-  const kinds = report.task === "numbers"
+  const kinds = report.task === "regression"
     ? [["RMSE", plain(scalars.rmse)], ["90% interval", percent(scalars.coverage_90)], ["NLL", nll]]
     : [["accuracy", percent(scalars.accuracy)], ["ECE", plain(scalars.ece)], ["NLL", nll]];
   const index = report.models.indexOf(block);

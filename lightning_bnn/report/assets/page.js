@@ -6,27 +6,7 @@ for (const block of report.models) block.name = String(block.name);
 
 const byId = (id) => document.getElementById(id);
 
-function sections(block) {
-  const build = (...builders) => builders.map((each) => attempt(each, block, report));
-  if (report.task === "numbers") {
-    return [
-      section("calibration", "Calibration", "Do the stated distributions hold what they promise?", build(pitHistogram, coverageFigure)),
-      section("errors", "Sharpness and errors", "How large are the errors, and does the stated spread foresee them?", build(errorAgainstSd, uncertaintyBySd, fitFigure)),
-      attempt(pruningSection, block, report),
-      attempt(shiftSection, block, report),
-    ];
-  }
-  return [
-    section("calibration", "Calibration", "Does a stated probability come true as often as it says?", build(reliability, confidenceHistogram, temperatureFigure, nllParts)),
-    section("errors", "Sharpness and errors", "How much do the predictions tell, and can the wrong ones be found beforehand?", build(riskCoverage, entropyAccuracy, nllDecomposition, brierDecomposition)),
-    section("uncertainty", "Uncertainty", "Where the doubt lies, and what kind of doubt it is.", build(perClass, confusion)),
-    attempt(pruningSection, block, report),
-    attempt(shiftSection, block, report),
-    section("examples", "Examples", "What the model found hardest.", build(uncertainExamples)),
-  ];
-}
-
-function choose(index, { scroll = false } = {}) {
+function show(index, { scroll = false } = {}) {
   state.model = index;
   const block = report.models[index];
   hideTip();
@@ -36,7 +16,8 @@ function choose(index, { scroll = false } = {}) {
     tab.setAttribute("tabindex", on ? "0" : "-1");
   }
   byId("figures-title").textContent = report.models.length > 1 ? `Figures of ${block.name}` : "Figures";
-  byId("figures").replaceChildren(...sections(block).filter(Boolean));
+  const context = contextOf(report, index);
+  byId("figures").replaceChildren(...(block.sections || []).map((part) => attempt(section, part, context)).filter(Boolean));
   redrawAll(true);
   if (scroll) byId("figures-title").scrollIntoView();
 }
@@ -48,13 +29,13 @@ function tabs() {
     return;
   }
   bar.append(...report.models.map((block, index) =>
-    element("button", { type: "button", role: "tab", "aria-controls": "figures", "data-index": index, title: block.name, click: () => choose(index) },
+    element("button", { type: "button", role: "tab", "aria-controls": "figures", "data-index": index, title: block.name, click: () => show(index) },
       modelSwatch(index), element("span", { class: "label" }, shorten(block.name, 24)))));
   bar.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     event.preventDefault();
-    choose((state.model + step + report.models.length) % report.models.length);
+    show((state.model + step + report.models.length) % report.models.length);
     bar.children[state.model].focus();
   });
 }
@@ -98,19 +79,18 @@ byId("title").textContent = report.title || "Calibration report";
 byId("data-line").textContent = dataLine(report);
 byId("library").textContent = report.library ? `Made with ${report.library}.` : "";
 byId("summary").append(...summaryList(report));
-byId("models").append(...report.models.map((block) => modelCard(block, report, (index) => choose(index, { scroll: true }))));
+byId("models").append(...report.models.map((block) => modelCard(block, report, (index) => show(index, { scroll: true }))));
 const comparison = attempt(comparisonTable, report);
 if (comparison) byId("comparison-slot").append(comparison);
 for (const part of document.querySelectorAll("[data-task]")) part.hidden = part.dataset.task !== report.task;
-const shifted = report.models.some((block) => Object.keys(block.shift || {}).length > 0);
-for (const part of document.querySelectorAll("[data-shift]")) part.hidden = !shifted;
-const pruned = report.models.some((block) => resultsOf(block).length > 0);
-for (const part of document.querySelectorAll("[data-pruning]")) part.hidden = !pruned;
+const shown = new Set(report.models.flatMap((block) => (block.sections || []).map(({ id }) => id)));
+for (const part of document.querySelectorAll("[data-section]")) part.hidden = !shown.has(part.dataset.section);
+byId("terms").prepend(...(report.method || []).flatMap(([term, text]) => [element("dt", {}, term), element("dd", {}, text)]));
 tabs();
 theme();
 byId("print").addEventListener("click", () => window.print());
 byId("download").addEventListener("click", download);
-if (report.models.length > 0) choose(0);
+if (report.models.length > 0) show(0);
 else byId("figures-title").hidden = true;
 let onPaper = false;
 window.addEventListener("beforeprint", () => {

@@ -1,0 +1,305 @@
+"""What a report knows of every classification: exact sums, scores, the verdict, their replicates.
+
+Confidence, ECE and the reliability diagram are about the most probable class, for yes-or-no labels
+too: there they differ from the calibration error of the probability of a 1, which the classwise
+error has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+
+from lightning_bnn.calibration.bins import (
+    BinSums,
+    bin_index,
+    bin_sums,
+    mass_edges,
+    reliability_curve,
+    width_edges,
+)
+from lightning_bnn.calibration.bootstrap import mean_replicates
+from lightning_bnn.calibration.clusters import ClusterSums, cluster_sums
+from lightning_bnn.calibration.error import (
+    classwise_calibration_error,
+    expected_calibration_error,
+    expected_calibration_errors,
+    maximum_calibration_error,
+)
+from lightning_bnn.calibration.rounding import rounded
+from lightning_bnn.calibration.selective import aurc_replicates, coverage_at_risk, risk_coverage
+from lightning_bnn.calibration.temperature import apply_temperature, cross_fitted
+from lightning_bnn.calibration.verdict import CLASS_BAND_LEVEL, class_verdict
+from lightning_bnn.report.rows import Array, Rows, largest_probability
+from lightning_bnn.report.sample import Sample
+
+if TYPE_CHECKING:
+    from lightning_bnn.report.statistics import Statistics
+
+__all__ = ["PER_CLASS", "Classification", "classwise_replicates"]
+
+MEANS = (
+    "correct", "confidence", "nll", "brier", "entropy", "aleatoric", "epistemic",
+    "score", "score_variance", "score_third", "which_class",
+)  # fmt: skip
+PER_CLASS = ("correct", "confidence", "aleatoric", "epistemic")
+# Multiplications that the classwise error of all replicates may take, and its fewest replicates.
+CLASSWISE_WORK = 400_000_000
+CLASSWISE_REPLICATES = 100
+# The score test of the temperature sees a change of the inverse temperature by d in four of five
+# data sets if d √V is this much: 2.81 for a false alarm in 200, and 0.84 for the four of five.
+SEEN = 3.65
+# Of 1 to 1.5. A test that would miss this sees only what is grave.
+GRAVE = 1 / 3
+
+
+class Classification:
+    """Sums in fixed bins and by class; those of two processes are added.
+
+    Args:
+        bins: Number of bins of equal width.
+        classes: Number of classes K.
+
+    Attributes:
+        count: Number of rows.
+        clusters: Sums of powers of the examples' scores.
+        impossible: Number of rows whose target had probability 0.
+        sums: The sum of each column of MEANS.
+        confidence: Confidence against whether the top class was right.
+        classwise: Each class's probability against whether it was observed.
+        entropy: Entropy, in bins of [0, log K], against whether the top class was right.
+        per_class: Rows of (count, *PER_CLASS) by the observed class, (5, K).
+    """
+
+    columns = (
+        "target", "predicted", "confidence", "correct", "nll", "brier", "entropy", "epistemic",
+    )  # fmt: skip
+    # Of the comparison: key, label, which is better, aim.
+    scores = (
+        ("accuracy", "Accuracy", "higher", None),
+        ("nll", "NLL", "lower", None),
+        ("brier", "Brier score", "lower", None),
+        ("ece", "ECE", "lower", None),
+        ("adaptive_ece", "Adaptive ECE", "lower", None),
+        ("classwise_ece", "Classwise ECE", "lower", None),
+        ("aurc", "AURC", "lower", None),
+        ("scaled_nll", "NLL after temperature scaling", "lower", None),
+        ("scaled_ece", "ECE after temperature scaling", "lower", None),
+    )
+    ood_scores: ClassVar = {"entropy": "entropy", "mutual_information": "mutual information"}
+
+    def __init__(self, bins: int, classes: int) -> None:
+        self.count = 0
+        self.clusters = ClusterSums()
+        self.impossible = 0
+        self.sums = dict.fromkeys(MEANS, 0.0)
+        self.confidence = BinSums(width_edges(bins))
+        self.classwise = BinSums(width_edges(bins), classes)
+        self.entropy = BinSums(np.linspace(0.0, math.log(classes), bins + 1))
+        self.per_class = np.zeros((1 + len(PER_CLASS), classes))
+
+    def add(self, rows: Rows) -> None:
+        """Add the rows of a batch."""
+        columns, target = rows.columns, rows.columns["target"]
+        self.count += len(rows)
+        # An example comes with all of its rows in one batch.
+        self.clusters += cluster_sums(rows.example, columns["score"])
+        self.impossible += int(np.isinf(columns["nll"]).sum())
+        for name in MEANS:
+            self.sums[name] += float(columns[name].sum())
+        self.confidence.add(columns["confidence"], columns["correct"])
+        assert rows.log_probabilities is not None
+        self.classwise.add_classes(np.exp(rows.log_probabilities), target)
+        self.entropy.add(columns["entropy"], columns["correct"])
+        weights = [None, *(columns[name] for name in PER_CLASS)]
+        classes = self.per_class.shape[1]
+        self.per_class += np.stack([np.bincount(target, weight, classes) for weight in weights])
+
+    def merge(self, other: Classification) -> None:
+        """Add the sums of other rows."""
+        self.count += other.count
+        self.clusters += other.clusters
+        self.impossible += other.impossible
+        for name in MEANS:
+            self.sums[name] += other.sums[name]
+        self.confidence.merge(other.confidence)
+        self.classwise.merge(other.classwise)
+        self.entropy.merge(other.entropy)
+        self.per_class += other.per_class
+
+    def mean(self, name: str) -> float:
+        """The mean of a column over all rows."""
+        return self.sums[name] / self.count
+
+    def block(self, model: Statistics, risk: float) -> dict[str, Any]:
+        """Verdict, what is invalid, and the scores.
+
+        Args:
+            model: What was gathered of the model.
+            risk: The largest share of errors that is acceptable among the answers given.
+        """
+        confidence, correct = model.sample["confidence"], model.sample["correct"]
+        by_mass = bin_sums(confidence, correct, mass_edges(confidence, model.bins))
+        curve = risk_coverage(confidence, 1.0 - correct)
+        coverage = coverage_at_risk(curve, risk)
+        answered = round(coverage * len(curve.risk))
+        verdict = class_verdict(
+            reliability_curve(self.confidence, level=CLASS_BAND_LEVEL),
+            self.sums["score"],
+            self.sums["score_variance"],
+            self.sums["score_third"],
+            self.clusters if self.count > self.clusters.examples else None,
+        )
+        return {
+            "verdict": {
+                "label": verdict.label,
+                "z": verdict.z,
+                "p_value": verdict.p_value,
+                "clustered": verdict.clustered,
+            },
+            "invalid": {
+                "count": len(model.invalid),
+                "examples": model.invalid[:20],
+                "impossible": self.impossible,
+            },
+            "scalars": {
+                "accuracy": self.mean("correct"),
+                "nll": self.mean("nll"),
+                "brier": self.mean("brier"),
+                "ece": expected_calibration_error(self.confidence),
+                "adaptive_ece": expected_calibration_error(by_mass),
+                "classwise_ece": classwise_calibration_error(self.classwise),
+                "max_calibration_error": maximum_calibration_error(self.confidence),
+                "aurc": curve.aurc,
+                "coverage_at_risk": coverage,
+                "answered_at_risk": answered,
+                "errors_at_risk": round(answered * curve.risk[answered - 1]) if answered else 0,
+                "risk": risk,
+                "mean_confidence": self.mean("confidence"),
+                "entropy": self.mean("entropy"),
+                "aleatoric": self.mean("aleatoric"),
+                "epistemic": self.mean("epistemic"),
+            },
+        }
+
+    def shows_grave_faults(self) -> bool:
+        """Whether the score test over all bins would show a temperature of 1.5.
+
+        V is the variance of the score's sum
+        (:func:`~lightning_bnn.calibration.verdict.class_verdict`).
+        """
+        return bool(GRAVE * math.sqrt(self.sums["score_variance"]) >= SEEN)
+
+    @staticmethod
+    def scores_of(predictive: Any, dtype: torch.dtype) -> dict[str, Array]:
+        """What may tell out-of-distribution data, by name, a value for each row.
+
+        Args:
+            predictive: In float64.
+            dtype: Of the outputs.
+        """
+        entropy = predictive.entropy.reshape(-1).numpy()
+        within = predictive.aleatoric.reshape(-1).numpy()
+        log_p = predictive.log_probabilities.numpy()
+        return {
+            "entropy": rounded(entropy),
+            "mutual_information": rounded(entropy - within),
+            "maximum_probability": largest_probability(log_p, dtype != torch.float64),
+        }
+
+    @staticmethod
+    def scores_inside(sample: Sample) -> dict[str, Array]:
+        """The same scores of the data of the report."""
+        return {
+            "entropy": sample["entropy"],
+            "mutual_information": sample["epistemic"],
+            "maximum_probability": sample["confidence"],
+        }
+
+    def replicated(
+        self, model: Statistics, block: Mapping[str, Any], rows: Any, weights: Array
+    ) -> dict[str, Array]:
+        """Each score in every replicate of the bootstrap.
+
+        Args:
+            model: What was gathered of the model.
+            block: The model's numbers, of which the temperature is used.
+            rows: The rows of the comparison.
+            weights: How often each row was drawn, (R, n).
+
+        Returns:
+            Arrays of shape (R,) by the keys of ``scores``.
+        """
+        chosen = rows.chosen(model.sample)
+        names = ("correct", "nll", "brier", "confidence")
+        correct, nll, brier, confidence = (model.sample[name][chosen] for name in names)
+        chosen = rows.chosen(model.kept)
+        log_p, target = model.kept["log_probabilities"][chosen], model.kept["target"][chosen]
+        temperature = block["temperature"]
+        if temperature["fitted_on"] == "validation":
+            each: Array = np.full(len(target), temperature["value"])
+        else:
+            each = cross_fitted(log_p, target, rows.example)
+        if np.isfinite(each).all():
+            cooled = apply_temperature(log_p, each)
+            scaled_nll = -np.take_along_axis(cooled, target[:, None], 1)[:, 0]
+            scaled_confidence = np.exp(cooled.max(1))
+        else:  # nothing to fit a temperature on
+            scaled_nll = scaled_confidence = np.full(len(target), np.nan)
+        means = mean_replicates(np.stack([correct, brier], 1), weights)
+        edges, by_mass = width_edges(model.bins), mass_edges(confidence, model.bins)
+        return {
+            "accuracy": means[:, 0],
+            "nll": _means_with_infinity(nll, weights),
+            "brier": means[:, 1],
+            "ece": expected_calibration_errors(confidence, correct, edges, weights),
+            "adaptive_ece": expected_calibration_errors(confidence, correct, by_mass, weights),
+            "classwise_ece": classwise_replicates(np.exp(log_p), target, edges, weights),
+            "aurc": aurc_replicates(confidence, 1.0 - correct, weights),
+            "scaled_nll": _means_with_infinity(scaled_nll, weights),
+            "scaled_ece": expected_calibration_errors(scaled_confidence, correct, edges, weights),
+        }
+
+
+def _means_with_infinity(column: Array, weights: Array) -> Array:
+    """Means in which a row that was not drawn counts 0 even if it is infinite."""
+    endless = np.isinf(column)
+    means = mean_replicates(np.where(endless, 0.0, column), weights)
+    if endless.any():
+        means = np.where((weights[:, endless] > 0).any(1), np.inf, means)
+    return means
+
+
+def classwise_replicates(
+    probabilities: Array, target: Array, edges: Array, weights: Array
+) -> Array:
+    """The mean over the classes of each one's calibration error, in every replicate.
+
+    With many classes only the first replicates are computed and the others are NaN, so that the
+    work is bounded.
+
+    Example:
+        >>> probabilities = np.array([[0.8, 0.2], [0.6, 0.4]])
+        >>> weights = np.ones((1, 2))
+        >>> classwise_replicates(probabilities, np.array([0, 1]), np.array([0.0, 1.0]), weights)
+        array([0.2])
+    """
+    count, classes = probabilities.shape
+    most = max(CLASSWISE_REPLICATES, CLASSWISE_WORK // probabilities.size)
+    used = weights[:most]
+    bins = len(edges) - 1
+    gaps = probabilities.copy()
+    gaps[np.arange(count), target] -= 1.0
+    column = bin_index(probabilities, edges) + np.arange(classes) * bins
+    # One row of the sparse matrix a row of data: its gap in one bin of every class.
+    start = np.arange(0, probabilities.size + 1, classes)
+    sparse = csr_array((gaps.ravel(), column.ravel(), start), shape=(count, classes * bins))
+    totals = np.abs(sparse.T @ used.T.astype(np.float64)).sum(0)
+    errors = np.full(len(weights), np.nan)
+    errors[: len(used)] = totals / used.sum(1, dtype=np.float64) / classes
+    return errors

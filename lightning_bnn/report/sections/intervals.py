@@ -1,0 +1,204 @@
+"""Calibration of a regression: PIT, coverage of intervals, and the verdict in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from lightning_bnn.calibration.pit import coverage_curve, pit_histogram
+from lightning_bnn.report import figure as fig
+from lightning_bnn.report.figure import Mark
+from lightning_bnn.report.regression import LEVELS
+from lightning_bnn.report.sections.base import Line, Numbers, Section
+from lightning_bnn.report.text import count, fixed, percent, short
+from lightning_bnn.report.words import (
+    NEAR_ONE,
+    about_invalid,
+    points,
+    rounded_percent,
+    statements,
+    unseen_gap,
+)
+
+if TYPE_CHECKING:
+    from lightning_bnn.report.statistics import Statistics
+
+__all__ = ["Intervals", "regression_headline"]
+
+# A gap of the 90% interval below one point does not matter.
+IMMATERIAL_GAP = 0.01
+
+
+class Intervals(Section):
+    """Do the stated distributions hold what they promise?"""
+
+    key, order = "calibration", 10
+    title = "Calibration"
+    lead = "Do the stated distributions hold what they promise?"
+    task = "regression"
+
+    def numbers(self, model: Statistics, block: Numbers) -> dict[str, Any]:
+        """The histogram of the PIT, and the coverage of central intervals."""
+        histogram = pit_histogram(model.sums.pit)
+        coverage = coverage_curve(model.sums.central, LEVELS, model.sums.count)
+        parts = ("edges", "count", "lower", "upper"), ("nominal", "observed", "lower", "upper")
+        return {
+            "pit": {name: getattr(histogram, name) for name in parts[0]},
+            "coverage": {name: getattr(coverage, name) for name in parts[1]},
+        }
+
+    def words(self, document: Numbers) -> Iterator[Line]:
+        """The verdict of each model, and what is not finite."""
+        for block in document["models"]:
+            yield block["name"], *regression_headline(block, statements(document))
+            yield from about_invalid(block)
+
+    def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
+        """The histogram of the PIT, and the coverage of the intervals."""
+        yield _pit(block["pit"])
+        yield _coverage(block["coverage"])
+
+
+def _pit(data: Numbers) -> fig.Plot:
+    edges, counts, lower, upper = (
+        fig.as_array(data[k]) for k in ("edges", "count", "lower", "upper")
+    )
+    left, right = edges[:-1], edges[1:]
+    outside = (counts < lower) | (counts > upper)
+    expected = counts.sum() / len(counts)
+    rows = [
+        [
+            f"{fixed(left[i], 2)} to {fixed(right[i], 2)}",
+            count(counts[i]),
+            short(expected),
+            f"{short(lower[i])} to {short(upper[i])}{' (outside)' * bool(outside[i])}",
+        ]
+        for i in range(len(counts))
+    ]
+    inside, beyond = fig.only(counts, ~outside), fig.only(counts, outside)
+    return fig.Plot(
+        "pit",
+        "PIT histogram",
+        "Where each observed value lies in its predicted distribution, as a probability. A "
+        "calibrated model gives a flat histogram inside of the band (99% for all bars together). "
+        "High ends: intervals too narrow. A hump: too wide. A slope: biased.",
+        x=fig.Axis("probability integral transform"),
+        y=fig.Axis("observations", fig.domain([*counts, *upper], zero=True), "count"),
+        marks=[
+            Mark("bars", left, 0 * counts, right, inside, "observations", "count"),
+            Mark("bars", left, 0 * counts, right, beyond, "outside of the band", "outside", "bad"),
+            Mark("boxes", left, lower, right, upper, "band of perfect calibration", "band", "band"),
+            Mark("line", [0, 1], [expected, expected], key="flat", colour="ink", style="dashed"),
+        ],
+        table=fig.Table(["PIT", "observations", "expected", "band"], rows),
+        spans=(left, right),
+    )  # fmt: skip
+
+
+def _coverage(data: Numbers) -> fig.Plot:
+    nominal, observed, lower, upper = (
+        fig.as_array(data[key]) for key in ("nominal", "observed", "lower", "upper")
+    )
+    outside = (observed < lower) | (observed > upper)
+    rows = [
+        [
+            percent(nominal[i], 0),
+            percent(observed[i]),
+            f"{percent(lower[i])} to {percent(upper[i])}{' (outside)' * bool(outside[i])}",
+        ]
+        for i in range(len(nominal))
+    ]
+    return fig.Plot(
+        "coverage",
+        "Coverage of the intervals",
+        "The share of observations inside of the central interval of each stated level. On the "
+        "diagonal the intervals keep their promise; below it they are too narrow, above it too "
+        "wide.",
+        x=fig.Axis("stated level of the interval"),
+        y=fig.Axis("share inside"),
+        marks=[
+            Mark("area", nominal, lower, y2=upper, label="band of perfect calibration", key="band",
+                 colour="band"),
+            Mark("line", [0, 1], [0, 1], key="diagonal", colour="muted", style="dashed"),
+            Mark("line", nominal, observed, key="model", colour="model", shared="models",
+                 style="thick"),
+            Mark("dots", nominal, observed, key="model", colour="model"),
+            Mark("rings", nominal, fig.only(observed, outside), label="outside of the band",
+                 key="outside", colour="bad"),
+        ],
+        table=fig.Table(["level", "holds", "band"], rows),
+        spans=fig.spans_between(nominal, (0, 1)),
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------ words
+
+
+def regression_headline(block: Numbers, said: str) -> tuple[str, str]:
+    """Level and text for a regression.
+
+    Args:
+        block: The model's numbers.
+        said: What they are about, such as "400 examples".
+    """
+    label, scalars = block["verdict"]["label"], block["scalars"]
+    if label == "unknown":
+        return "note", "nothing can be said without examples."
+    holds, factor = scalars["coverage_90"], scalars["widening_90"]
+    held = f"the 90% interval holds {rounded_percent(holds)}"
+    groups = len(block["verdict"].get("spread_outside") or ())
+    if label == "nothing found" and block["verdict"].get("clustered"):
+        return "note", "no miscalibration found, but so few examples could not show much."
+    if label == "nothing found":
+        gap = points(unseen_gap(block))
+        shown = f"{said} would show only gaps above about {gap} in the 90% interval"
+        return "note", f"no miscalibration found, but {shown}."
+    if label == "calibrated":
+        return "good", f"well calibrated: {held}, and {said} show nothing amiss."
+    if label == "biased":
+        score = scalars["mean_score"]
+        side = "low" if score > 0 else "high"
+        size = f"{abs(score):.2g}" if abs(score) < 10 else f"{abs(score):,.0f}"
+        return "bad", f"biased: predicts too {side} by {size} sd on average; {held}."
+    if label in ("over-confident", "under-confident"):
+        return _wrong_spread(block, label, held, holds, factor, groups)
+    if groups and _pit_inside(block["pit"]):
+        off = "the stated spread does not follow the errors"
+        return "warn", f"calibrated on average, but {off}; {held}."
+    return "bad", f"miscalibrated: the shape of the distribution is wrong; {held}."
+
+
+def _wrong_spread(
+    block: Numbers, label: str, held: str, holds: float, factor: float, groups: int
+) -> tuple[str, str]:
+    over = label == "over-confident"
+    level, kind = ("bad", "narrow") if over else ("warn", "wide")
+    ratio = _spread_ratio(block)
+    if not groups and abs(ratio - 1) <= NEAR_ONE and abs(holds - 0.9) < IMMATERIAL_GAP:
+        small = f"too small to matter for most uses ({held})"
+        return "note", f"intervals too {kind} by about {rounded_percent(abs(ratio - 1))}: {small}."
+    if (holds < 0.9 and factor > 1 + NEAR_ONE) if over else (holds > 0.9 and factor < 1 - NEAR_ONE):
+        verb = "widening" if over else "narrowing"
+        fix = f"{verb} by a factor {factor:.2f} would make the 90% interval hold 90%"
+        return level, f"intervals too {kind}: {held}; {fix}."
+    if groups:
+        size = "larger" if over else "smaller"
+        where = f"at some stated spreads the errors are {size} than stated"
+        return level, f"intervals too {kind} for some: {held}, but {where}."
+    if over:
+        return level, f"intervals too narrow far out: {held}, but the largest errors go beyond."
+    return level, f"intervals too wide: {held}, and large errors are rarer than stated."
+
+
+def _spread_ratio(block: Numbers) -> float:
+    """Errors in units of what was stated: z of the verdict is (Σz² − n) / √(2n)."""
+    z, count = block["verdict"].get("z"), sum(block["pit"]["count"])
+    if z is None or not count or block["verdict"].get("clustered"):
+        return math.inf  # not known from z
+    return math.sqrt(max(0.0, 1 + z * math.sqrt(2 / count)))
+
+
+def _pit_inside(pit: Numbers) -> bool:
+    bars = zip(pit["count"], pit["lower"], pit["upper"], strict=True)
+    return all(lower <= count <= upper for count, lower, upper in bars)

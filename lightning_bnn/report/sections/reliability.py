@@ -1,0 +1,400 @@
+"""Calibration of a classification: reliability, confidence, temperature, and the verdict in words.
+
+The sentence of a model follows the verdict (:mod:`lightning_bnn.calibration.verdict`); its figures
+come from the bins that leave the band and from the temperature. Nothing is called a fault that is
+too small to matter: with very many examples a gap of a tenth of a point is significant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lightning_bnn.calibration.bins import ReliabilityCurve, bin_sums, mass_edges, reliability_curve
+from lightning_bnn.calibration.temperature import scaled
+from lightning_bnn.report import figure as fig
+from lightning_bnn.report.figure import Mark
+from lightning_bnn.report.sections.base import Line, Numbers, Section
+from lightning_bnn.report.text import count, fixed, percent, short
+from lightning_bnn.report.words import (
+    COARSE,
+    NEAR_ONE,
+    about_invalid,
+    points,
+    statements,
+    unseen_gap,
+)
+
+if TYPE_CHECKING:
+    from lightning_bnn.report.statistics import Statistics
+
+__all__ = ["Reliability", "class_headline", "waterfall"]
+
+# A fault is immaterial below a mean gap of one point, a temperature within 5 percent of 1, and
+# no gap of 5 points in any bin that leaves the band.
+IMMATERIAL_GAP, IMMATERIAL_TEMPERATURE, IMMATERIAL_BIN = 0.01, 0.05, 0.05
+# The temperature is searched in [0.01, 100]: at the ends there is no best one.
+COLDEST, HOTTEST = 0.011, 99.0
+ONE_DRAW = "One draw cannot show disagreement."
+
+
+class Reliability(Section):
+    """Does a stated probability come true as often as it says?"""
+
+    key, order = "calibration", 10
+    title = "Calibration"
+    lead = "Does a stated probability come true as often as it says?"
+    task = "classification"
+
+    def numbers(self, model: Statistics, block: Numbers) -> dict[str, Any]:
+        """Reliability in bins of equal width and mass, confidence, temperature, the NLL's parts."""
+        sums, sample = model.sums, model.sample
+        by_mass = bin_sums(
+            sample["confidence"], sample["correct"], mass_edges(sample["confidence"], model.bins)
+        )
+        right = sums.confidence.observed[0]
+        parts = {name: sums.mean(name) for name in ("aleatoric", "epistemic")}
+        return {
+            "reliability": {
+                "width": _curve(reliability_curve(sums.confidence)),
+                "mass": _curve(reliability_curve(by_mass)),
+            },
+            "confidence": {
+                "edges": sums.confidence.edges,
+                "right": right,
+                "wrong": sums.confidence.count[0] - right,
+            },
+            "temperature": _temperature(model),
+            "nll_parts": parts | {"excess": sums.mean("nll") - sum(parts.values())},
+        }
+
+    def words(self, document: Numbers) -> Iterator[Line]:
+        """The verdict of each model and what would mend it; what is not finite."""
+        for block in document["models"]:
+            yield block["name"], *class_headline(block, statements(document))
+            yield from about_invalid(block)
+            left_out = block["temperature"]["invalid"]
+            if left_out:
+                are = "prediction is" if left_out == 1 else "predictions are"
+                text = f"{left_out:,} validation {are} not finite; the temperature is fitted"
+                yield block["name"], "bad", f"{text} without."
+
+    def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
+        """Reliability diagram, histogram of confidence, temperature scaling, parts of the NLL."""
+        yield fig.Views(
+            "reliability",
+            "Reliability diagram",
+            switch="bins",
+            views={
+                label: _diagram(block["reliability"][key])
+                for key, label in (("width", "Equal width"), ("mass", "Equal mass"))
+            },
+        )
+        yield _confidence(block)
+        if block["temperature"]["value"] is not None:
+            yield _scaling(block["temperature"])
+        alone = block["draws"] == 1
+        parts = block["nll_parts"]
+        expects = "" if alone else ": an aleatoric part (noise in the data) and an epistemic part"
+        expects += "" if alone else " (draws that disagree)"
+        steps = [("entropy" if alone else "aleatoric", parts["aleatoric"], 1, "aleatoric")]
+        if not alone:
+            steps.append(("epistemic", parts["epistemic"], 1, "epistemic"))
+        yield from waterfall(
+            "nll-parts",
+            "Loss that was foreseen, and surprise",
+            f"The model expects a loss equal to its entropy{expects}."
+            f"{' ' + ONE_DRAW if alone else ''} The excess is surprise on top: near zero for a "
+            "calibrated model, positive for an over-confident one.",
+            [*steps, ("excess", parts["excess"], 1, "wrong")],
+            ("NLL", block["scalars"]["nll"]),
+        )
+
+
+def _curve(curve: ReliabilityCurve) -> dict[str, Any]:
+    names = ("edges", "count", "stated", "lower", "upper")
+    return {name: getattr(curve, name) for name in names} | {"observed": curve.observed}
+
+
+def _temperature(model: Statistics) -> dict[str, Any]:
+    kept, other = model.kept, None
+    validation = model.validation
+    if validation is not None and validation.rows:
+        other = validation.kept["log_probabilities"], validation.kept["target"]
+    result = scaled(kept["log_probabilities"], kept["target"], other, kept.example, model.bins)
+    for when in ("before", "after"):
+        # A yes-or-no label's Brier score is that of its 1 alone, half of the sum over both values.
+        result[when]["brier"] *= 0.5 if model.labels else 1.0
+    result["invalid"] = 0 if validation is None else len(validation.invalid)
+    return result
+
+
+# ------------------------------------------------------------------ figures
+
+
+def _diagram(curve: Numbers) -> fig.Plot:
+    known = np.flatnonzero(fig.as_array(curve["count"]) > 0)
+    edges = fig.as_array(curve["edges"])
+    left, right = edges[:-1][known], edges[1:][known]
+    counts, stated, observed, lower, upper = (
+        fig.as_array(curve[key])[known] for key in ("count", "stated", "observed", "lower", "upper")
+    )
+    outside = (observed < lower) | (observed > upper)
+    rows = [
+        [
+            f"{fixed(left[i], 2)} to {fixed(right[i], 2)}",
+            fixed(stated[i], 3),
+            fixed(observed[i], 3),
+            fixed(observed[i] - stated[i], 3),
+            f"{fixed(lower[i], 3)} to {fixed(upper[i], 3)}{' (outside)' * bool(outside[i])}",
+            count(counts[i]),
+        ]
+        for i in range(len(known))
+    ]
+    return fig.Plot(
+        "reliability",
+        "Reliability diagram",
+        "Each dot is a bin of predictions (larger: more of them): how sure they were, and how "
+        "often they were right. On the diagonal the stated confidence is true; below it the model "
+        "is over-confident. The grey band is where the dots of a perfectly calibrated model would "
+        "lie with this many examples (99% for all bins together).",
+        x=fig.Axis("stated confidence"),
+        y=fig.Axis("share that was right"),
+        marks=[
+            Mark("boxes", left, lower, right, upper, "band of perfect calibration", "band", "band"),
+            Mark("stems", stated, stated, y2=observed, label="gap", key="gap", colour="wrong"),
+            Mark("line", [0, 1], [0, 1], key="diagonal", colour="muted", style="dashed"),
+            Mark("line", stated, observed, key="dots", shared="muted"),
+            Mark("dots", stated, observed, label="observed", key="dots", weight=counts),
+            Mark(
+                "rings", stated, fig.only(observed, outside), label="outside of the band",
+                key="outside", colour="bad", weight=counts,
+            ),
+        ],
+        table=fig.Table(["confidence", "stated", "right", "gap", "band", "predictions"], rows),
+        spans=(left, right),
+        aspect=0.72,
+    )  # fmt: skip
+
+
+def _confidence(block: Numbers) -> fig.Plot:
+    edges, right, wrong = (
+        fig.as_array(block["confidence"][k]) for k in ("edges", "right", "wrong")
+    )
+    total = right + wrong
+    mean, accuracy = block["scalars"]["mean_confidence"], block["scalars"]["accuracy"]
+    rows = [
+        [
+            f"{fixed(edges[i], 2)} to {fixed(edges[i + 1], 2)}",
+            count(right[i]),
+            count(wrong[i]),
+            percent(right[i] / total[i] if total[i] else None),
+        ]
+        for i in range(len(total))
+    ]
+    return fig.Plot(
+        "confidence",
+        "How sure the model is",
+        "Predictions by their confidence, split into right and wrong ones. Mean confidence "
+        f"{percent(mean)}, accuracy {percent(accuracy)}: where the first lies above the second, "
+        "the model promises more than it keeps.",
+        "The solid line is the mean confidence, the dashed one the accuracy.",
+        x=fig.Axis("stated confidence"),
+        y=fig.Axis("predictions", fig.domain(total, zero=True), "count"),
+        marks=[
+            Mark("bars", edges[:-1], wrong, edges[1:], fig.only(total, right > 0), "right", "right",
+                 "right"),
+            Mark("bars", edges[:-1], 0 * wrong, edges[1:], fig.only(wrong, wrong > 0), "wrong",
+                 "wrong", "wrong"),
+            Mark("rules", [mean], key="marks", label="accuracy and mean confidence", colour="ink"),
+            Mark("rules", [accuracy], key="marks", colour="ink", style="dashed"),
+        ],
+        table=fig.Table(["confidence", "right", "wrong", "share right"], rows),
+        spans=(edges[:-1], edges[1:]),
+    )  # fmt: skip
+
+
+def _scaling(data: Numbers) -> fig.Bars:
+    kinds = [
+        (name, data["before"][key], data["after"][key])
+        for key, name in (("nll", "NLL"), ("ece", "ECE"), ("brier", "Brier"))
+        if data["before"][key] is not None and data["after"][key] is not None
+    ]
+    where = (
+        "It was fitted on validation data."
+        if data["fitted_on"] == "validation"
+        else "It was fitted on one half of the examples and judged on the other, both ways."
+    )
+    rows = []
+    for name, before, after in kinds:
+        most = max(before, after, 1e-12)
+        parts = [
+            fig.Part(0, max(0.0, before) / most, short(before), "as it is", "before", "muted", 0),
+            fig.Part(0, max(0.0, after) / most, short(after), "with the temperature", "after",
+                     "main", 1),
+        ]  # fmt: skip
+        rows.append(fig.BarRow(name, f"{short(before)} → {short(after)}", parts))
+    after = data.get("verdict_after")
+    return fig.Bars(
+        "temperature",
+        f"Temperature scaling, T = {fixed(data['value'], 2)}",
+        "The scores as they are, and after dividing all log-probabilities by one temperature. "
+        f"{where} T above 1 softens, T below 1 sharpens. Each pair of bars has its own scale.",
+        f"The verdict with the temperature: {after}." if after else "",
+        logged=False,
+        rows=rows,
+        step=46,
+        table=fig.Table(
+            ["score", "as it is", "with the temperature"],
+            [[name, short(before), short(after)] for name, before, after in kinds],
+        ),
+    )
+
+
+def waterfall(
+    id_: str,
+    title: str,
+    read: str,
+    steps: list[tuple[str, float | None, int, str]],
+    total: tuple[str, float | None],
+) -> Iterator[fig.Bars]:
+    """Steps (name, value, sign, colour) that add up to a total; nothing if one is not known."""
+    values = [value for _, value, *_ in steps]
+    if total[1] is None or any(value is None for value in values):
+        return
+    rows, at, ends = [], 0.0, [0.0, total[1]]
+    for name, value, sign, colour in steps:
+        step = sign * (value if value is not None and abs(value) >= 1e-12 else 0.0)
+        parts = [fig.Part(at, at + step, short(step), key=name.split(" ")[0], colour=colour)]
+        at += step
+        ends.append(at)
+        rows.append(fig.BarRow(name, short(step), parts, line=at))
+    parts = [fig.Part(0, total[1], short(total[1]), key="total", colour="total")]
+    rows.append(fig.BarRow(total[0], short(total[1]), parts, strong=True))
+    table = fig.Table(["part", "value"], [[row.name, row.text] for row in rows])
+    yield fig.Bars(
+        id_, title, read, logged=False, rows=rows, domain=(min(ends), max(ends)), table=table
+    )
+
+
+# ------------------------------------------------------------------ words
+
+
+def class_headline(block: Numbers, said: str) -> tuple[str, str]:
+    """Level and text for a model of classes.
+
+    Args:
+        block: The model's numbers.
+        said: What they are about, such as "719 examples".
+    """
+    label = block["verdict"]["label"]
+    curve = block["reliability"]["width"]
+    over, under = _misses(curve, "over"), _misses(curve, "under")
+    if label == "unknown":
+        return "note", "nothing can be said without examples."
+    if label == "nothing found" and block["verdict"].get("clustered"):
+        return "note", "no miscalibration found, but so few examples could not show much."
+    if label == "nothing found":
+        gap = points(unseen_gap(block))
+        shown = f"{said} would show only gaps above about {gap} in a bin"
+        return "note", f"no miscalibration found, but {shown}."
+    if label == "calibrated" and block["verdict"].get("clustered"):  # by the score alone
+        return "good", f"neither over- nor under-confident on the whole, as far as {said} show."
+    if label == "calibrated" and not (over or under):
+        return "good", f"well calibrated: every bin lies within what {said} allow."
+    if label == "calibrated":  # the band that is drawn is a little narrower than the verdict's
+        return "good", f"well calibrated: no gap is clearly beyond chance in {said}."
+    if label == "miscalibrated":
+        parts = [part for part in (over, under) if part]
+        return "bad", f"miscalibrated: {' and '.join(parts) or 'some bins leave the band'}."
+    if _immaterial(block):
+        value = f"temperature {block['temperature']['value']:.2f}"
+        small = f"too small to matter for most uses ({value})"
+        return "note", f"{label} by less than a point on average: {small}."
+    text = (
+        over if label == "over-confident" else under
+    ) or f"{label} on the whole, though no single bin shows it"
+    level = "bad" if label == "over-confident" else "warn"
+    return level, f"{text}; {_remedy(block, label)}."
+
+
+def _immaterial(block: Numbers) -> bool:
+    """Whether a significant fault is too small to matter."""
+    error, value = block["scalars"]["ece"], block["temperature"]["value"]
+    if error is None or value is None or block["invalid"].get("impossible"):
+        return False
+    curve = block["reliability"]["width"]
+    largest = max((_gap(curve, i) for i in _outside(curve)), default=0.0)
+    near = abs(value - 1) <= IMMATERIAL_TEMPERATURE
+    return bool(error < IMMATERIAL_GAP and near and largest < IMMATERIAL_BIN)
+
+
+def _gap(curve: Numbers, index: int) -> float:
+    return float(abs(curve["stated"][index] - curve["observed"][index]))
+
+
+def _outside(curve: Numbers, sides: tuple[str, ...] = ("over", "under")) -> list[int]:
+    """The bins whose share of hits leaves the band: below it (over-confident), or above."""
+    outside = []
+    for index, observed in enumerate(curve["observed"]):
+        if observed is None:
+            continue
+        below, above = observed < curve["lower"][index], observed > curve["upper"][index]
+        if (below and "over" in sides) or (above and "under" in sides):
+            outside.append(index)
+    return outside
+
+
+def _misses(curve: Numbers, side: str) -> str:
+    """Where and how far the observed misses the stated share, in the two heaviest runs of bins."""
+    runs: list[list[int]] = []
+    for index in _outside(curve, (side,)):
+        # Empty bins do not end a run: nothing was stated there.
+        if runs and not any(curve["count"][runs[-1][-1] + 1 : index]):
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    if not runs:
+        return ""
+    weights = [sum(curve["count"][index] for index in run) for run in runs]
+    heaviest = sorted(range(len(runs)), key=lambda i: -weights[i])[:2]
+    parts = []
+    for i in sorted(heaviest):
+        gap = sum(curve["count"][index] * _gap(curve, index) for index in runs[i]) / weights[i]
+        parts.append(f"by {points(gap)} {_where(curve['edges'], runs[i])}")
+    return f"{side}-confident {' and '.join(parts)}"
+
+
+def _where(edges: list[float], run: list[int]) -> str:
+    digits = 2 if len(edges) <= 51 else 3
+    start, end = edges[run[0]], edges[run[-1] + 1]
+    if start <= 0 and end >= 1:
+        return "everywhere"
+    if end >= 1:
+        return f"above {start:.{digits}g}"
+    if start <= 0:
+        return f"below {end:.{digits}g}"
+    return f"between {start:.{digits}g} and {end:.{digits}g}"
+
+
+def _remedy(block: Numbers, label: str) -> str:
+    """What a temperature would do: mend it if the scaled rows pass where a fault would show."""
+    temperature = block["temperature"]
+    value, before, after = temperature["value"], temperature["before"], temperature["after"]
+    names = ("nll", "ece", "brier")
+    useless = "no single temperature mends it"
+    if value is None or any(before[name] is None or after[name] is None for name in names):
+        return useless
+    if not COLDEST < value < HOTTEST:
+        return "the confidences carry almost no information"
+    right = value > 1 + NEAR_ONE if label == "over-confident" else value < 1 - NEAR_ONE
+    falls = [name for name in names if after[name] < before[name]]
+    if not right or "nll" not in falls:
+        return useless
+    name = "ece" if "ece" in falls else "nll"
+    change = f"{name.upper()} {before[name]:.3f} to {after[name]:.3f}"
+    if temperature.get("verdict_after") == "calibrated" and unseen_gap(block) <= COARSE:
+        return f"temperature {value:.2f} would mend it ({change})"
+    return f"temperature {value:.2f} would help ({change})" if len(falls) == 3 else useless

@@ -1,0 +1,229 @@
+"""Errors of a regression: against the stated spread, where the variance comes from, and the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_bnn.calibration.bins import bin_index, mass_edges
+from lightning_bnn.calibration.pit import error_by_sd
+from lightning_bnn.report import figure as fig
+from lightning_bnn.report.figure import Mark
+from lightning_bnn.report.regression import SD_BINS
+from lightning_bnn.report.rows import Array, Rows
+from lightning_bnn.report.sample import Sample
+from lightning_bnn.report.sections.base import Numbers, Section
+from lightning_bnn.report.sections.reliability import ONE_DRAW
+from lightning_bnn.report.text import count, percent, short
+
+if TYPE_CHECKING:
+    from lightning_bnn.report.statistics import Statistics
+
+__all__ = ["Spread"]
+
+SCATTER_ROWS = 1000
+# Examples of a one-dimensional input whose fit is drawn, and the level of its interval.
+KEEP_FIT = 400
+FIT_LEVEL = 0.9
+FIT = ("x", "y", "mean", "lower", "upper", "epistemic_lower", "epistemic_upper")
+
+
+class Spread(Section):
+    """How large are the errors, and does the stated spread foresee them?"""
+
+    key, order = "errors", 20
+    title = "Sharpness and errors"
+    lead = "How large are the errors, and does the stated spread foresee them?"
+    task = "regression"
+
+    def __init__(self) -> None:
+        self.fit = Sample(KEEP_FIT)
+
+    def add(self, rows: Rows) -> None:
+        """Keep the fit of some examples, where the input and the output are one number each."""
+        inputs, size = rows.inputs, len(rows.predictive)
+        line = isinstance(inputs, Tensor) and tuple(inputs.shape) in ((size,), (size, 1))
+        if not line or len(rows) + len(rows.invalid) != size:
+            return
+        chosen = self.fit.admits(rows.example, rows.position)
+        if not chosen.any():
+            return
+        places = torch.from_numpy(rows.place[chosen])
+        part = rows.predictive[places]
+        lower, upper = part.interval(FIT_LEVEL)
+        tails = torch.tensor([(1 - FIT_LEVEL) / 2, (1 + FIT_LEVEL) / 2], dtype=torch.float64)
+        within = part.component_means.quantile(tails, dim=0)
+        columns = {
+            "x": inputs.detach().cpu().double().reshape(-1)[places],
+            "mean": part.mean,
+            "lower": lower,
+            "upper": upper,
+            "epistemic_lower": within[0],
+            "epistemic_upper": within[1],
+        }
+        kept = {name: values.reshape(-1).numpy() for name, values in columns.items()}
+        kept["y"] = rows.columns["target"][chosen]
+        self.fit.add(rows.example[chosen], rows.position[chosen], kept)
+
+    def merge(self, other: Spread) -> None:
+        """Add the fit of another process."""
+        self.fit.merge(other.fit)
+
+    def numbers(self, model: Statistics, block: Numbers) -> dict[str, Any]:
+        """Error by predicted sd, its variances, single rows, and the fit."""
+        sample = model.sample
+        sd, error = sample["sd"], sample["mean"] - sample["target"]
+        index = np.unique(bin_index(sd, mass_edges(sd, SD_BINS)), return_inverse=True)[1]
+        counts = np.bincount(index)
+        columns = {"sd": sd, "aleatoric": sample["aleatoric"], "epistemic": sample["epistemic"]}
+        means = {name: np.bincount(index, column) / counts for name, column in columns.items()}
+        scattered = np.sort(np.argsort(sample["priority"])[:SCATTER_ROWS])
+        fit = None
+        if len(self.fit):
+            order = np.argsort(self.fit["x"], kind="stable")
+            fit = {name: _short(self.fit[name][order]) for name in FIT} | {"level": FIT_LEVEL}
+        rate = sample["aleatoric"] if model.counts else None
+        return {
+            "error_sd": error_by_sd(sd, error, SD_BINS, rate=rate),
+            "uncertainty": {**means, "count": counts},
+            "scatter": {"sd": _short(sd[scattered]), "error": _short(error[scattered])},
+            "fit": fit,
+        }
+
+    def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
+        """Error against stated spread, where the variance comes from, and the fit."""
+        yield _error(block["error_sd"], block["scatter"])
+        yield _variance(block)
+        if block["fit"] is not None:
+            yield _fit(block["fit"], block["draws"] == 1)
+
+
+def _short(values: Array) -> list[float]:
+    """Numbers to six digits: these are only drawn, and a page stays light."""
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _error(data: Numbers, scatter: Numbers) -> fig.Plot:
+    sd, rmse, lower, upper, counts = (
+        fig.as_array(data[key]) for key in ("sd", "rmse", "lower", "upper", "count")
+    )
+    cloud, sizes = fig.as_array(scatter["sd"]), np.abs(fig.as_array(scatter["error"]))
+    outside = (rmse < lower) | (rmse > upper)
+    # a few wild errors must not squeeze the rest: the frame ends at three times the largest bin
+    largest = fig.domain([*rmse, *sd, *upper], zero=True, air=0)[1]
+    top = min(3 * largest, fig.domain([*sizes, *rmse, *upper], zero=True, air=0)[1])
+    above = int((sizes > top).sum())
+    places = fig.domain([*sd, *cloud], air=0.06)
+    low = max(0.0, places[0])
+    rows = [
+        [
+            short(sd[i]),
+            short(rmse[i]),
+            f"{short(lower[i])} to {short(upper[i])}{' (outside)' * bool(outside[i])}",
+            count(counts[i]),
+        ]
+        for i in range(len(sd))
+    ]
+    return fig.Plot(
+        "error-sd",
+        "Error against stated spread",
+        "Predictions in bins of their standard deviation, and the observed error. Dots on the "
+        "dashed line keep the promise; above it errors are larger than stated. The bars are where "
+        "a calibrated model would lie.",
+        f"{count(above)} of the {count(len(sizes))} points lie above the frame." if above else "",
+        x=fig.Axis("predicted standard deviation", places),
+        y=fig.Axis("size of the error", (0.0, top * 1.04)),
+        marks=[
+            Mark("dots", cloud, fig.only(sizes, sizes <= top), label="single predictions",
+                 key="points", colour="muted", style="pale"),
+            Mark("ranges", sd, lower, y2=upper, label="range if calibrated", key="band",
+                 colour="band"),
+            Mark("line", [low, places[1]], [low, places[1]], key="diagonal", colour="ink",
+                 style="dashed"),
+            Mark("line", sd, rmse, key="bins"),
+            Mark("dots", sd, rmse, label="root mean squared error", key="bins"),
+            Mark("rings", sd, fig.only(rmse, outside), label="outside of the range", key="outside",
+                 colour="bad"),
+        ],
+        table=fig.Table(
+            ["standard deviation", "error (RMSE)", "if calibrated", "predictions"], rows
+        ),
+        spans=fig.spans_between(sd, places),
+    )  # fmt: skip
+
+
+def _variance(block: Numbers) -> fig.Bars:
+    alone, data = block["draws"] == 1, block["uncertainty"]
+    aleatoric, epistemic = fig.as_array(data["aleatoric"]), fig.as_array(data["epistemic"])
+    total = aleatoric + epistemic
+    rows, table = [], []
+    for i, sd in enumerate(data["sd"]):
+        first, second = aleatoric[i], total[i]
+        parts = [fig.Part(0, first, short(first), "aleatoric variance", "aleatoric", "aleatoric")]
+        if not alone:
+            text = short(epistemic[i])
+            parts.append(
+                fig.Part(first, second, text, "epistemic variance", "epistemic", "epistemic")
+            )
+        title = f"Mean standard deviation {short(sd)}: {count(data['count'][i])} predictions"
+        rows.append(fig.BarRow(f"sd {short(sd)}", short(second), parts, title))
+        table.append([short(sd), *(part.text for part in parts), count(data["count"][i])])
+    share = percent(block["scalars"]["epistemic_share"])
+    doubt = "; epistemic variance is disagreement among the draws, which more data would shrink."
+    names = ["aleatoric variance"] if alone else ["aleatoric variance", "epistemic variance"]
+    return fig.Bars(
+        "uncertainty-sd",
+        "Where the variance comes from",
+        "Predictions from the surest tenth (top) to the least sure. Aleatoric variance is noise"
+        f"{'. ' + ONE_DRAW if alone else f'{doubt} Epistemic share over all: {share}.'}",
+        logged=False,
+        rows=rows,
+        domain=(0.0, fig.domain(total, zero=True, air=0)[1]),
+        step=25,
+        table=fig.Table(["standard deviation", *names, "predictions"], table),
+    )
+
+
+def _fit(data: Numbers, alone: bool) -> fig.Plot:
+    order = np.argsort(fig.as_array(data["x"]), kind="stable")
+    x, y, mean, lower, upper, inner, outer = (fig.as_array(data[name])[order] for name in FIT)
+    level, places = percent(data["level"], 0), fig.domain(x, air=0.01)
+    told = np.arange(0, len(x), -(-len(x) // 60))
+    rows = [
+        [
+            short(x[i]),
+            short(mean[i]),
+            f"{short(lower[i])} to {short(upper[i])}",
+            short(y[i]),
+        ]
+        for i in told
+    ]
+    note = f"{count(len(told))} of {count(len(x))} points; the JSON file has all of them."
+    knows = " (pale), with the part of it that comes from not knowing the function (strong)"
+    epistemic = Mark("area", x, inner, y2=outer, label="epistemic part", key="epistemic",
+                     colour="epistemic", style="strong")  # fmt: skip
+    return fig.Plot(
+        "fit",
+        "The fit with its intervals",
+        f"The mean and the central {level} interval of the prediction{'' if alone else knows}, and "
+        f"the observed values.{' ' + ONE_DRAW if alone else ''}",
+        wide=True,
+        x=fig.Axis("input", places),
+        y=fig.Axis("target", fig.domain([*lower, *upper, *y])),
+        marks=[
+            Mark("area", x, lower, y2=upper, label=f"{level} interval", key="interval"),
+            *([] if alone else [epistemic]),
+            Mark("dots", x, y, label="observed", key="observed", colour="ink", style="pale"),
+            Mark("line", x, mean, label="mean", key="mean", style="thick"),
+        ],
+        table=fig.Table(
+            ["input", "mean", f"{level} interval", "observed"], rows,
+            note if len(told) < len(x) else "",
+        ),
+        spans=fig.spans_between(x[told], places),
+        aspect=0.42,
+    )  # fmt: skip

@@ -1,0 +1,283 @@
+"""Pruning curves in reports: the right numbers, on the right data, and only where asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import log_loss
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_bnn import DrawsPosterior, GaussianPosterior, prune_curve
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.pruning.section import Pruning, pruning_sentence
+from lightning_bnn.report import report_posteriors
+from lightning_bnn.report.document import make_report
+from lightning_bnn.report.figures import calibration_figures
+from lightning_bnn.report.gather import Batches
+from lightning_bnn.report.statistics import Statistics
+from tests.pruning.blocks import OF_CLASSES, hand_made
+
+
+def net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def draws(count: int = 5) -> DrawsPosterior:
+    states = [dict(net(seed).named_parameters()) for seed in range(count)]
+    return DrawsPosterior(net(), Categorical(), states)
+
+
+def gaussian() -> GaussianPosterior:
+    generator = torch.Generator().manual_seed(1)
+    mean = {name: value.detach() for name, value in net().named_parameters()}
+    sd = {name: torch.rand(value.shape, generator=generator) for name, value in mean.items()}
+    return GaussianPosterior(net(), Categorical(), mean, sd)
+
+
+def data(count: int = 60) -> TensorDataset:
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(count, 4, generator=generator)
+    return TensorDataset(inputs, torch.randint(0, 3, (count,), generator=generator))
+
+
+def by_hand(count: int, fraction: float) -> dict[str, float]:
+    """Accuracy and NLL of draws whose weights of lowest |mean|/sd are zero, in plain NumPy."""
+    states = [{n: p.detach().double().numpy() for n, p in net(s).named_parameters()}
+              for s in range(count)]  # fmt: skip
+    names = ["0.weight", "2.weight"]
+    ratios = {}
+    for name in names:
+        stack = np.stack([state[name] for state in states])
+        ratios[name] = np.abs(stack.mean(0)) / stack.std(0, ddof=1)
+    best = {name: ratios[name] == ratios[name].max() for name in names}
+    order = sorted(r for name in names for r in ratios[name][~best[name]])
+    removed = round(fraction * sum(r.size for r in ratios.values()))
+    limit = order[removed - 1] if removed else -1.0
+    inputs, targets = (part.numpy() for part in data().tensors)
+    probabilities = []
+    for state in states:
+        first, second = (
+            np.where((ratios[name] <= limit) & ~best[name], 0.0, state[name]) for name in names
+        )
+        hidden = np.maximum(inputs @ first.T + state["0.bias"], 0)
+        powers = np.exp(hidden @ second.T + state["2.bias"])
+        probabilities.append(powers / powers.sum(1, keepdims=True))
+    mean = np.mean(probabilities, axis=0)
+    accuracy = float((mean.argmax(1) == targets).mean())
+    return {"accuracy": accuracy, "nll": log_loss(targets, mean, labels=[0, 1, 2])}
+
+
+def test_same_as_by_hand_on_the_data_of_the_report() -> None:
+    fractions = (0.0, 0.4, 0.9)
+    state = torch.get_rng_state()
+    made = report_posteriors(
+        {"draws": draws(), "plain": net(3)},
+        DataLoader(data(), batch_size=16, shuffle=True),
+        sections=[Pruning(fractions)],
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    block, plain = made.numbers["models"]
+    for fraction, result in zip(fractions, block["pruning"]["results"], strict=True):
+        wanted = by_hand(5, fraction)
+        found = {name: result["scores"][name] for name in wanted}
+        assert found == pytest.approx(wanted, abs=1e-5)
+        assert result["removed"] == round(fraction * 56)
+    whole = block["pruning"]["results"][0]["scores"]
+    assert whole["nll"] == pytest.approx(block["scalars"]["nll"], abs=1e-6)
+    assert set(plain["pruning"]) == {"unavailable"}
+    said = {line["model"]: line["text"] for line in made.numbers["summary"]
+            if "remov" in line["text"] or "pruning" in line["text"]}  # fmt: skip
+    assert set(said) == {"draws", "plain"}
+    for each in (block, plain):  # the lead of the section ends with the same sentence
+        lead = next(part["lead"] for part in each["sections"] if part["id"] == "pruning")
+        assert lead.endswith(said[each["name"]][1:])
+    assert json.loads(json.dumps(made.numbers, allow_nan=False)) == made.numbers
+    assert "no pruning by signal to noise" in str(made)
+
+
+def test_not_asked() -> None:
+    made = report_posteriors({"draws": draws()}, DataLoader(data(), batch_size=16))
+    assert "pruning" not in made.numbers["models"][0]
+
+
+@pytest.mark.parametrize(
+    ("fractions", "message"),
+    [([0.5, 1.0], "1.0"), ([-0.1], "-0.1"), ([], "empty"), ("0.5", "0.5"), ([0.99], "54 can go")],
+)
+def test_bad_fractions_are_refused_before_the_work(fractions: Any, message: str) -> None:
+    class Once(DrawsPosterior):
+        def predict(self, inputs: Any, draws: Any = None, seed: Any = None) -> Any:
+            assert draws == 1, "only tried"
+            return super().predict(inputs, draws)
+
+    states = [dict(net(seed).named_parameters()) for seed in range(3)]
+    posterior = Once(net(), Categorical(), states)
+    with pytest.raises(ConfigurationError, match=message):
+        report_posteriors(
+            {"net": posterior}, DataLoader(data(), batch_size=16), sections=[Pruning(fractions)]
+        )
+
+
+def test_what_has_no_variances_passes_the_check() -> None:
+    Pruning([0.5]).check({"net": draws(1)})
+    with pytest.raises(ConfigurationError, match="54 can go"):
+        Pruning([0.0, 0.99]).check({"net": gaussian()})
+
+
+def test_data_are_read_again_for_each_fraction() -> None:
+    passes = []
+
+    def read() -> Any:
+        passes.append(len(passes))
+        yield tuple(data().tensors)
+
+    curves = []
+    for fractions in ([0.9, 0.0, 0.5], [0.0, 0.5, 0.9]):
+        section = Pruning(fractions)
+        section.measure("net", gaussian(), Batches(read), draws=2)
+        assert section.curve is not None
+        curves.append(section.curve)
+    assert [each["fraction"] for each in curves[0]["results"]] == [0.0, 0.5, 0.9]
+    assert len(passes) >= 6
+    assert curves[0]["total"] == 56
+    assert curves[0] == curves[1]
+
+
+def document(*curves: dict[str, Any] | None) -> dict[str, Any]:
+    """A document of models with these curves."""
+    models = {}
+    for at, curve in enumerate(curves):
+        section = Pruning([0.0])
+        if curve is not None and "unavailable" in curve:
+            section.unavailable = curve["unavailable"]
+        else:
+            section.curve = curve
+        models[f"net {at}"] = Statistics(bins=5, sections=[section])
+        predicted = gaussian().predict(data().tensors[0], 2, 0)
+        models[f"net {at}"].update(predicted, data().tensors[1])
+    return make_report(models).numbers
+
+
+def test_what_is_not_finite_is_null() -> None:
+    curve = hand_made({**OF_CLASSES, "nll": [float("inf"), *[1.0] * 6]})
+    numbers = document(curve)
+    assert numbers["models"][0]["pruning"]["results"][0]["scores"]["nll"] is None
+
+
+def test_figures_for_loggers() -> None:
+    curve = hand_made(OF_CLASSES)
+    assert "pruning" not in calibration_figures(document(None))
+    assert "pruning" not in calibration_figures(document({"unavailable": "one draw"}))
+    figure = calibration_figures(document({"unavailable": "one draw"}, curve))["pruning"]
+    labels = ["weights", "error rate", "NLL", "ECE", "Brier score"]
+    assert [axes.get_ylabel() for axes in figure.axes] == labels
+    ratios, error = figure.axes[:2]
+    heights = [patch.get_height() for patch in ratios.patches]
+    assert heights == [count for count in curve["histogram"]["counts"] if count]
+    wanted = [1 - result["scores"]["accuracy"] for result in curve["results"]]
+    np.testing.assert_allclose(error.lines[0].get_ydata(), wanted, atol=1e-4)
+    shares = [text.get_text() for text in error.get_xticklabels()]
+    assert shares == ["0%", "50%", "75%", "90%", "95%", "98%", "99%"]
+
+
+def test_curves_that_were_made_before() -> None:
+    loader = DataLoader(data(), 20)
+    both = {"draws": draws(), "gaussian": gaussian()}
+    curve = prune_curve(both["gaussian"], loader, (0.0, 0.5), unit="channel", draws=3)
+    made = report_posteriors(both, loader, draws=3, sections=[Pruning({"gaussian": curve})])
+    first, second = made.numbers["models"]
+    assert first.get("pruning") is None
+    assert second["pruning"]["unit"] == "channel"
+    found = [each["remaining"] for each in second["pruning"]["results"]]
+    assert found == [result.remaining for result in curve.results] == [8, 4]
+    with pytest.raises(ConfigurationError, match=r"curve of 'other', which is no model.*'draws'"):
+        report_posteriors(both, loader, sections=[Pruning({"other": curve})])
+
+
+# -------------------------------------------------------------------- words
+
+INTERVALS: dict[str, tuple[float | None, float | None]] = {
+    "accuracy": (0.96, 0.98),
+    "nll": (0.09, 0.11),
+    "rmse": (0.9, 1.1),
+}
+
+
+def block(
+    scores: Sequence[dict[str, float | None]], fractions: Sequence[float], **options: Any
+) -> dict[str, Any]:
+    results = [{"fraction": f, "scores": s} for f, s in zip(fractions, scores, strict=True)]
+    return {"unit": "weight", "total": 1234567, "results": results, **options}
+
+
+def of_classes(*pairs: tuple[float, float | None]) -> list[dict[str, float | None]]:
+    return [{"accuracy": accuracy, "nll": nll, "ece": 0.5} for accuracy, nll in pairs]
+
+
+def test_the_largest_share_that_stays_and_the_first_that_does_not() -> None:
+    scores = of_classes((0.97, 0.1), (0.9712, 0.1), (0.965, 0.1093), (0.955, 0.1))
+    made = pruning_sentence(block(scores, (0, 0.5, 0.9, 0.995)), "classification", INTERVALS)
+    assert made == (
+        "with 90% of 1,234,567 weights removed, error 3.50% instead of 3.00% and NLL 0.109 "
+        "instead of 0.100: none above the 95% interval of the whole model; with 99.5%, error "
+        "4.50% and NLL 0.100: error above it."
+    )
+
+
+def test_a_better_share_after_a_worse_one_is_not_claimed() -> None:
+    scores = of_classes((0.97, 0.1), (0.97, 0.2), (0.97, 0.1))
+    made = pruning_sentence(block(scores, (0, 0.5, 0.9)), "classification", INTERVALS)
+    assert made is not None
+    assert made.startswith("already with 50% of 1,234,567 weights removed")
+    assert "90%" not in made
+    assert made.endswith("NLL above the 95% interval of the whole model.")
+
+
+def test_the_order_of_the_results_does_not_matter() -> None:
+    scores = of_classes((0.97, 0.1), (0.9712, 0.1), (0.5, 3.0))
+    fractions = (0, 0.5, 0.9)
+    forth = pruning_sentence(block(scores, fractions), "classification", INTERVALS)
+    back = pruning_sentence(block(scores[::-1], fractions[::-1]), "classification", INTERVALS)
+    assert forth == back
+
+
+def test_a_score_that_is_not_finite_is_never_good() -> None:
+    made = pruning_sentence(block(of_classes((0.97, None)), (0.5,)), "classification", INTERVALS)
+    assert made == (
+        "already with 50% of 1,234,567 weights removed, error 3.00% and NLL not finite: NLL above "
+        "the 95% interval of the whole model."
+    )
+
+
+def test_regression_and_units() -> None:
+    scores: list[dict[str, float | None]] = [{"rmse": 1.0, "nll": 0.1}, {"rmse": 12345.6, "nll": 0}]
+    made = pruning_sentence(block(scores, (0, 0.25), unit="channel"), "regression", INTERVALS)
+    assert made == (
+        "already with 25% of 1,234,567 units removed, RMSE 12,346 instead of 1.00 and NLL 0.00 "
+        "instead of 0.100: RMSE above the 95% interval of the whole model."
+    )
+
+
+@pytest.mark.parametrize("fractions", [(0,), ()])
+def test_nothing_removed_says_nothing(fractions: tuple[float, ...]) -> None:
+    scores = of_classes((0.97, 0.1))[: len(fractions)]
+    assert pruning_sentence(block(scores, fractions), "classification", INTERVALS) is None
+
+
+def test_without_an_interval_nothing_is_claimed_of_it() -> None:
+    scores = of_classes((0.97, 0.1), (0.5, 0.9))
+    unknown: dict[str, tuple[float | None, float | None]] = {"nll": (None, None)}
+    made = pruning_sentence(block(scores, (0, 0.5)), "classification", unknown)
+    assert made == (
+        "with 50% of 1,234,567 weights removed, error 50.00% instead of 3.00% and NLL 0.900 "
+        "instead of 0.100."
+    )
