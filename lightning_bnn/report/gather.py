@@ -35,6 +35,8 @@ __all__ = [
     "check_predicts",
     "distributed_sampler",
     "flat_loaders",
+    "gather",
+    "gather_ood",
     "inputs_for",
     "kind_of",
     "numbered_batches",
@@ -300,3 +302,44 @@ def add_ood(scores: OodScores, predictive: Predictive, numbers: Tensor) -> None:
     kept = numbers >= 0
     if bool(kept.any()):
         scores.update(predictive.to("cpu")[kept], numbers[kept])
+
+
+def gather(
+    loader: Any,
+    into: Mapping[str, Statistics],
+    split: Callable[[Any], tuple[Any, Tensor]],
+    predict: Callable[[Any], Mapping[str, Predictive]],
+    **share: Any,
+) -> None:
+    """Predict a loader with all models.
+
+    Args:
+        loader: The loader.
+        into: The statistics by model.
+        split: From a batch to inputs and targets.
+        predict: From inputs to what each model predicts.
+        share: Which batches are this process's, as :func:`numbered_batches` takes it.
+    """
+    with undisturbed(loader), torch.no_grad():
+        for batch, number in numbered_batches(loader, **share):
+            inputs, targets = split(batch)
+            numbers = number(len(targets))
+            for name, predictive in predict(inputs).items():
+                add(into[name], predictive, targets, numbers, inputs)
+
+
+def gather_ood(
+    loaders: Mapping[str, Any],
+    into: Mapping[str, Statistics],
+    inputs_of: Callable[[Any], Any],
+    predict: Callable[[Any], Mapping[str, Predictive]],
+    **share: Any,
+) -> None:
+    """Predict loaders of out-of-distribution data, by name, with all models."""
+    for place, loader in loaders.items():
+        with undisturbed(loader), torch.no_grad():
+            for batch, number in numbered_batches(loader, **share):
+                predicted = predict(inputs_of(batch))
+                numbers = number(len(next(iter(predicted.values()))))
+                for name, predictive in predicted.items():
+                    add_ood(into[name].ood.setdefault(place, OodScores()), predictive, numbers)

@@ -17,18 +17,17 @@ from lightning_bnn.posteriors import Posterior
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.document import Report, make_report
 from lightning_bnn.report.gather import (
-    add,
-    add_ood,
     batch_inputs,
     check_predicts,
     flat_loaders,
+    gather,
+    gather_ood,
     inputs_for,
-    numbered_batches,
     undisturbed,
 )
 from lightning_bnn.report.networks import make_posterior, name_all
 from lightning_bnn.report.sections import Section
-from lightning_bnn.report.statistics import OodScores, Statistics
+from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.target import split_batch
 
@@ -106,18 +105,16 @@ def report_posteriors(
         if section.needs_posterior:
             section.check(models)
 
-    statistics = _statistics(models, loader, draws, bins, sections)
-    for place, other in others.items():
-        with undisturbed(other):
-            for batch, number in numbered_batches(other):
-                made = {n: _predict(p, batch_inputs(batch), draws) for n, p in models.items()}
-                numbers = number(len(next(iter(made.values()))))
-                for name, predictive in made.items():
-                    add_ood(
-                        statistics[name].ood.setdefault(place, OodScores()), predictive, numbers
-                    )
+    def predict(inputs: Any) -> dict[str, Any]:
+        return {name: _predict(posterior, inputs, draws) for name, posterior in models.items()}
+
+    statistics = {name: Statistics(bins=bins, sections=sections) for name in models}
+    gather(loader, statistics, _split, predict)
+    gather_ood(others, statistics, batch_inputs, predict)
     if validation is not None and next(iter(statistics.values())).task == "classification":
-        for name, model in _statistics(models, validation, draws, bins).items():
+        fitted = {name: Statistics(bins=bins) for name in models}
+        gather(validation, fitted, _split, predict)
+        for name, model in fitted.items():
             # a data module may have no validation rows
             statistics[name].validation = model if model.examples else None
     for name, posterior in models.items():
@@ -156,25 +153,6 @@ def _split(batch: Any) -> tuple[Any, Any]:
             f"{keys}. Pass a loader of pairs, such as [(b['x'], b['y']) for b in loader], or use "
             "CalibrationReport, which asks the strategy's split()."
         ) from error
-
-
-def _statistics(
-    models: Mapping[str, Posterior],
-    loader: Any,
-    draws: int | None,
-    bins: int,
-    sections: Sequence[Section] = (),
-) -> dict[str, Statistics]:
-    gathered = {name: Statistics(bins=bins, sections=sections) for name in models}
-    with undisturbed(loader):
-        for batch, number in numbered_batches(loader):
-            inputs, targets = _split(batch)
-            numbers = number(len(targets))
-            for name, posterior in models.items():
-                predictive = _predict(posterior, inputs, draws)
-                posterior.likelihood.check(predictive.outputs[0].cpu(), targets.cpu())
-                add(gathered[name], predictive, targets, numbers, inputs)
-    return gathered
 
 
 def _check(

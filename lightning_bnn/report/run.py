@@ -23,14 +23,15 @@ from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.gather import (
     Batches,
     add,
-    add_ood,
     check_predicts,
+    gather,
+    gather_ood,
     inputs_for,
     numbered_batches,
     undisturbed,
 )
 from lightning_bnn.report.sections import Section
-from lightning_bnn.report.statistics import Collection, OodScores, Statistics
+from lightning_bnn.report.statistics import Collection, Statistics
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["RunModels", "evaluating", "load_validation_data"]
@@ -111,7 +112,7 @@ class RunModels:
                 first = next(iter(loader), None)
                 if first is None:
                     raise DataError(f"ood[{place!r}] is empty: its loader gives no batch.")
-                inputs = self.strategy.inputs(self._on_device(first))
+                inputs = self._inputs(first)
                 for name, predict in asked.items():
                     tried = "" if name == self.own else f", tried on compare[{name!r}],"
                     check_predicts(predict, inputs, f"ood[{place!r}]{tried}", fix)
@@ -155,15 +156,8 @@ class RunModels:
             limit: At most how many batches of the loader are looked at.
             prepared: Whether Lightning has prepared it for this process.
         """
-        trainer = self.trainer
-        with undisturbed(loader), torch.no_grad():
-            batches = numbered_batches(
-                loader, trainer.global_rank, trainer.world_size, limit, prepared
-            )
-            for batch, number in batches:
-                moved = self._on_device(batch)
-                predictive = self._predict(self.strategy.split(moved)[0])
-                self.add(into, predictive, moved, number(len(predictive)))
+        options = {"limit": limit, "prepared": prepared, **self._share}
+        gather(loader, into, self._split, self._predict_all, **options)
 
     def measure(self, statistics: Statistics, loader: Any, limit: float = float("inf")) -> None:
         """Let the sections that need it ask the strategy's posterior, on a prepared loader.
@@ -176,20 +170,17 @@ class RunModels:
             loader: The loader.
             limit: At most how many of its batches are looked at.
         """
-        trainer = self.trainer
 
         def read() -> Iterator[tuple[Any, Tensor]]:
+            options: dict[str, Any] = {"limit": limit, "prepared": True, **self._share}
             with undisturbed(loader), torch.no_grad():
-                batches = numbered_batches(
-                    loader, trainer.global_rank, trainer.world_size, limit, prepared=True
-                )
-                for batch, number in batches:
-                    inputs, targets = self.strategy.split(self._on_device(batch))
+                for batch, number in numbered_batches(loader, **options):
+                    inputs, targets = self._split(batch)
                     kept = (number(len(targets)) >= 0).to(targets.device)
                     if bool(kept.any()):
                         yield apply_to_collection((inputs, targets), Tensor, lambda t, k=kept: t[k])
 
-        forward = trainer.precision_plugin.forward_context
+        forward = self.trainer.precision_plugin.forward_context
         for section in statistics.sections:
             if section.needs_posterior:
                 with self.strategy.snapshot() as posterior, forward():
@@ -198,19 +189,22 @@ class RunModels:
 
     def gather_ood(self, collection: Collection) -> None:
         """Predict all out-of-distribution loaders with all models."""
-        trainer = self.trainer
-        for place, loader in self.loaders.items():
-            with undisturbed(loader), torch.no_grad():
-                batches = numbered_batches(loader, trainer.global_rank, trainer.world_size)
-                for batch, number in batches:
-                    inputs = self.strategy.inputs(self._on_device(batch))
-                    made = {self.own: self._predict(inputs)}
-                    for name, posterior in self.posteriors.items():
-                        made[name] = self._ask(posterior, inputs)
-                    numbers = number(len(made[self.own]))
-                    for name, predictive in made.items():
-                        scores = collection.models[name].ood.setdefault(place, OodScores())
-                        add_ood(scores, predictive, numbers)
+        models, predict = collection.models, self._predict_all
+        gather_ood(self.loaders, models, self._inputs, predict, **self._share)
+
+    @property
+    def _share(self) -> dict[str, int]:
+        return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
+
+    def _split(self, batch: Any) -> tuple[Any, Tensor]:
+        return self.strategy.split(self._on_device(batch))
+
+    def _inputs(self, batch: Any) -> Any:
+        return self.strategy.inputs(self._on_device(batch))
+
+    def _predict_all(self, inputs: Any) -> dict[str, Predictive]:
+        others = {name: self._ask(posterior, inputs) for name, posterior in self.posteriors.items()}
+        return {self.own: self._predict(inputs), **others}
 
     def _predict(self, inputs: Any) -> Predictive:
         with self.trainer.precision_plugin.forward_context():

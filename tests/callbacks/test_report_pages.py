@@ -19,6 +19,7 @@ from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Bernoulli, Categorical, Gaussian
 from lightning_bnn.report.document import Report
 from lightning_bnn.report.run import RunModels
+from lightning_bnn.report.statistics import Statistics
 from tests.callbacks.test_calibration_report import (
     data,
     fit,
@@ -97,7 +98,7 @@ def test_a_page_that_fails_costs_no_training(
 
     owner, name = {
         "save": (Report, "save"),
-        "add": (RunModels, "add"),
+        "add": (Statistics, "update"),
         "outside": (RunModels, "gather_ood"),
     }[where]
     monkeypatch.setattr(owner, name, full)

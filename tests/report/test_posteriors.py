@@ -127,7 +127,7 @@ def test_says_what_is_wrong() -> None:
         report_posteriors({"a": draws()}, [(torch.zeros(2, 7), torch.zeros(2).long())])
     with pytest.raises(DataError, match="data is empty"):
         report_posteriors({"a": draws()}, [])
-    with pytest.raises(DataError, match="classes from 0 to 2"):
+    with pytest.raises(DataError, match="indices from 0 to 2; target 1"):
         report_posteriors({"a": draws()}, [(torch.zeros(2, 4), torch.tensor([0, 3]))])
     with pytest.raises(ConfigurationError, match=r"'a' is expected to be a posterior.*int"):
         report_posteriors({"a": 3}, loader)
