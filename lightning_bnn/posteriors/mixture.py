@@ -127,8 +127,8 @@ class MixturePosterior(WeightPosterior):
         seeds = torch.randint(2**62, (len(shares),), generator=generator, device=self.device)
         return Predictive.mix(
             [
-                component.predict(inputs, number, one)
-                for (component, number), one in zip(shares, seeds.tolist(), strict=True)
+                component.predict(inputs, number, component_seed)
+                for (component, number), component_seed in zip(shares, seeds.tolist(), strict=True)
             ]
         )
 
@@ -139,8 +139,8 @@ class MixturePosterior(WeightPosterior):
         members = len(self._components)
         share, rest = divmod(count, members)
         device = self.device if generator is None else generator.device
-        lucky = torch.randperm(members, generator=generator, device=device)[:rest].tolist()
-        numbers = [share + (index in lucky) for index in range(members)]
+        extra = torch.randperm(members, generator=generator, device=device)[:rest].tolist()
+        numbers = [share + (index in extra) for index in range(members)]
         return [(c, number) for c, number in zip(self._components, numbers, strict=True) if number]
 
     def moments(self) -> Moments:

@@ -142,10 +142,10 @@ class Files:
         path = f"{self.root}/{folder}".rstrip("/")
         self.file_system.invalidate_cache(path)
         try:
-            found = self.file_system.ls(path, detail=False)
+            paths = self.file_system.ls(path, detail=False)
         except _NOT_A_FILE:
             return []
-        return sorted(Path(item).name for item in found if item.rstrip("/") != path)
+        return sorted(Path(item).name for item in paths if item.rstrip("/") != path)
 
     def get(self, name: str, limit: int | None = None) -> bytes | None:
         """The first ``limit`` bytes of a file, or all; ``None`` if it is missing."""

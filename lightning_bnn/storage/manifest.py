@@ -64,10 +64,10 @@ def dtype_name(dtype: torch.dtype) -> str:
 def package_versions() -> dict[str, str]:
     """The versions to note as the writer's."""
     try:
-        own = importlib.metadata.version("lightning-bnn")
+        version = importlib.metadata.version("lightning-bnn")
     except importlib.metadata.PackageNotFoundError:  # run from a copied source tree
-        own = "unknown"
-    return {"lightning_bnn": own, "torch": str(torch.__version__)}
+        version = "unknown"
+    return {"lightning_bnn": version, "torch": str(torch.__version__)}
 
 
 def json_value(value: Any, where: str) -> Any:

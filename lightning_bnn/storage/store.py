@@ -186,9 +186,9 @@ def _why_nothing_to_read(files: Files) -> str:
         return f"{files} does not exist. Pass the directory that was given to posterior.save()."
     if names and all(_is_pickle(name, files.get(name, 4) or b"") for name in names):
         return f"{files} holds only pickles ({', '.join(names[:5])}): {never}"
-    found = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "nothing"
+    held = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "nothing"
     return (
-        f"{files} holds no posterior: there is no {MANIFEST}; found: {found}. Pass the directory "
+        f"{files} holds no posterior: there is no {MANIFEST}; found: {held}. Pass the directory "
         f"that was given to posterior.save(), or save again if the first save was cut off."
     )
 
