@@ -211,10 +211,8 @@ class _Walk:
                     after = self._carry(node, carrying)
             except _Blocked as why:
                 for group in (self.units[source].group for source in carrying):
-                    if (
-                        node not in self.before_weights
-                    ):  # all outputs stay, whatever is done to them
-                        group.output = True
+                    if node not in self.before_weights:
+                        group.output = True  # which stay, whatever is done to them
                     elif group.obstacle is None:
                         group.obstacle = f"{self._words(node)}: {why}"
             after = after or self._produce(node)
@@ -270,6 +268,9 @@ class _Walk:
         if layer is None and name in ("view", "reshape") and node.args[0] is carrying[0]:
             return self._view(node, carrying[0])
         if name in _SUMS and len(carrying) == len(node.args) == 2:
+            in_place = name in ("iadd", "isub") or str(node.target).endswith("_")
+            if in_place and len(carrying[0].users) > 1:
+                raise _Blocked("it adds in place to a tensor that is also used elsewhere")
             return self._sum(units, self.units[carrying[1]])
         if name in _SUMS and len(node.args) == 2 and node.args[0] is node.args[1] is carrying[0]:
             return units  # with itself
