@@ -8,8 +8,8 @@ much of that stretch has passed:
 * ``linear``: :math:`F\,u`;
 * ``once``: all of F at ``begin``.
 
-A position is a number of optimizer steps that were taken; where nobody knows how many steps an
-epoch has, a number of completed epochs.
+A position is a number of optimizer steps that were taken; where it is not known how many steps
+an epoch has, a number of completed epochs.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ class SNRPruning(pl.Callback):
 
     def _log(self, module: pl.LightningModule, on_step: bool) -> None:
         values = {"sparsity": self.sparsity}
-        thresholds = [one.threshold for one in self.history if one.threshold is not None]
+        thresholds = [step.threshold for step in self.history if step.threshold is not None]
         if thresholds:
             last = thresholds[-1]
             values["pruning_threshold"] = last if math.isfinite(last) else math.nan
@@ -334,7 +334,7 @@ class SNRPruning(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """Where the schedule stands, and what was done; the masks are the strategy's."""
         return {
-            "history": [asdict(one) for one in self.history],
+            "history": [asdict(step) for step in self.history],
             "rule": None if self._rule is None else asdict(self._rule),
             "seen": self._seen,
         }
@@ -348,7 +348,7 @@ class SNRPruning(pl.Callback):
     def _adopt(self, state: dict[str, Any]) -> None:
         rule = state.get("rule")
         self._rule = None if rule is None else PruningRule(**rule)
-        self.history = [PruningStep(**one) for one in state.get("history", [])]
+        self.history = [PruningStep(**step) for step in state.get("history", [])]
         self._seen = state.get("seen", -1)
 
 

@@ -68,11 +68,11 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
     net = posterior.net
     somewhere = {name: mask.cpu() for name, mask in support(posterior).items()}
     change = _Selected(_indices(net, _alive(find_groups(net).removable, somewhere)))
-    own = network_tensors(net)
-    smaller = resized(net, {name: change(name, tensor).shape for name, tensor in own.items()})
+    tensors = network_tensors(net)
+    smaller = resized(net, {name: change(name, tensor).shape for name, tensor in tensors.items()})
     with torch.no_grad():
         for name, tensor in network_tensors(smaller).items():
-            tensor.copy_(change(name, own[name]))
+            tensor.copy_(change(name, tensors[name]))
     if change.indices:
         layers = dict.fromkeys(name.rpartition(".")[0] for name in change.indices)
         check_same_graph(net, smaller, list(layers))
@@ -154,13 +154,13 @@ def _nonzero(
 
 def _indices(net: nn.Module, alive: Mapping[Group, Tensor]) -> dict[str, list[tuple[int, Tensor]]]:
     """What remains of each tensor that gets smaller, along axes counted from the end."""
-    own = network_tensors(net)
+    tensors = network_tensors(net)
     indices: dict[str, list[tuple[int, Tensor]]] = {}
 
     def shrink(name: str, axis: int, units: Tensor, per_unit: int) -> None:
-        if name in own:
+        if name in tensors:
             places = units.repeat_interleave(per_unit).nonzero().view(-1)
-            indices.setdefault(name, []).append((axis - own[name].ndim, places))
+            indices.setdefault(name, []).append((axis - tensors[name].ndim, places))
 
     for group, units in alive.items():
         if bool(units.all()):

@@ -38,8 +38,8 @@ def prune(
     They are exactly zero in every draw of it; all other weights are as they were, draw by draw.
     What was pruned before counts: pruning 0.5 and then 0.9 is pruning 0.9.
 
-    Where every component of a mixture has variances of its own (MultiSWAG), each is pruned by its
-    own; else (the members of an ensemble, each a single draw) one ratio of the whole mixture
+    Where every component of a mixture has variances of its own (MultiSWAG), each is pruned by
+    itself; else (the members of an ensemble, each a single draw) one ratio of the whole mixture
     decides for all.
 
     Args:
@@ -67,13 +67,13 @@ def prune(
         >>> prune(posterior, 0.5).mean
         {'weight': tensor([[-3.,  0.]])}
     """
-    parts = separate(posterior)
-    if len(parts) > 1:
+    components = separate(posterior)
+    if len(components) > 1:
         assert isinstance(posterior, MixturePosterior)
         return type(posterior)(
             [
-                prune(part, fraction, unit=unit, scope=scope, protect=protect, rest=rest)
-                for part in parts
+                prune(component, fraction, unit=unit, scope=scope, protect=protect, rest=rest)
+                for component in components
             ]
         )
     masks = pruning_masks(posterior, fraction, unit=unit, scope=scope, protect=protect, rest=rest)
@@ -131,9 +131,9 @@ def mean_network(posterior: WeightPosterior) -> nn.Module:
         tensor([[2.]])
     """
     net = copy_network(posterior.net)
-    own = network_tensors(net)
+    tensors = network_tensors(net)
     for name, value in {**posterior.fixed, **posterior.mean}.items():
-        own[name].data = value.detach().clone()  # the dtype of the draws, if it is another
+        tensors[name].data = value.detach().clone()  # the dtype of the draws, if it is another
     return net
 
 
@@ -171,7 +171,7 @@ def support(posterior: WeightPosterior) -> dict[str, Tensor]:
         >>> support(DrawsPosterior(nn.Linear(2, 1, bias=False), Gaussian(0.1), draws))
         {'weight': tensor([[False,  True]])}
     """
-    own = network_tensors(posterior.net)
+    tensors = network_tensors(posterior.net)
     somewhere: dict[str, Tensor] = {}
 
     def add(name: str, nonzero: Tensor) -> None:
@@ -185,5 +185,5 @@ def support(posterior: WeightPosterior) -> dict[str, Tensor]:
         for blob in component.blobs().values():
             for name, tensor in blob.items():
                 nonzero = tensor != 0  # deviations have one more axis
-                add(name, nonzero.any(0) if tensor.ndim > own[name].ndim else nonzero)
-    return {name: somewhere[name] for name in own}
+                add(name, nonzero.any(0) if tensor.ndim > tensors[name].ndim else nonzero)
+    return {name: somewhere[name] for name in tensors}

@@ -61,10 +61,10 @@ _NOT_ZERO_AT_ZERO = {"sigmoid", "softplus", "logsigmoid", "hardsigmoid", "exp", 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """How the units of a tensor came to it.
+    """Where the units of a tensor are from.
 
     Attributes:
-        layer: Their producer, or the companion that they came through; None: they are a sum.
+        layer: Their producer, or the companion that they passed; None: they are a sum.
         per_unit: How many consecutive entries of a companion belong to one unit: one, or after a
             Flatten as many as a channel had positions.
         inputs: What the companion or the sum was applied to; a producer has none.
@@ -167,7 +167,7 @@ class _Units:
 
     Attributes:
         group: Whose units they are.
-        source: How they came here.
+        source: Where they are from.
         axes: How many spatial axes come after that of the units; 0: the units are the last axis.
         blocks: Whether a Flatten has put the positions of each unit one after the other, so that a
             unit is a block of consecutive numbers.
@@ -211,28 +211,26 @@ class _Walk:
                     after = self._carry(node, carrying)
             except _Blocked as why:
                 for group in (self.units[source].group for source in carrying):
-                    if (
-                        node not in self.before_weights
-                    ):  # all outputs stay, whatever is done to them
-                        group.output = True
+                    if node not in self.before_weights:
+                        group.output = True  # which stay, whatever is done to them
                     elif group.obstacle is None:
                         group.obstacle = f"{self._words(node)}: {why}"
             after = after or self._produce(node)
             if after is not None:
                 self.units[node] = after
-        found = Groups(obstacles=self.obstacles)
+        groups = Groups(obstacles=self.obstacles)
         for group in self.groups:
             if group.obstacle is not None:
-                found.obstacles |= {name: _at(name, group.obstacle) for name in group.producers}
+                groups.obstacles |= {name: _at(name, group.obstacle) for name in group.producers}
             elif group.output or not group.readers:
-                found.outputs += group.producers
+                groups.outputs += group.producers
             else:
-                found.removable.append(group)
-        known = {name for group in found.removable for name in group.entries}
+                groups.removable.append(group)
+        known = {name for group in groups.removable for name in group.entries}
         for name in _weighted(self.net):
-            if name not in {*known, *found.outputs, *found.obstacles}:
-                found.obstacles[name] = self._explain(name)
-        return found
+            if name not in {*known, *groups.outputs, *groups.obstacles}:
+                groups.obstacles[name] = self._explain(name)
+        return groups
 
     # ------------------------------------------------------------------------ operations
 
@@ -270,6 +268,9 @@ class _Walk:
         if layer is None and name in ("view", "reshape") and node.args[0] is carrying[0]:
             return self._view(node, carrying[0])
         if name in _SUMS and len(carrying) == len(node.args) == 2:
+            in_place = name in ("iadd", "isub") or str(node.target).endswith("_")
+            if in_place and len(carrying[0].users) > 1:
+                raise _Blocked("it adds in place to a tensor that is also used elsewhere")
             return self._sum(units, self.units[carrying[1]])
         if name in _SUMS and len(node.args) == 2 and node.args[0] is node.args[1] is carrying[0]:
             return units  # with itself

@@ -243,10 +243,10 @@ def _groups(
 ) -> tuple[dict[str, Group], list[str]]:
     """The groups that may lose units, and the tensors that may lose single weights instead."""
     layers = {name.rpartition(".")[0] for name in prunable}
-    found = find_groups(net)
+    every = find_groups(net)
     groups: dict[str, Group] = {}
-    reasons = [f"{name!r} gives the network's outputs" for name in found.outputs if name in layers]
-    for group in found.removable:
+    reasons = [f"{name!r} gives the network's outputs" for name in every.outputs if name in layers]
+    for group in every.removable:
         weights = [_join(layer, "weight") for layer in group.producers]
         fixed = [name for name in weights if name not in prunable]
         along = [name for name in _entries(network_tensors(net), group) if name in protected]
@@ -257,8 +257,8 @@ def _groups(
                 f"{group.producers[0]!r} would take {(along or fixed)[0]!r} along, which is "
                 f"protected{'' if along else ' or does not vary'}"
             )
-    single = [name for name in prunable if name.rpartition(".")[0] in found.obstacles]
-    obstacles = {layer: why for layer, why in found.obstacles.items() if layer in layers}
+    single = [name for name in prunable if name.rpartition(".")[0] in every.obstacles]
+    obstacles = {layer: why for layer, why in every.obstacles.items() if layer in layers}
     if obstacles and rest == "raise":
         _refuse(obstacles)
     if not groups and not (single and rest == "weight"):

@@ -249,6 +249,7 @@ def relu(x: Tensor) -> Tensor:
 
 fx.wrap("relu")
 
+
 JOINS = "joins the units with other values"
 UNKNOWN = "not known to act on each unit by itself"
 VIEW = "may fix the number of units"
@@ -310,6 +311,23 @@ def test_operations_that_are_not(name: str) -> None:
     assert not groups.removable
     assert groups.outputs == ["head"]
     assert words in groups.obstacles["units"]
+
+
+def test_a_tensor_that_becomes_a_sum_in_place_is_not_followed() -> None:
+    """The graph shows no use of the sum, only of the tensor that has become it."""
+
+    def alone(x: Any) -> Any:
+        y = x.relu()
+        y.add_(x.tanh())
+        return y.flatten(1)
+
+    def read_too(x: Any) -> Any:
+        y = x.relu()
+        z = y.add_(x.tanh())
+        return (y + z).flatten(1)
+
+    assert not between(alone).removable
+    assert "in place to a tensor that is also used" in between(read_too).obstacles["units"]
 
 
 class Sums(nn.Module):
