@@ -88,6 +88,9 @@ def split_weights(
     return dict(zip(layout.names, slices, strict=True)), energy
 
 
+_SMALL = 50_000  # numbers: below it, calls cost more than passes over memory
+
+
 class _Split(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -104,10 +107,16 @@ class _Split(torch.autograd.Function):
         (flat,) = ctx.saved_tensors
         *by_slices, by_energy = by_outputs
         (gradient,) = ctx.memory.room(flat)
-        parts = list(ctx.layout.views(gradient).values())
         found = [by_slice for by_slice in by_slices if by_slice is not None]
         precisions = ctx.prior.precisions
-        if by_energy is not None and precisions and len(found) == len(parts):
+        simple = by_energy is not None and precisions and len(found) == len(by_slices)
+        if simple and len(set(precisions)) == 1 and flat.numel() < _SMALL:
+            rows = [by_slice.reshape(*flat.shape[:-1], -1) for by_slice in found]
+            torch.cat(rows, dim=-1, out=gradient)
+            gradient.addcmul_(flat, (by_energy * precisions[0])[..., None])
+            return gradient.detach(), None, None, None
+        parts = list(ctx.layout.views(gradient).values())
+        if simple:
             # the prior's part in the same pass over the weights
             factors = {precision: by_energy * precision for precision in set(precisions)}
             weights = ctx.layout.views(flat).values()

@@ -54,9 +54,9 @@ class Network(Problem):
 NETWORKS = (
     Network(
         "small", "perceptron 13-50-2, batch 128", small, (13,), 128,
-        steps=400, bar=2.2, regression=True,
+        steps=400, bar=1.6, regression=True,
     ),
-    Network("mlp", "MLP 784-400-400-10, batch 128", mlp, (784,), 128, steps=60, bar=7.0),
+    Network("mlp", "MLP 784-400-400-10, batch 128", mlp, (784,), 128, steps=60, bar=5.8),
     Network(
         "cnn", "CNN 1-16-32 on 1x28x28, batch 128", cnn, (1, 28, 28), 128,
         steps=20, bar=10.0, sequential_bar=1.05,

@@ -72,7 +72,7 @@ class Problem:
 
 
 PROBLEMS = (
-    Problem("mlp", "MLP 784-400-400-10, batch 128", mlp, (784,), 128, steps=60, bar=1.75),
+    Problem("mlp", "MLP 784-400-400-10, batch 128", mlp, (784,), 128, steps=60, bar=1.35),
     Problem("resnet18", "resnet18 on 3x32x32, batch 32", resnet, (3, 32, 32), 32, steps=3, bar=1.5),
 )
 

@@ -100,7 +100,7 @@ class Network:
 NETWORKS = (
     Network(
         "mlp", "MLP 784-400-400-10, batch 128", mlp, (784,), 128, 10,
-        steps=24, stacked_bar=1.05, bars={"SGLD": 1.8, "SGHMC": 1.9}, below_peers=True,
+        steps=24, stacked_bar=1.05, bars={"SGLD": 1.4, "SGHMC": 1.4}, below_peers=True,
     ),
     Network(
         "cnn", "CNN 1-16-32 on 1x28x28, batch 128", cnn, (1, 28, 28), 128, 10,
