@@ -211,7 +211,6 @@ class Predictive(ABC):
         """
         return type(self)(**{name: function(tensor) for name, tensor in self.tensors().items()})
 
-
     def __getitem__(self, index: Any) -> Self:
         """The predictive of some of the examples, chosen by a slice, a mask or indices."""
         return self.map(lambda tensor: tensor[:, index])

@@ -54,7 +54,7 @@ class Target:
         >>> import torch
         >>> from torch import nn
         >>> from lightning_bnn.likelihoods import Gaussian
-        >>> from lightning_bnn.priors import Normal
+        >>> from lightning_bnn.priors import BoundPrior, Normal
         >>> net = nn.Linear(1, 1)
         >>> prior = BoundPrior(Normal(), net, dict(net.named_parameters()))
         >>> target = Target(Gaussian(1.0), prior, num_data=100)

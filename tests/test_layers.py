@@ -27,7 +27,11 @@ def test_the_package_keeps_its_layers() -> None:
     [
         ("posteriors/base.py", "from lightning_bnn.report import report", "looks up to report"),
         ("errors.py", "import lightning_bnn.cli", "looks up to cli"),
-        ("callbacks/progress.py", "from lightning_bnn.bank import _flat_rows", "private _flat_rows"),
+        (
+            "callbacks/progress.py",
+            "from lightning_bnn.bank import _flat_rows",
+            "private _flat_rows",
+        ),
         ("launch/units.py", "def f(bnn):\n    return bnn._diverged_at", "reads _diverged_at"),
         ("bank.py", "def f():\n    import scipy", "inside of a function, without a reason"),
         ("pruning/masks.py", "import lightning_bnn.diagnostics", ""),

@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import SGMCMC
+from lightning_bnn import SGMCMC, bank
 from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.flat import split_weights
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import Normal
 from lightning_bnn.samplers import HMC, SGHMC, Sampler
-from lightning_bnn.strategies import sgmcmc
 from lightning_bnn.target import Target
 from tests.trainers import quiet_trainer
 from tests.truth.linear_regression import LinearRegression
@@ -70,8 +69,11 @@ def without_prior(*arguments: Any) -> Any:
     return weights, 0 * energy
 
 
-def doubled(self: Target, outputs: Any, targets: Any) -> Any:
-    return -2 * self.likelihood.log_prob(outputs, targets).mean()
+def doubled(self: Target, *arguments: Any) -> Any:
+    return 2 * DATA_ENERGY(self, *arguments)
+
+
+DATA_ENERGY = Target.data_energy
 
 
 def noise_without_n(self: Sampler, group: Any, variance: float) -> float:
@@ -81,7 +83,7 @@ def noise_without_n(self: Sampler, group: Any, variance: float) -> float:
 @pytest.mark.parametrize(
     ("owner", "name", "bug"),
     [
-        (sgmcmc, "split_weights", without_prior),
+        (bank, "split_weights", without_prior),
         (Target, "data_energy", doubled),
         (Sampler, "noise_scale", noise_without_n),
     ],
