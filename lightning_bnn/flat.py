@@ -117,6 +117,7 @@ class _Split(torch.autograd.Function):
             return gradient.detach(), None, None, None
         parts = list(ctx.layout.views(gradient).values())
         if simple:
+            assert by_energy is not None
             # the prior's part in the same pass over the weights
             factors = {precision: by_energy * precision for precision in set(precisions)}
             weights = ctx.layout.views(flat).values()

@@ -35,7 +35,7 @@ def trainer(folder: Path, *callbacks: object, **options: object) -> pl.Trainer:
 
 
 def fits(folder: Path) -> None:
-    net = nn.Linear(64, 10)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     callbacks = {
         "vi": [CalibrationReport(folder / "report"), SNRPruning(0.5)],
         "mcmc": [SampleCollector(burn_in=5, every=5)],
@@ -53,7 +53,7 @@ def fits(folder: Path) -> None:
         fitted.fit(bnn, Digits())
         fitted.test(bnn, Digits(), verbose=False)
         bnn.posterior().save(folder / name / "posterior")
-        assert Posterior.load(folder / name / "posterior", net).predict(torch.zeros(1, 64))
+        assert Posterior.load(folder / name / "posterior", net).predict(torch.zeros(1, 1, 8, 8))
         # a checkpoint of one package resumes in the other, too: see the test
         other = folder.parent / "first" / name / "last.ckpt"
         again = make()
@@ -81,7 +81,7 @@ trainer:
 model:
   class_path: lightning_bnn.VariationalBNN
   init_args:
-    net: {{class_path: torch.nn.Linear, init_args: {{in_features: 64, out_features: 10}}}}
+    net: {{class_path: lightning_bnn.nets.MLP, init_args: {{inputs: 64, hidden: [8], outputs: 10}}}}
     likelihood: lightning_bnn.likelihoods.Categorical
 data: lightning_bnn.data.Digits
 """)
