@@ -285,7 +285,7 @@ class Frames(nn.Module):
 
 def test_channels_that_are_spread_over_frames_stay() -> None:
     posterior = gaussian_of(Frames())
-    with pytest.raises(ConfigurationError, match=r"'conv' \(at view: it views by the first size"):
+    with pytest.raises(ConfigurationError, match=r"'conv' \(at view: the first size"):
         prune(posterior, 0.5, unit="channel")
     gone = torch.tensor([1, 0, 1, 0])
     zeroed = masked(posterior, {"conv.weight": gone.view(4, 1, 1, 1).expand(4, 1, 3, 3),

@@ -18,7 +18,6 @@ from lightning_bnn import (
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import draws as draws_module
-from lightning_bnn.posteriors import low_rank as low_rank_module
 from lightning_bnn.posteriors.draws import create_stream
 from lightning_bnn.pruning import compact, masked, mean_network, prune, sparsity, support
 from lightning_bnn.pruning.functions import _Masked
@@ -248,25 +247,6 @@ def test_masks_that_are_none(masks, message):
     for posterior in (gaussian(), multi_swag()):
         with pytest.raises(ConfigurationError, match=message):
             masked(posterior, masks)
-
-
-def test_refusals_reach_every_kind():
-    for posterior in (gaussian(), draws(), multi_swag()):
-        with pytest.raises(ConfigurationError, match=r"got 1\.5"):
-            prune(posterior, 1.5)
-        with pytest.raises(ConfigurationError, match="matches no parameter"):
-            prune(posterior, 0.5, protect="head")
-    with pytest.raises(ConfigurationError, match="single draw"):
-        prune(draws(0, 1, 1), 0.5)
-
-
-def test_low_rank_draws_of_zeros_are_plus_zero_whatever_the_sign():
-    """The product with the deviations may be −0: it must not be seen."""
-    posterior = masked(low_rank(rank=3), {"5.weight": torch.zeros(3, 8), "5.bias": torch.zeros(3)})
-    assert low_rank_module.LowRankPosterior is type(posterior)
-    sampled = posterior.sample(200, seeded())
-    assert is_positive_zero(sampled["5.weight"])
-    assert is_positive_zero(sampled["5.bias"])
 
 
 def test_tensors_without_elements():

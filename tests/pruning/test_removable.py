@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -88,7 +87,7 @@ def test_a_network_in_training_keeps_its_flags():
         (["5.weight", 3], "choice of protected weights is made of name patterns.*got 3"),
         (lambda net: ["head"], "protected weights names 'head', which is not a parameter"),
         (["5.*", "!5.*"], "leaves no weight"),
-        ("*", "leaves nothing to prune: it takes all of the 2 tensors"),
+        ("*", "leaves nothing to prune of"),
     ],
 )
 def test_refusals(protect, message):
@@ -201,14 +200,6 @@ def test_the_ratio_of_a_unit_is_that_of_its_weights_together() -> None:
     )
 
 
-def test_nothing_over_nothing_is_zero_and_something_over_nothing_is_infinite() -> None:
-    net = nn.Sequential(nn.Linear(2, 3, bias=False), nn.ReLU(), nn.Linear(3, 1))
-    mean = {"0.weight": torch.tensor([[0.0, 0.0], [0.0, 2.0], [3.0, 4.0]])}
-    sd = {"0.weight": torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]])}
-    posterior = GaussianPosterior(net, Categorical(), mean, sd)
-    assert find_removable(posterior, "channel").units["0.weight"].tolist() == [0, float("inf"), 5]
-
-
 @pytest.mark.parametrize("fraction", [0.0, 0.03, 0.25, 0.5, 0.8])
 def test_the_lowest_units_of_all_layers_go_exactly(fraction: float) -> None:
     posterior = gaussian_of(mlp())
@@ -221,11 +212,6 @@ def test_the_lowest_units_of_all_layers_go_exactly(fraction: float) -> None:
             assert row.unique().tolist() == [(layer, unit) not in gone]
     assert torch.equal(masks["0.bias"], masks["0.weight"][:, 0])
     assert set(masks) == {"0.weight", "0.bias", "2.weight"}
-
-
-def test_each_layer_by_itself() -> None:
-    masks = unit_masks(gaussian_of(mlp()), 0.5, scope="layer")
-    assert [int(masks[name][:, 0].sum()) for name in ("0.weight", "2.weight")] == [5, 3]
 
 
 def test_protected_layers_keep_their_units() -> None:
@@ -330,7 +316,7 @@ def test_layers_that_cannot_be_followed() -> None:
     posterior = gaussian_of(Dense())
     with pytest.raises(ConfigurationError) as caught:
         unit_masks(posterior, 0.5)
-    for words in ("of 2 layers", "'first' (at cat: it joins", "'last' (at cat", "protect=['first.*"
+    for words in ("'first' (at cat: it is not known", "'last' (at cat", "protect=['first.*"
                   "', 'last.*']", 'rest="keep"', 'rest="weight"'):  # fmt: skip
         assert words in str(caught.value)
     kept = unit_masks(posterior, 0.5, rest="keep")
@@ -376,12 +362,6 @@ def test_a_layer_never_vanishes_and_too_much_is_refused() -> None:
             unit_masks(posterior, wrong)
 
 
-def test_a_posterior_without_variances_is_refused() -> None:
-    net = mlp()
-    with pytest.raises(ConfigurationError, match=r"no removable unit.*single draw"):
-        unit_masks(DrawsPosterior(net, Categorical(), [dict(net.named_parameters())]), 0.5)
-
-
 def members(count: int) -> list[Posterior]:
     nets = [mlp() for _ in range(count)]
     return [DrawsPosterior(net, Categorical(), [dict(net.named_parameters())]) for net in nets]
@@ -404,10 +384,3 @@ def test_low_rank_units_use_both_parts_of_the_variance() -> None:
     posterior = LowRankPosterior(net, Categorical(), mean, variance, columns)
     found = find_removable(posterior, "channel").units["0.weight"]
     np.testing.assert_allclose(found.numpy(), [(2 / 19) ** 0.5, (2 / 3) ** 0.5], rtol=1e-6)
-
-
-def test_no_warning_without_a_reason() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        masks = unit_masks(gaussian_of(mlp()), 0.5)
-    assert not all(bool(mask.all()) for mask in masks.values())

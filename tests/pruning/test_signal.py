@@ -167,7 +167,7 @@ def test_who_is_pruned_alone():
 def test_posteriors_without_variances_are_refused():
     net = nn.Linear(2, 1)
     values = {"weight": torch.ones(1, 2)}
-    with pytest.raises(ConfigurationError, match=r"no weight of this DrawsPosterior.*single draw"):
+    with pytest.raises(ConfigurationError, match=r"No weight of this DrawsPosterior.*single draw"):
         signal_to_noise(DrawsPosterior(net, Gaussian(0.1), [values]))
     with pytest.raises(ConfigurationError, match="all standard deviations are 0"):
         signal_to_noise(DrawsPosterior(net, Gaussian(0.1), [values, values]))
