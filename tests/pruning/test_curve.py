@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +30,16 @@ from lightning_bnn.pruning.curve import (
     prune_curve,
 )
 from lightning_bnn.pruning.histogram import snr_histogram
+from tests.pruning.posteriors import gaussian_of
 
 SHARES = (0.0, 0.3, 0.8)
 DRAWS, SEED = 6, 5
 
 
 def gaussian(likelihood: Likelihood, outputs: int = 3, seed: int = 0) -> GaussianPosterior:
-    """A posterior of a net 5-7-outputs, with ratios from about 0.1 to 10."""
-    generator = torch.Generator().manual_seed(seed)
+    """A posterior of a net 5-7-outputs."""
     net = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, outputs))
-    shapes = {name: parameter.shape for name, parameter in net.named_parameters()}
-    mean = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    sd = {
-        name: 0.1 + 0.3 * torch.rand(shape, generator=generator) for name, shape in shapes.items()
-    }
-    return GaussianPosterior(net, likelihood, mean, sd)
+    return gaussian_of(net, seed=seed, likelihood=likelihood)
 
 
 def examples(targets: str, count: int = 40) -> TensorDataset:
@@ -225,17 +219,9 @@ class Scaled(nn.Module):
         return self.head((x * self.two(self.one(x).relu())).relu())
 
 
-def of(net: nn.Module, names: tuple[str, ...] = ("*",)) -> GaussianPosterior:
-    generator = torch.Generator().manual_seed(1)
-    own = {k: p for k, p in net.named_parameters() if any(fnmatch(k, name) for name in names)}
-    mean = {name: torch.randn(p.shape, generator=generator) for name, p in own.items()}
-    sd = {name: 0.1 + torch.rand(p.shape, generator=generator) for name, p in own.items()}
-    return GaussianPosterior(net, Categorical(), mean, sd)
-
-
 def test_single_weights_where_units_cannot_go() -> None:
     data = DataLoader(examples("classes"), 40)
-    posterior = of(Scaled())
+    posterior = gaussian_of(Scaled())
     options: dict[str, Any] = {"unit": "channel", "rest": "weight"}
     curve = prune_curve(posterior, data, [0, 0.5], draws=2, **options)
     result = curve.results[1]
@@ -254,7 +240,7 @@ def test_single_weights_where_units_cannot_go() -> None:
 
 def test_components_in_which_other_weights_vary() -> None:
     net = gaussian(Categorical()).net
-    parts = [of(net, ("0.*",)), of(net, ("2.*", "0.bias"))]
+    parts = [gaussian_of(net, fixed) for fixed in (("2.weight", "2.bias"), ("0.weight",))]
     data = DataLoader(examples("classes"), 40)
     curve = prune_curve(MixturePosterior(parts), data, [0, 0.4], draws=4)
     result = curve.results[1]
@@ -430,21 +416,13 @@ def test_a_table_of_two_scores() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "title"),
-    [
-        ({"unit": "channel"}, "4 units by signal-to-noise ratio, one threshold for all layers"),
-        ({"scope": "layer"}, "4 weights by signal-to-noise ratio, the same share of each layer"),
-        (
-            {"protected": 1200, "total": 5000},
-            "5,000 weights by signal-to-noise ratio, one threshold for all layers; 1,200 more are "
-            "protected",
-        ),
-    ],
-)
-def test_the_title_says_what_was_counted(changes: dict[str, Any], title: str) -> None:
-    text = curve_table(block([(0.0, 4, None, {"nll": 0.5})], **changes))
-    assert text.splitlines()[0] == title
+def test_the_title_says_what_was_counted() -> None:
+    rows: Rows = [(0.0, 4, None, {"nll": 0.5})]
+    changes = {"unit": "channel", "scope": "layer", "protected": 1200, "total": 5000}
+    assert curve_table(block(rows, **changes)).splitlines()[0] == (
+        "5,000 units by signal-to-noise ratio, the same share of each layer; 1,200 more are "
+        "protected"
+    )
 
 
 def test_scores_that_are_missing_leave_their_places_empty() -> None:

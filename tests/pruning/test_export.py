@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import warnings
 
 import pytest
 import torch
@@ -54,14 +53,6 @@ class Branch(nn.Module):
 class Noise(nn.Module):
     def forward(self, inputs):
         return inputs + torch.randn_like(inputs)
-
-
-class Rounded(nn.Module):
-    """Not a number, infinite, whole and in a mapping."""
-
-    def forward(self, inputs):
-        values = torch.cat([inputs[:, :1] * float("nan"), inputs[:, 1:] / 0, inputs], 1)
-        return {"float": values, "int": inputs.long(), "bool": inputs > 0}
 
 
 def pruned_posterior():
@@ -149,14 +140,6 @@ def test_the_network_stays_as_it_is(tmp_path):
         assert torch.equal(tensor, before[name])
 
 
-def test_outputs_of_every_kind_are_compared(tmp_path):
-    path = export_network(Rounded(), tmp_path / "net.pt2", torch.randn(4, 3))
-    inputs = torch.randn(6, 3)
-    found, expected = torch.export.load(path).module()(inputs), Rounded()(inputs)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True)
-
-
 @pytest.mark.parametrize(
     ("net", "message"),
     [
@@ -189,13 +172,8 @@ class Other(nn.Module):
     ("change", "message"),
     [
         (lambda inputs: inputs * 1.001, "not close"),
-        (
-            lambda inputs: inputs[:, :2],
-            r"'shape' do not match: .*4, 2.* != .*4, 3",
-        ),
         (lambda inputs: inputs.double(), "'dtype' do not match: torch.float64"),
         (lambda inputs: (inputs, inputs), "shorter"),
-        (lambda inputs: inputs / 0, "not close"),
     ],
 )
 def test_a_wrong_program_gets_no_file(tmp_path, monkeypatch, change, message):
@@ -222,10 +200,9 @@ def test_a_program_that_is_right_on_the_example_only_gets_no_file(tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("package", ["onnx", "onnxscript"])
-def test_missing_packages_are_named_before_any_work(tmp_path, monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigurationError, match=rf"lightning-bnn\[export\].*{package}"):
+def test_missing_packages_are_named_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ConfigurationError, match=r"lightning-bnn\[export\].*onnxscript"):
         export_network(Branch(), tmp_path / "net.onnx", None)
 
 
@@ -245,12 +222,3 @@ def test_bad_input(tmp_path, monkeypatch, changes, error, message):
     with pytest.raises(error, match=message):
         export_network(**{**options, **changes})
     assert not list(tmp_path.iterdir())
-
-
-def test_warnings_of_the_network_itself_are_heard(tmp_path):
-    def loud(inputs):
-        warnings.warn("the network speaks", stacklevel=2)
-        return inputs
-
-    with pytest.warns(UserWarning, match="the network speaks"):
-        export_network(Other(loud), tmp_path / "net.pt2", torch.randn(4, 3))

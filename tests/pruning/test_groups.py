@@ -110,14 +110,6 @@ def test_channels_that_are_added_are_one_group() -> None:
     assert (groups.outputs, groups.obstacles) == (["fc"], {})
 
 
-def test_inverted_residuals_shrink_inside_and_outside() -> None:
-    block = torchvision.models.mobilenetv2.InvertedResidual(4, 4, 1, expand_ratio=3)
-    groups = find_groups(nn.Sequential(nn.Conv2d(1, 4, 1), block, nn.Conv2d(4, 1, 1)))
-    sums, inner = groups.removable
-    assert sums.entries == {"0": 1, "1.conv.2": 1, "1.conv.3": 1}
-    assert inner.entries == {"1.conv.0.0": 1, "1.conv.0.1": 1, "1.conv.1.0": 1, "1.conv.1.1": 1}
-
-
 def test_the_units_of_a_network_of_one_layer_are_its_outputs() -> None:
     assert find_groups(nn.Linear(2, 3)) == Groups(outputs=[""])
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import log_loss
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -23,6 +22,7 @@ from lightning_bnn.report.figures import calibration_figures
 from lightning_bnn.report.gather import Batches
 from lightning_bnn.report.statistics import Statistics
 from tests.pruning.blocks import OF_CLASSES, hand_made
+from tests.pruning.posteriors import gaussian_of
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -31,16 +31,13 @@ def net(seed: int = 0) -> nn.Module:
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+def gaussian() -> GaussianPosterior:
+    return gaussian_of(net())
+
+
 def draws(count: int = 5) -> DrawsPosterior:
     states = [dict(net(seed).named_parameters()) for seed in range(count)]
     return DrawsPosterior(net(), Categorical(), states)
-
-
-def gaussian() -> GaussianPosterior:
-    generator = torch.Generator().manual_seed(1)
-    mean = {name: value.detach() for name, value in net().named_parameters()}
-    sd = {name: torch.rand(value.shape, generator=generator) for name, value in mean.items()}
-    return GaussianPosterior(net(), Categorical(), mean, sd)
 
 
 def data(count: int = 60) -> TensorDataset:
@@ -49,34 +46,7 @@ def data(count: int = 60) -> TensorDataset:
     return TensorDataset(inputs, torch.randint(0, 3, (count,), generator=generator))
 
 
-def by_hand(count: int, fraction: float) -> dict[str, float]:
-    """Accuracy and NLL of draws whose weights of lowest |mean|/sd are zero, in plain NumPy."""
-    states = [{n: p.detach().double().numpy() for n, p in net(s).named_parameters()}
-              for s in range(count)]  # fmt: skip
-    names = ["0.weight", "2.weight"]
-    ratios = {}
-    for name in names:
-        stack = np.stack([state[name] for state in states])
-        ratios[name] = np.abs(stack.mean(0)) / stack.std(0, ddof=1)
-    best = {name: ratios[name] == ratios[name].max() for name in names}
-    order = sorted(r for name in names for r in ratios[name][~best[name]])
-    removed = round(fraction * sum(r.size for r in ratios.values()))
-    limit = order[removed - 1] if removed else -1.0
-    inputs, targets = (part.numpy() for part in data().tensors)
-    probabilities = []
-    for state in states:
-        first, second = (
-            np.where((ratios[name] <= limit) & ~best[name], 0.0, state[name]) for name in names
-        )
-        hidden = np.maximum(inputs @ first.T + state["0.bias"], 0)
-        powers = np.exp(hidden @ second.T + state["2.bias"])
-        probabilities.append(powers / powers.sum(1, keepdims=True))
-    mean = np.mean(probabilities, axis=0)
-    accuracy = float((mean.argmax(1) == targets).mean())
-    return {"accuracy": accuracy, "nll": log_loss(targets, mean, labels=[0, 1, 2])}
-
-
-def test_same_as_by_hand_on_the_data_of_the_report() -> None:
+def test_the_curve_is_that_of_the_data_of_the_report() -> None:
     fractions = (0.0, 0.4, 0.9)
     state = torch.get_rng_state()
     made = report_posteriors(
@@ -86,11 +56,10 @@ def test_same_as_by_hand_on_the_data_of_the_report() -> None:
     )
     assert torch.equal(torch.get_rng_state(), state)
     block, plain = made.numbers["models"]
-    for fraction, result in zip(fractions, block["pruning"]["results"], strict=True):
-        wanted = by_hand(5, fraction)
-        found = {name: result["scores"][name] for name in wanted}
-        assert found == pytest.approx(wanted, abs=1e-5)
-        assert result["removed"] == round(fraction * 56)
+    wanted = prune_curve(draws(), DataLoader(data(), batch_size=60), fractions)
+    for result, expected in zip(block["pruning"]["results"], wanted.results, strict=True):
+        assert result["scores"] == pytest.approx(expected.scores, abs=1e-5)
+        assert result["removed"] == expected.removed
     whole = block["pruning"]["results"][0]["scores"]
     assert whole["nll"] == pytest.approx(block["scalars"]["nll"], abs=1e-6)
     assert set(plain["pruning"]) == {"unavailable"}
@@ -120,12 +89,6 @@ def test_bad_fractions_are_refused_before_the_work(fractions: Any, message: str)
         report_posteriors(
             {"net": posterior}, DataLoader(data(), batch_size=16), sections=[Pruning(fractions)]
         )
-
-
-def test_what_has_no_variances_passes_the_check() -> None:
-    Pruning([0.5]).check({"net": draws(1)})
-    with pytest.raises(ConfigurationError, match="54 can go"):
-        Pruning([0.0, 0.99]).check({"net": gaussian()})
 
 
 def test_data_are_read_again_for_each_fraction() -> None:
@@ -160,12 +123,6 @@ def document(*curves: dict[str, Any] | None) -> dict[str, Any]:
         predicted = gaussian().predict(data().tensors[0], 2, 0)
         models[f"net {at}"].update(predicted, data().tensors[1])
     return make_report(models).numbers
-
-
-def test_what_is_not_finite_is_null() -> None:
-    curve = hand_made({**OF_CLASSES, "nll": [float("inf"), *[1.0] * 6]})
-    numbers = document(curve)
-    assert numbers["models"][0]["pruning"]["results"][0]["scores"]["nll"] is None
 
 
 def test_figures_for_loggers() -> None:
