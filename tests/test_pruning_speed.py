@@ -85,15 +85,6 @@ def test_it_measures_every_network(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "share of FLOPs left" in out
 
 
-@pytest.mark.usefixtures("_tiny")
-def test_one_network_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    pruning_speed.main(["--only", "residual", "--quick", "--rounds", "1", "--steps", "1"])
-    out = capsys.readouterr().out
-    assert "a residual network" in out
-    assert "an MLP" not in out
-    assert "pass" not in out.split("prediction, same draws")[1]  # it has no bars
-
-
 def figures(
     apart: float = 1e-5, drawn: float = 1e-5, share: float = 0.6, ratio: float = 0.99
 ) -> Any:

@@ -27,7 +27,7 @@ from lightning_bnn.pruning.curve import (
     percent,
     prune_curve,
 )
-from lightning_bnn.pruning.export import export_network
+from lightning_bnn.pruning.export import check_export_name, export_network
 from lightning_bnn.pruning.functions import prune, support
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction
 from lightning_bnn.pruning.removable import candidates
@@ -81,8 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"The figure is in {curve.save(options.figure)}")
         print(_layers(pruned))
         if options.compact:
-            print(f"The compact network has {_parameters(kept)} of {_parameters(posterior)} "
-                  "parameters.")  # fmt: skip
+            small, large = (
+                sum(p.numel() for p in one.net.parameters()) for one in (kept, posterior)
+            )
+            print(f"The compact network has {small:,} of {large:,} parameters.")
         if options.out is not None:
             _save(kept, source, options.out, str(find_configuration(source) or options.config))
         if options.report is not None:
@@ -98,9 +100,7 @@ def _check(options: argparse.Namespace) -> tuple[float, ...]:
         raise ConfigurationError(
             f"--{missing[0]} needs data: pass --data FILE, a YAML file with a data module."
         )
-    if options.draws is not None and options.draws < 1:
-        raise ConfigurationError(f"--draws is at least 1; got {options.draws}.")
-    files = {"figure": check_curve_name, "report": check_page_name, "export": _check_export,
+    files = {"figure": check_curve_name, "report": check_page_name, "export": check_export_name,
              "out": _check_new}  # fmt: skip
     for name, check in files.items():
         path = getattr(options, name)
@@ -109,37 +109,21 @@ def _check(options: argparse.Namespace) -> tuple[float, ...]:
             folder = path.rstrip("/") if name == "out" else os.path.dirname(path) or "."
             if (reason := folder_problem(folder)) is not None:
                 raise ConfigurationError(f"--{name} cannot be written to {folder!r} ({reason}).")
-    numbers = f"{os.path.splitext(options.report or '')[0]}.json"  # a report writes this too
-    if options.figure is not None and os.path.abspath(options.figure) == os.path.abspath(numbers):
-        raise ConfigurationError(
-            f"--figure and --report would both write {numbers!r}. Give one of them another name."
-        )
     smaller = [fraction for fraction in FRACTIONS if fraction < options.fraction]
     return check_fractions([*(options.fractions or smaller), options.fraction])
-
-
-def _check_export(path: str) -> None:
-    if not path.endswith((".onnx", ".pt2")):
-        raise ConfigurationError(f"--export is expected to end in .onnx or .pt2; got {path!r}.")
 
 
 def _check_new(directory: str) -> None:
     """Raise unless a folder or an fsspec URL is new or empty."""
     try:
         filesystem, name = fsspec.core.url_to_fs(directory)
-        exists = filesystem.exists(name)
-        file = exists and filesystem.isfile(name)
-        inside = filesystem.ls(name, detail=False) if exists else []
+        used = filesystem.exists(name) and filesystem.ls(name)
     except Exception as error:  # what a file system of fsspec raises is its own
+        raise ConfigurationError(f"--out cannot be {directory} ({error}).") from error
+    if used:
         raise ConfigurationError(
-            f"The folder {directory} cannot be read ({type(error).__name__}: {error})."
-        ) from error
-    if inside:
-        names = sorted(entry.rstrip("/").rpartition("/")[2] for entry in inside)
-        holds = f"holds {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
-        raise ConfigurationError(
-            f"The pruned posterior is expected to go to a new or empty folder; {directory} "
-            f"{'is a file' if file else holds}. Name another, or remove what is there."
+            f"--out is expected to be a new or empty folder; something is in {directory}. Name "
+            "another, or remove what is there."
         )
 
 
@@ -163,10 +147,13 @@ def _layers(pruned: WeightPosterior) -> str:
     names = candidates(pruned.net, pruned.varying)
     sizes = [(name, somewhere[name].numel(), int(somewhere[name].sum())) for name in names]
     sizes.append(("together", sum(row[1] for row in sizes), sum(row[2] for row in sizes)))
-    return align(
-        ("layer", "weights", "left", "removed"),
-        [(name, f"{all_:,}", f"{left:,}", f"{1 - left / all_:.2%}") for name, all_, left in sizes],
-    )
+    width = max(len(name) for name, *_ in sizes)
+    rows = [
+        (name.ljust(width), f"{size:,}", f"{left:,}", f"{1 - left / size:.2%}")
+        for name, size, left in sizes
+    ]
+    headings = ("layer".ljust(width), "weights", "left", "removed")
+    return align([*zip(headings, *rows, strict=True)])
 
 
 def _save(posterior: WeightPosterior, source: str, directory: str, configuration: str) -> None:
@@ -199,10 +186,6 @@ def stored_bytes(directory: str | os.PathLike[str]) -> int:
     return sum(int(filesystem.du(path)) for path in paths if filesystem.exists(path))
 
 
-def _parameters(posterior: WeightPosterior) -> str:
-    return f"{sum(parameter.numel() for parameter in posterior.net.parameters()):,}"
-
-
 def _bytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
@@ -232,13 +215,9 @@ def _export(path: str, pruned: WeightPosterior, data: Any) -> None:
     print(f"The mean network is in {export_network(pruned, path, inputs)}")
 
 
-def _shares(text: str) -> list[float]:
-    try:
-        return [float(share) for share in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"shares with commas between them are expected, such as 0,0.5,0.9; got {text!r}"
-        ) from error
+def shares(text: str) -> list[float]:
+    """Numbers with commas between them; argparse names this function where they are none."""
+    return [float(share) for share in text.split(",")]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -262,7 +241,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", metavar="FOLDER",
         help="new folder or URL for the pruned posterior and the configuration of its "
         "network")  # fmt: skip
-    add("--fractions", type=_shares, metavar="LIST",
+    add("--fractions", type=shares, metavar="LIST",
         help="shares of the table and the figures, such as 0,0.5,0.9; by default some up to "
         "--fraction")  # fmt: skip
     add("--unit", choices=get_args(Unit), default="weight",

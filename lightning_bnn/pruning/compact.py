@@ -40,8 +40,7 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
     loaded like any other: ``Posterior.load(directory, net)`` takes the network of the original
     size. Where nothing can go, it is equal to the original. Stored draws stay on the disk.
 
-    A ``BatchNorm1d`` after a ``Linear`` is taken as one of features, of inputs with two axes,
-    unless the network's graph tells that there are three.
+    A ``BatchNorm1d`` after a ``Linear`` is taken as one of features, of inputs with two axes.
 
     Args:
         posterior: Pruned by units, by single weights, or while it was trained.

@@ -12,16 +12,16 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.checks import check_option
+from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import prune
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 __all__ = ["FRACTIONS", "PruneCurve", "PruningResult", "align", "check_fractions", "prune_curve"]
 
 FRACTIONS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
-WIDTH = 100
-"""The columns of a terminal that a table may take."""
 # Scores in the order of the table, the best known first; a collection of metrics sorts by name.
 _ORDER = ("accuracy", "rmse", "nll", "brier", "crps", "ece", "coverage")
 _ENDINGS = (".png", ".svg", ".pdf", ".json")
@@ -123,25 +121,15 @@ class PruneCurve:
 
         Args:
             tolerance: How much NLL may be lost, in nats an example; 0 or more.
-
-        Raises:
-            ConfigurationError: The tolerance is negative, or the likelihood has no NLL.
         """
-        if not tolerance >= 0:
-            raise ConfigurationError(f"tolerance= is 0 or more; got {tolerance!r}.")
         first = self.results[0]
-        if "nll" not in first.scores:
-            raise ConfigurationError(
-                f"best() compares the score 'nll'; the likelihood's metrics are "
-                f"{sorted(first.scores)}. Compare curve.results by one of these."
-            )
         limit = first.scores["nll"] + tolerance
         good = [result for result in self.results if result.scores["nll"] <= limit]
         return good[-1] if good else first
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, as JSON has them: what is not finite is None."""
-        histogram = self.histogram.to_dict()
+        histogram = asdict(self.histogram)
         for layer in histogram["layers"]:
             layer["removed"] = [result.layers.get(layer["name"]) for result in self.results]
         results = [{**asdict(result), "remaining": result.remaining} for result in self.results]
@@ -162,9 +150,13 @@ class PruneCurve:
 
     def figure(self) -> Figure:
         """The histogram of the ratios, and the scores against the share removed."""
-        from lightning_bnn.pruning.figures import draw_all  # matplotlib takes time to import
+        from lightning_bnn.pruning.section import curve_figures  # the code of reports is slow
+        from lightning_bnn.report.figure import described  # to import, as is this
+        from lightning_bnn.report.figures import calibration_figures  # and matplotlib
 
-        return draw_all(self.to_dict())
+        drawn = [described(figure) for figure in curve_figures(self.to_dict())]
+        section = {"id": "pruning", "figures": drawn}
+        return calibration_figures({"models": [{"name": "", "sections": [section]}]})["pruning"]
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the figure (``.png``, ``.svg``, ``.pdf``) or the numbers (``.json``).
@@ -240,10 +232,8 @@ def prune_curve(
     from lightning_bnn.report.posteriors import data_loader  # the code of reports is slow to import
 
     shares = check_fractions(fractions)
-    if draws is not None and draws < 1:
-        raise ConfigurationError(f"draws= is at least 1; got {draws}.")
-    for name, value, kinds in (("unit", unit, Unit), ("scope", scope, Scope), ("rest", rest, Rest)):
-        check_option(name, value, get_args(kinds))
+    if draws is not None:
+        check_whole("draws", draws, 1)
     components = _separate(posterior)
     removable = [find_removable(component, unit, protect, rest) for component in components]
     groups = [ratios for each in removable for ratios in (each.units, each.weights) if ratios]
@@ -267,10 +257,8 @@ def prune_curve(
     }
     single = sum(ratios.numel() for each in removable for ratios in each.weights.values())
     protected = sum(map(_protected, components, removable, repeat(unit)))
-    return PruneCurve(
-        tuple(results), snr_histogram(joined), unit, scope, protected,
-        single if unit == "channel" else 0,
-    )  # fmt: skip
+    single = single if unit == "channel" else 0
+    return PruneCurve(tuple(results), snr_histogram(joined), unit, scope, protected, single)
 
 
 def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
@@ -283,10 +271,6 @@ def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
         >>> check_fractions([0.9, 0, 0.9])
         (0.0, 0.9)
     """
-    if isinstance(fractions, (str, Mapping)) or not isinstance(fractions, Iterable):
-        raise ConfigurationError(
-            f"fractions= is a list of shares to remove, such as (0, 0.5, 0.9); got {fractions!r}."
-        )
     checked = {check_fraction(fraction, "each of fractions") for fraction in fractions}
     if not checked:
         raise ConfigurationError("fractions= is empty; pass at least one share, such as (0, 0.9).")
@@ -303,15 +287,10 @@ def check_curve_name(path: str | os.PathLike[str]) -> Path:
         >>> check_curve_name("curve.png").suffix
         '.png'
     """
-    if "://" in str(path):
+    if "://" in str(path) or Path(path).suffix not in _ENDINGS:
         raise ConfigurationError(
-            f"A curve is saved to a local file; got the URL {str(path)!r}. Copy it there "
-            "afterwards."
-        )
-    if Path(path).suffix not in _ENDINGS:
-        raise ConfigurationError(
-            f"A curve is saved as {', '.join(_ENDINGS[:3])} (the figure) or .json (the numbers); "
-            f"got {str(path)!r}."
+            f"A curve is saved to a local file that ends in {', '.join(_ENDINGS[:3])} (the figure) "
+            f"or .json (the numbers); got {str(path)!r}."
         )
     return Path(path)
 
@@ -382,7 +361,7 @@ def _scores(
             metrics.update(predictive, targets)
             read += 1
     if not read:
-        raise DataError("loader is empty: it gives no batch. Scores need at least one.")
+        raise DataError("loader is empty: scores need at least one batch.")
     scores = metrics.compute()
     names = sorted(scores, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
     return {name: float(scores[name]) for name in names}
@@ -393,8 +372,6 @@ def _scores(
 
 def curve_table(block: Mapping[str, Any]) -> str:
     """A row for each fraction: what is left, each score, and its difference from the first row.
-
-    Differences are left out where the table would be wider than 100 columns.
 
     Args:
         block: The plain numbers of a curve.
@@ -412,34 +389,31 @@ def curve_table(block: Mapping[str, Any]) -> str:
         ["left", *(f"{result['remaining']:,}" for result in results)],
         ["ratio up to", *(_written(result["threshold"], ".3g") for result in results)],
     ]
-    differences = []
     for name in block["score_names"]:
         values = [result["scores"].get(name) for result in results]
         largest = max((abs(value) for value in values if value is not None), default=0.0)
         # about five digits, at most four of them after the point
         form = ".4g" if largest >= 1e6 else f".{max(0, 5 - len(str(int(largest))))}f"
         columns.append([name, *(_written(value, form) for value in values)])
-        missing = values[0] is None
-        changes = ["" if missing or v is None else f"{v - values[0]:+{form}}" for v in values[1:]]
-        differences += [columns[-1], *([["", "", *changes]] if changes else [])]
-    rows = _rows([*columns[:3], *differences])
-    if max(map(len, rows)) > WIDTH:
-        rows = _rows(columns)
-    return "\n".join([title, *rows])
+        if len(values) > 1:
+            missing = values[0] is None
+            rest = ["" if missing or v is None else f"{v - values[0]:+{form}}" for v in values[1:]]
+            columns.append(["", "", *rest])
+    return f"{title}\n{align(columns)}"
 
 
-def align(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells below their headings, the first column to the left and the others to the right.
+def align(columns: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, each aligned to the right.
 
     Example:
-        >>> print(align(("layer", "left"), [("0.weight", "5"), ("1.weight", "12")]))
-        layer     left
+        >>> print(align([("layer", "0.weight", "1.weight"), ("left", "5", "12")]))
+           layer  left
         0.weight     5
         1.weight    12
     """
-    first, *others = zip(headings, *rows, strict=True)
-    width = max(map(len, first))
-    return "\n".join(_rows([[cell.ljust(width) for cell in first], *others]))
+    widths = [max(map(len, column)) for column in columns]
+    rows = zip(*columns, strict=True)
+    return "\n".join("  ".join(map(str.rjust, cells, widths)).rstrip() for cells in rows)
 
 
 def percent(fraction: float) -> str:
@@ -450,14 +424,6 @@ def percent(fraction: float) -> str:
         ('50 %', '99.5 %', '99 %')
     """
     return f"{100 * fraction:.6g} %"
-
-
-def _rows(columns: Sequence[Sequence[str]]) -> list[str]:
-    """Columns side by side, each aligned to the right."""
-    widths = [max(map(len, column)) for column in columns]
-    return [
-        "  ".join(map(str.rjust, cells, widths)).rstrip() for cells in zip(*columns, strict=True)
-    ]
 
 
 def _written(value: float | None, form: str) -> str:

@@ -13,8 +13,7 @@ graph is walked once, from its inputs to its outputs:
 A unit that is zero in every forward pass, or that no reader reads, can then be taken out of every
 tensor of its group. Units that reach the network's outputs stay, and so do those that reach an
 operation which is not known: an obstacle says which, and why. ``BatchNorm1d`` after a ``Linear`` is
-taken as one of features, of inputs with two axes, examples and features, unless the graph tells
-that there are three (:mod:`lightning_bnn.pruning.graph`).
+taken as one of features, of inputs with two axes, examples and features.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import copy_network
 from lightning_bnn.pruning.graph import (
     ELEMENTWISE,
-    find_axes,
+    first_axes,
     first_size_of,
     is_leaf,
     name_of,
@@ -55,8 +54,7 @@ _POOLS = {
     for axes in (1, 2, 3)
 }
 _SUMS = {"add", "iadd", "sub", "isub"}
-_JOINS = _SUMS | {"mul", "imul", "cat", "concat", "stack", "matmul"}
-_NOT_ZERO_AT_ZERO = {"sigmoid", "softplus", "logsigmoid", "hardsigmoid", "exp", "cos"}
+_UNKNOWN = "it is not known to act on each unit by itself and to keep a zero at zero"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,15 +142,14 @@ def find_groups(net: nn.Module) -> Groups:
     if is_leaf(net):  # its units are the outputs
         if why_not_resizable(net) is None:
             return Groups(outputs=[""])
-        reason = f"{type(net).__name__}: it is the whole network, and its inside is not followed"
+        reason = f"{type(net).__name__}: it is the whole network"
         return Groups(obstacles={name: _at(name, reason) for name in _weighted(net)})
     try:
         graph = trace(net)
     except Exception as error:  # whatever the network's own code raises when it is traced
         raise ConfigurationError(
-            f"The units of {type(net).__name__} cannot be removed: torch.fx cannot trace the "
-            f"network ({type(error).__name__}: {error}). Prune single weights instead, with "
-            'unit="weight", or write its forward without branches that depend on tensors.'
+            f"torch.fx cannot trace {type(net).__name__} to find its units "
+            f'({type(error).__name__}: {error}). Prune single weights, with unit="weight".'
         ) from error
     return _Walk(net, graph).run()
 
@@ -190,7 +187,7 @@ class _Walk:
         self.calls = Counter(str(n.target) for n in graph.nodes if n.op == "call_module")
         self.attributes = {str(n.target) for n in graph.nodes if n.op == "get_attr"}
         self.owners = Counter(id(t) for m in self.modules.values() for t in _tensors(m).values())
-        self.axes = find_axes(graph, self.modules)
+        self.first_axes = first_axes(graph, self.modules)
         self.units: dict[fx.Node, _Units] = {}
         self.groups: list[Group] = []
         self.obstacles: dict[str, str] = {}
@@ -272,27 +269,21 @@ class _Walk:
             if in_place and len(carrying[0].users) > 1:
                 raise _Blocked("it adds in place to a tensor that is also used elsewhere")
             return self._sum(units, self.units[carrying[1]])
-        if name in _SUMS and len(node.args) == 2 and node.args[0] is node.args[1] is carrying[0]:
-            return units  # with itself
         if layer is not None and (reason := why_hooked(layer)):
             raise _Blocked(reason)
         first = node.args[0] if node.args else node.kwargs.get("input")
         if first is not carrying[0] or len(node.all_input_nodes) > 1:
-            raise _Blocked(_why(name))
+            raise _Blocked(_UNKNOWN)
         return _act(node, layer, name, units)
 
     def _read(self, node: fx.Node, layer: nn.Module, units: _Units) -> _Units | None:
         """Units at a layer with weights: they go through a companion, and end in a reader."""
         name, group = str(node.target), units.group
-        if len(node.all_input_nodes) > 1:
-            raise _Blocked("it reads more than these units")
         reason = self._why_fixed(name)
         if reason is not None:
             raise _Blocked(reason)
         axes = CONVOLUTIONS.get(type(layer), BATCH_NORMS.get(type(layer), 0))
         if isinstance(layer, nn.BatchNorm1d) and not units.axes:
-            if self.axes[node.all_input_nodes[0]].rank not in (None, 2):
-                raise _Blocked("it normalises the second axis, and the units are the last of three")
             axes = 0  # it takes features as well as channels of a sequence
         if axes != units.axes:
             raise _Blocked("it does not read along the axis of the units")
@@ -311,7 +302,7 @@ class _Walk:
         kept, gone = sorted((units.group, other.group), key=self.groups.index)
         same_place = (units.axes, units.blocks) == (other.axes, other.blocks)
         if kept.units != gone.units or not same_place:
-            raise _Blocked(_why("add"))
+            raise _Blocked(_UNKNOWN)
         if kept is not gone:
             kept.producers += gone.producers
             kept.companions |= gone.companions
@@ -329,14 +320,9 @@ class _Walk:
         sizes = spread(node.args[1:])
         source = first_size_of(sizes[0]) if len(sizes) == 2 and sizes[1] == -1 else None
         if source is None:
-            raise _Blocked(
-                "a view that is not of the form (x.size(0), -1) may fix the number of units"
-            )
-        if self.axes[source].origin is not self.axes[viewed].origin:
-            raise _Blocked(
-                f"it views by the first size of {source.name!r}, which need not be the number of "
-                "examples here, so that a unit may be spread over several of them"
-            )
+            raise _Blocked("a view other than (x.size(0), -1) may fix the number of units")
+        if self.first_axes[source] is not self.first_axes[viewed]:
+            raise _Blocked(f"the first size of {source.name!r} need not be the number of rows here")
         return self.units[viewed].flattened()
 
     # --------------------------------------------------------------------------- reasons
@@ -361,15 +347,13 @@ class _Walk:
         around = [call for call in self.calls if name.startswith(f"{call}.")]
         if around:
             layer = self.modules[around[0]]
-            reason = f"it lies inside of {around[0]!r}, which is not followed"
+            reason: str | None = f"it lies inside of {around[0]!r}, which is not followed"
         elif name not in self.calls:
-            reason = "it is not called in a forward pass in evaluation mode"
-            if self._used_outside(name):
-                reason = "its weights are not those of a layer that is called"
+            reason = "it is not called as a layer in evaluation mode"
         elif is_depthwise(layer):
             reason = "a depthwise convolution loses channels only with the layer that feeds it"
         else:
-            reason = why_not_resizable(layer) or "it has no units that can be removed"
+            reason = why_not_resizable(layer)
         return _at(name, f"{type(layer).__name__}: {reason}")
 
     def _used_outside(self, name: str) -> bool:
@@ -390,20 +374,11 @@ def _act(node: fx.Node, layer: nn.Module | None, name: str, units: _Units) -> _U
     """The units after an operation on one tensor, without weights for each unit."""
     if name in ELEMENTWISE:
         return units
-    if layer is not None and name in ("alphadropout", "featurealphadropout"):
-        return units  # as functions they may be told to train
     if name == "prelu" and getattr(layer, "num_parameters", 0) == 1:
         return units
     if name in _POOLS:
-        if getattr(layer, "return_indices", False):
-            raise _Blocked("it returns indices too")
         if _POOLS[name] != units.axes:
             raise _Blocked("it does not pool over the positions of a unit alone")
-        return units
-    if name == "hardtanh":
-        low, high = (option(node, layer, *o) for o in (("min_val", 1, -1), ("max_val", 2, 1)))
-        if not low <= 0 <= high:
-            raise _Blocked(f"its range from {low} to {high} does not keep a zero at zero")
         return units
     if name == "flatten":
         start, end = (option(node, layer, *o) for o in (("start_dim", 1, 0), ("end_dim", 2, -1)))
@@ -415,7 +390,7 @@ def _act(node: fx.Node, layer: nn.Module | None, name: str, units: _Units) -> _U
         if not whole or sorted(axis % rank for axis in axes) != list(range(2, rank)):
             raise _Blocked("it averages over other axes than the positions of a unit")
         return units if option(node, None, "keepdim", 2, False) else replace(units, axes=0)
-    raise _Blocked(_why(name))
+    raise _Blocked(_UNKNOWN)
 
 
 def _check_size(node: fx.Node, name: str) -> None:
@@ -432,14 +407,6 @@ def _check_size(node: fx.Node, name: str) -> None:
 
 def _at(layer: str, reason: str) -> str:
     return f"{layer!r} (at {reason})"
-
-
-def _why(name: str) -> str:
-    if name in _NOT_ZERO_AT_ZERO:
-        return "it is not zero at zero, so that a removed unit would still be felt"
-    if name in _JOINS:
-        return "it joins the units with other values"
-    return "it is not known to act on each unit by itself and to keep a zero at zero"
 
 
 def _weighted(net: nn.Module) -> list[str]:

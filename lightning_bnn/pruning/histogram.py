@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -32,7 +31,7 @@ class LayerRatios:
     Attributes:
         name: The name of the weight.
         total: How many ratios there are, those outside of the edges included.
-        median: Their median.
+        median: Their median; None if it is infinite.
         counts: How many lie in each bin of the histogram.
 
     Example:
@@ -42,7 +41,7 @@ class LayerRatios:
 
     name: str
     total: int
-    median: float
+    median: float | None
     counts: list[int]
 
 
@@ -51,7 +50,7 @@ class SNRHistogram:
     """How many ratios lie between edges, which are logarithms to the base 10.
 
     Attributes:
-        edges: The edges of the bins, one more than there are counts.
+        log10_edges: The edges of the bins, one more than there are counts.
         counts: How many ratios lie in each bin: from its left edge on, below its right one (the
             last bin has both).
         below: How many lie below the first edge, and are not zero.
@@ -66,7 +65,7 @@ class SNRHistogram:
         (3, 1, 4)
     """
 
-    edges: list[float]
+    log10_edges: list[float]
     counts: list[int]
     below: int
     above: int
@@ -77,13 +76,6 @@ class SNRHistogram:
     def total(self) -> int:
         """The number of all ratios."""
         return sum(self.counts) + self.below + self.above + self.zero
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, as JSON has them; an infinite median is None."""
-        numbers = asdict(self)
-        for layer in numbers["layers"]:
-            layer["median"] = layer["median"] if math.isfinite(layer["median"]) else None
-        return {"log10_edges": numbers.pop("edges"), **numbers}
 
 
 def snr_histogram(snr: Mapping[str, Tensor], bins: int = 60) -> SNRHistogram:
@@ -96,7 +88,7 @@ def snr_histogram(snr: Mapping[str, Tensor], bins: int = 60) -> SNRHistogram:
 
     Example:
         >>> import torch
-        >>> snr_histogram({"weight": torch.tensor([0.2, 2.0, 20.0])}, bins=4).edges
+        >>> snr_histogram({"weight": torch.tensor([0.2, 2.0, 20.0])}, bins=4).log10_edges
         [-1.0, 0.0, 1.0, 2.0]
     """
     ratios = {
@@ -117,7 +109,9 @@ def snr_histogram(snr: Mapping[str, Tensor], bins: int = 60) -> SNRHistogram:
         zero += int((values == 0).sum())
         below += int((logarithms < edges[0]).sum())
         above += int((logarithms > edges[-1]).sum())
-        layers.append(LayerRatios(name, values.size, float(np.median(values)), inside.tolist()))
+        median = float(np.median(values))
+        shown = median if math.isfinite(median) else None  # JSON has no infinity
+        layers.append(LayerRatios(name, values.size, shown, inside.tolist()))
     return SNRHistogram(edges.tolist(), counts.tolist(), below - zero, above, zero, layers)
 
 

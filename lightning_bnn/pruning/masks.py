@@ -29,8 +29,6 @@ __all__ = ["Rest", "Scope", "Unit", "check_fraction", "keep_masks", "pruning_mas
 
 Scope = Literal["global", "layer"]
 
-_SHOWN = 4
-
 
 def check_fraction(fraction: float, name: str = "fraction") -> float:
     """The fraction as a float; it lies in [0, 1).
@@ -39,11 +37,10 @@ def check_fraction(fraction: float, name: str = "fraction") -> float:
         >>> check_fraction(0.5)
         0.5
     """
-    number = isinstance(fraction, Real) and not isinstance(fraction, bool)
-    if not number or not 0 <= float(fraction) < 1:  # NaN fails this too
+    if not isinstance(fraction, Real) or not 0 <= float(fraction) < 1:  # NaN fails this too
         raise ConfigurationError(
-            f"{name}= is the share of weights to remove, a number from 0 up to but not including "
-            f"1, such as 0.95; got {fraction!r}."
+            f"{name}= is the share of weights to remove, from 0 up to but not including 1, such as "
+            f"0.95; got {fraction!r}."
         )
     return float(fraction)
 
@@ -92,9 +89,8 @@ def pruning_masks(
         check_option(name, value, get_args(kinds))
     if len(components := separate(posterior)) > 1:
         raise ConfigurationError(
-            f"Each of the {len(components)} components of this mixture has variances of its own "
-            "and is pruned by itself, so there is no one set of masks. Use prune(posterior, ...), "
-            "or take the masks of each of posterior.components."
+            f"Each of the {len(components)} components of this mixture is pruned by itself, so "
+            "there is no one set of masks. Use prune(posterior, ...)."
         )
     removable = find_removable(posterior, unit, protect, rest)
     kept = [keep_masks(snr, fraction, scope) for snr in (removable.weights, removable.units)]
@@ -127,8 +123,8 @@ def keep_masks(
         if bool(score.isnan().any()):
             raise ConfigurationError(
                 f"The signal-to-noise ratio of {name!r} is not a number in "
-                f"{int(score.isnan().sum())} places: its mean or its variance is not finite. The "
-                "posterior is damaged; train with a smaller learning rate."
+                f"{int(score.isnan().sum())} places: its mean or its variance is not finite. Train "
+                "with a smaller learning rate."
             )
     removed: dict[str, Tensor] = {}
     saved: list[str] = []
@@ -136,9 +132,14 @@ def keep_masks(
         flat = [_on_host(snr[name]) for name in names]
         total = sum(map(len, flat))
         count = round(fraction * total)
-        if scope == "global":
-            _check_reachable(fraction, count, total, names)
-        masks = _lowest(flat, min(count, total - len(flat)))
+        most = total - len(flat)  # each tensor keeps one
+        if scope == "global" and count > most:
+            raise ConfigurationError(
+                f"fraction={fraction!r} of {total} would remove {count}, but each of the "
+                f"{len(flat)} pruned layers keeps at least one, so at most {most} can go. The "
+                f"largest fraction is {math.floor(most / total * 1e6) / 1e6:g}."
+            )
+        masks = _lowest(flat, min(count, most))
         removed |= zip(names, masks, strict=True)
         if any(int((~mask).sum()) == 1 for mask in masks):
             unspared = _lowest(flat, count, spare_best=False)
@@ -182,15 +183,3 @@ def _lowest(scores: Sequence[Tensor], count: int, spare_best: bool = True) -> Se
     ties = ((flat == threshold) & free).nonzero().view(-1)
     removed[ties[: count - int(removed.sum())]] = True  # of equal scores the earlier ones go
     return removed.split(sizes)
-
-
-def _check_reachable(fraction: float, count: int, total: int, names: Sequence[str]) -> None:
-    if count <= total - len(names):
-        return
-    largest = math.floor((total - len(names)) / total * 1e6) / 1e6
-    shown = ", ".join(names[:_SHOWN]) + (" and so on" if len(names) > _SHOWN else "")
-    raise ConfigurationError(
-        f"fraction={fraction!r} of {total} would remove {count}, but each of the {len(names)} "
-        f"pruned layers ({shown}) keeps at least one, so at most {total - len(names)} can go. The "
-        f"largest fraction is {largest:g}."
-    )

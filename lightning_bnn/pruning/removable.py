@@ -23,7 +23,7 @@ the BatchNorms and depthwise convolutions that follow are zero (weight, bias and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -116,8 +116,8 @@ def find_removable(
         groups, names = _groups(net, names, protected_names(net, varying, protect), rest)
     elif not names:
         raise ConfigurationError(
-            f"There is nothing to prune: of the parameters that vary, {varying[:3]}, none is a "
-            "weight with two or more axes outside of normalisation layers."
+            f"There is nothing to prune: none of the parameters that vary, such as {varying[:3]}, "
+            "is a weight with two or more axes outside of normalisation."
         )
     moments = posterior.moments()
     for what, chosen in (("prunable weight", names), ("removable unit", list(groups))):
@@ -161,8 +161,7 @@ def candidates(net: nn.Module, names: Iterable[str], protect: Choice = None) -> 
     left = [name for name in prunable if name not in protected]
     if prunable and not left:
         raise ConfigurationError(
-            f"protect={protect!r} leaves nothing to prune: it takes all of the {len(prunable)} "
-            f"tensors that may be pruned, which begin with {prunable[:3]}. Protect fewer."
+            f"protect={protect!r} leaves nothing to prune of {prunable[:3]}. Protect fewer."
         )
     return left
 
@@ -200,23 +199,19 @@ def _as_trainable(net: nn.Module, names: set[str]) -> Iterator[None]:
 # ------------------------------------------------------------------------------- computed weights
 
 
-def _refuse_computed(net: nn.Module, names: Iterable[str], protect: Choice) -> None:
+def _refuse_computed(net: nn.Module, names: Sequence[str], protect: Choice) -> None:
     """Raise if a weight that would be pruned is computed from other tensors."""
-    varying = set(names)
-    computed = {name: layer for name, layer in _computed(net).items() if name in varying}
-    if computed:
-        protected = protected_names(net, varying, protect)
-        computed = {name: layer for name, layer in computed.items() if name not in protected}
+    protected = protected_names(net, names, protect)
+    computed = {name: layer for name, layer in _computed(net).items()
+                if name in names and name not in protected}  # fmt: skip
     if computed:
         layers = list(dict.fromkeys(computed.values()))
-        patterns = [f"{layer}.*" if layer else "*" for layer in layers]
         raise ConfigurationError(
             f"The weights of {', '.join(map(repr, layers))} are computed from other tensors, such "
-            f"as {next(iter(computed))!r} (a parametrisation: weight or spectral normalisation, or "
-            "one of your own). Zeros in these are not zeros of the weights. Train without it; or "
-            "make the weights plain ones first, with torch.nn.utils.parametrize."
-            "remove_parametrizations (or remove_weight_norm, remove_spectral_norm); or leave these "
-            f"layers alone, with protect={patterns}."
+            f"as {next(iter(computed))!r}, and zeros in these are not zeros of the weights. Use "
+            "torch.nn.utils.parametrize.remove_parametrizations (or remove_weight_norm, "
+            f"remove_spectral_norm) first, or leave the layers alone, with "
+            f"protect={_patterns(layers)}."
         )
 
 
@@ -260,7 +255,14 @@ def _groups(
     single = [name for name in prunable if name.rpartition(".")[0] in every.obstacles]
     obstacles = {layer: why for layer, why in every.obstacles.items() if layer in layers}
     if obstacles and rest == "raise":
-        _refuse(obstacles)
+        listed = list(obstacles.values())
+        more = f"; and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+        number = "1 layer" if len(listed) == 1 else f"{len(listed)} layers"
+        raise ConfigurationError(
+            f"The units of {number} cannot be removed: {'; '.join(listed[:_SHOWN])}{more}. "
+            f"Protect them, with protect={_patterns(obstacles)}; or leave them as they are, with "
+            'rest="keep"; or prune single weights of them, with rest="weight".'
+        )
     if not groups and not (single and rest == "weight"):
         reasons += obstacles.values()
         why = "; ".join(reasons[:_SHOWN]) or "no weight with two or more axes varies"
@@ -271,17 +273,8 @@ def _groups(
     return groups, single if rest == "weight" else []
 
 
-def _refuse(obstacles: Mapping[str, str]) -> None:
-    patterns = [f"{layer}.*" if layer else "*" for layer in obstacles]
-    count, more = len(obstacles), len(obstacles) - _SHOWN
-    listed = "; ".join(list(obstacles.values())[:_SHOWN])
-    raise ConfigurationError(
-        f"The units of {count} layer{'' if count == 1 else 's'} cannot be removed: {listed}"
-        f"{f'; and {more} more' if more > 0 else ''}. "
-        f"Protect {'it' if count == 1 else 'them'}, with protect={patterns[:_SHOWN]}"
-        f"{' and so on' if more > 0 else ''}; or prune the other layers and leave the rest as it "
-        'is, with rest="keep", or prune single weights of it, with rest="weight".'
-    )
+def _patterns(layers: Iterable[str]) -> list[str]:
+    return [f"{layer}.*" if layer else "*" for layer in layers]
 
 
 def _entries(tensors: Mapping[str, Tensor], group: Group) -> dict[str, int]:

@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior, WeightPosterior
-from lightning_bnn.pruning import PruneCurve, prune_curve, pruning_masks, signal_to_noise
+from lightning_bnn.pruning.curve import PruneCurve, check_fractions, prune_curve
+from lightning_bnn.pruning.functions import prune
+from lightning_bnn.pruning.signal import signal_to_noise
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report import figure as fig
 from lightning_bnn.report.figure import Mark
@@ -32,15 +33,12 @@ from lightning_bnn.report.text import count, percent, short
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
 
-__all__ = ["Pruning", "pruning_sentence"]
+__all__ = ["Pruning", "curve_figures", "pruning_sentence"]
 
 Numbers = Mapping[str, Any]
-# The scores that are said, by task; accuracy is said as the error rate.
-SAID = {
-    "classification": (("accuracy", "error"), ("nll", "NLL")),
-    "regression": (("rmse", "RMSE"), ("nll", "NLL")),
-}
-# The scores that are drawn: label, row of the comparison, and whether it is a share.
+Intervals = Mapping[str, tuple[float | None, float | None]]
+# The scores that are known: label, row of the comparison, and whether it is a share. Accuracy is
+# shown as the error rate.
 SCORES = {
     "accuracy": ("error rate", "accuracy", True),
     "rmse": ("RMSE", "rmse", False),
@@ -50,6 +48,7 @@ SCORES = {
     "brier": ("Brier score", "brier", False),
     "coverage": ("90% interval holds", "coverage_90", True),
 }
+BAND = "95% interval of the whole model"
 
 
 class Pruning(Section):
@@ -96,18 +95,8 @@ class Pruning(Section):
 
     def __init__(self, fractions: Sequence[float] | Mapping[str, PruneCurve]) -> None:
         self.curves = fractions if isinstance(fractions, Mapping) else None
-        self.fractions: list[float] = []
+        self.fractions = () if isinstance(fractions, Mapping) else check_fractions(fractions)
         self.curve: dict[str, Any] | None = None
-        if self.curves is None:
-            if isinstance(fractions, str) or not len(fractions):
-                raise ConfigurationError(
-                    f"pruning= is a list of shares, such as (0, 0.5, 0.9), and not empty; got "
-                    f"{fractions!r}."
-                )
-            wrong = [each for each in fractions if not 0 <= float(each) < 1]
-            if wrong:
-                raise ConfigurationError(f"pruning= has shares in [0, 1); got {wrong[0]}.")
-            self.fractions = sorted(set(map(float, fractions)))
 
     def check(self, models: Mapping[str, Posterior]) -> None:
         """Try the largest share; whether it can be reached depends on the sizes of layers alone.
@@ -121,30 +110,21 @@ class Pruning(Section):
                 f"models are {list(models)}."
             )
         for posterior in models.values() if self.fractions else ():
-            if not isinstance(posterior, WeightPosterior):
-                continue
-            try:
-                signal_to_noise(posterior)
-            except ConfigurationError:
-                continue
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # which layers it saves is said when it is done
-                pruning_masks(posterior, max(self.fractions))
+            if isinstance(posterior, WeightPosterior) and _why_not(posterior) is None:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # which layers it saves is said when it is done
+                    prune(posterior, self.fractions[-1])
 
     def measure(self, name: str, posterior: Posterior, batches: Any, draws: int | None) -> None:
         """Make the curve, or find out why there is none."""
         if self.curves is not None:
             self.curve = self.curves[name].to_dict() if name in self.curves else None
             return
-        try:
-            if not isinstance(posterior, WeightPosterior):
-                raise ConfigurationError(f"A {type(posterior).__name__} has no weights to prune.")
-            signal_to_noise(posterior)
-        except ConfigurationError as error:
-            self.unavailable = str(error)
-            return
-        with isolated_random_state(0):
-            self.curve = prune_curve(posterior, batches, self.fractions, draws=draws).to_dict()
+        self.unavailable = _why_not(posterior)
+        if self.unavailable is None:
+            assert isinstance(posterior, WeightPosterior)
+            with isolated_random_state(0):
+                self.curve = prune_curve(posterior, batches, self.fractions, draws=draws).to_dict()
 
     def numbers(self, model: Statistics, block: Numbers) -> dict[str, Any]:
         """The curve, or why there is none."""
@@ -170,88 +150,120 @@ class Pruning(Section):
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
         """The histogram of the ratios, the scores against the share removed, and both as tables."""
-        data = block.get("pruning", {})
-        if "results" in data:
-            results = sorted(data["results"], key=lambda each: each["fraction"])
-            if len(data["histogram"]["log10_edges"]) > 1:
-                yield _ratios(data, results)
-            if len(results) > 1:
-                yield _curves(data, results, block, document)
-            yield _tables(data, results)
+        if "results" in block.get("pruning", {}):
+            yield from curve_figures(block["pruning"], _intervals(block, document))
 
 
-def _units(data: Numbers) -> str:
+def _why_not(posterior: Posterior) -> str | None:
+    """Why a posterior cannot be pruned by signal to noise, or None."""
+    if not isinstance(posterior, WeightPosterior):
+        return f"A {type(posterior).__name__} has no weights to prune."
+    try:
+        signal_to_noise(posterior)
+    except ConfigurationError as error:
+        return str(error)
+    return None
+
+
+def _intervals(block: Numbers, document: Numbers) -> Intervals:
+    """The bootstrap intervals of the whole model, by the rows of the comparison."""
+    at = document["comparison"]["columns"].index(block["name"])
+    rows = document["comparison"]["rows"]
+    return {r["key"]: (r["values"][at]["lower"], r["values"][at]["upper"]) for r in rows}
+
+
+def _share(result: Numbers) -> str:
+    return f"{100 * result['fraction']:.6g}%"
+
+
+def _value(name: str, value: float | None) -> float:
+    """A score as it is shown: accuracy as the error rate, and what is missing as NaN."""
+    if value is None:
+        return math.nan
+    return 1 - value if name == "accuracy" else value
+
+
+def _written(name: str, value: float) -> str:
+    return percent(value, 2) if name in SCORES and SCORES[name][2] else short(value)
+
+
+# ---------------------------------------------------------------------------------------- figures
+
+
+def curve_figures(data: Numbers, intervals: Intervals | None = None) -> Iterator[fig.Figure]:
+    """The histogram of the ratios, the scores against the share removed, and both as tables.
+
+    Args:
+        data: The numbers of a curve, as ``PruneCurve.to_dict`` gives them.
+        intervals: Bootstrap intervals of the whole model, by the rows of the report's comparison.
+
+    Example:
+        >>> layer = {"name": "weight", "total": 4, "median": 1.0, "removed": [0.5],
+        ...          "counts": [2, 2]}
+        >>> made = curve_figures({
+        ...     "unit": "weight", "scope": "global", "total": 4, "score_names": ["nll"],
+        ...     "results": [{"fraction": 0.5, "remaining": 2, "threshold": 0.9,
+        ...                  "scores": {"nll": 0.1}}],
+        ...     "histogram": {"log10_edges": [-1.0, 0.0, 1.0], "counts": [2, 2], "below": 0,
+        ...                   "above": 0, "zero": 0, "layers": [layer]}})
+        >>> [figure.id for figure in made]
+        ['snr', 'pruning-results']
+    """
     single = data.get("single", 0)
-    if data["unit"] == "weight" or (single and single == data["total"]):
-        return "weights"
-    return "units and weights" if single else "units"
+    noun = "units and weights" if single else "units"
+    if data["unit"] == "weight" or single == data["total"]:
+        noun = "weights"
+    yield _ratios(data, noun)
+    if len(data["results"]) > 1:
+        yield _curves(data, noun, intervals or {})
+    yield _tables(data, noun)
 
 
-def _power(place: float) -> str:
-    return f"{10.0**place:.3g}"
-
-
-def _place(fraction: float) -> float:
-    return -math.log10(1 - fraction)
-
-
-def _ratios(data: Numbers, results: Sequence[Numbers]) -> fig.Views:
+def _ratios(data: Numbers, noun: str) -> fig.Views:
     """The histogram of the ratios of all layers, and of each by itself."""
-    histogram, noun = data["histogram"], _units(data)
+    histogram = data["histogram"]
     edges = fig.as_array(histogram["log10_edges"])
-    # one threshold for all layers; with the same share of each layer there is none to draw, and
-    # one far outside would leave no room for the bars
-    lines = [
-        (math.log10(each["threshold"]), each)
-        for each in results
-        if data["scope"] == "global" and each["threshold"] and each["threshold"] > 0
-    ]
-    lines = [(at, each) for at, each in lines if at >= edges[0] - 1]
-    places = [at for at, _ in lines]
-    limits = (min([edges[0], *places]), max([edges[-1], *places]))
-    beyond = [
-        f"{count(histogram[key])} {where}"
-        for key, where in (
-            ("below", "below the first bin"),
-            ("above", "above the last one"),
-            ("zero", "exactly zero, as those removed already"),
-        )
-        if histogram[key]
-    ]
-    middles = (edges[:-1] + edges[1:]) / 2
-    gone = [next((_percent(each) for at, each in lines if at >= m), "none drawn") for m in middles]
-    rules = Mark("rules", places, text=[_percent(each) for _, each in lines], key="thresholds",
-                 label="share removed", colour="ink", style="dashed thin")  # fmt: skip
-    read = f"Each {'weight' if noun == 'weights' else 'unit'} by |mean| / standard deviation, on a"
+    # with the same share of each layer there is no one threshold to draw, and one far outside
+    # would leave no room for the bars
+    lines = {
+        math.log10(each["threshold"]): _share(each)
+        for each in data["results"]
+        if data["scope"] == "global" and each["threshold"]
+    }
+    lines = {at: share for at, share in lines.items() if at >= edges[0] - 1}
     how = "To remove a share, all to the left of its line go."
     if not lines:
         how = "The same share of every layer goes, so that each has a threshold of its own."
+    outside = {
+        "below": "below the first bin",
+        "above": "above the last one",
+        "zero": "exactly zero, as those removed already",
+    }
+    beyond = [f"{count(histogram[key])} {text}" for key, text in outside.items() if histogram[key]]
+    rules = Mark("rules", list(lines), text=list(lines.values()), key="thresholds",
+                 label="share removed", colour="ink", style="dashed thin")  # fmt: skip
 
-    def drawn(counts: Any, total: float) -> fig.Plot:
+    def drawn(counts: Sequence[int], total: int) -> fig.Plot:
+        rows = []
+        for low, high, each in zip(edges[:-1], edges[1:], counts, strict=True):
+            right = [share for at, share in lines.items() if at >= (low + high) / 2]
+            goes = f"{right[0]} removed" if right else "–"
+            bin_ = f"{10.0**low:.3g} to {10.0**high:.3g}"
+            rows.append([bin_, count(each), percent(each / total, 2), goes])
         values = fig.as_array(counts)
-        rows = [
-            [
-                f"{_power(edges[i])} to {_power(edges[i + 1])}",
-                count(each),
-                percent(each / total if total else None, 2),
-                f"{gone[i]} removed" if lines else "–",
-            ]
-            for i, each in enumerate(values)
-        ]
-        bars = fig.only(values, values > 0)
+        bars = Mark("bars", edges[:-1], 0 * values, edges[1:], fig.only(values, values > 0), noun,
+                    "counts")  # fmt: skip
+        limits = (min([edges[0], *lines]), max([edges[-1], *lines]))
         return fig.Plot(
             "snr",
             "Signal-to-noise ratio of the weights",
-            f"{read} logarithmic axis. {how}",
+            f"Each {'weight' if noun == 'weights' else 'unit'} by |mean| / standard deviation, on "
+            f"a logarithmic axis. {how}",
             f"Not shown: {', '.join(beyond)}." if beyond else "",
             wide=True,
             x=fig.Axis("signal-to-noise ratio (logarithmic)", limits, "power"),
-            # room for the names of the lines
-            y=fig.Axis(noun, (0.0, 1.16 * (float(values.max()) or 1.0)), "count"),
-            marks=[
-                Mark("bars", edges[:-1], 0 * values, edges[1:], bars, noun, "counts"),
-                *([rules] if lines else []),
-            ],
+            y=fig.Axis(noun, (0.0, 1.16 * (max(counts) or 1)), "count"),  # room for names of lines
+            marks=[bars, *([rules] if lines else [])],
             table=fig.Table(["ratio", noun, "share of them", "go with"], rows),
             spans=(edges[:-1], edges[1:]),
             aspect=0.36,
@@ -259,72 +271,47 @@ def _ratios(data: Numbers, results: Sequence[Numbers]) -> fig.Views:
 
     views = {"all layers": drawn(histogram["counts"], data["total"])}
     if len(histogram["layers"]) > 1:
-        views |= {
-            each["name"]: drawn(each["counts"], each["total"]) for each in histogram["layers"]
-        }
+        views |= {one["name"]: drawn(one["counts"], one["total"]) for one in histogram["layers"]}
     return fig.Views("snr", "Signal-to-noise ratio of the weights", wide=True, switch="layer",
-                 views=views)  # fmt: skip
+                     views=views)  # fmt: skip
 
 
-def _drawn_scores(data: Numbers) -> dict[str, tuple[str, str | None, bool]]:
-    """The scores of the curve, those that are known first."""
+def _labels(data: Numbers) -> dict[str, str]:
+    """The scores of the curve with their labels, those that are known first."""
     names = data["score_names"]
-    known = {name: SCORES[name] for name in SCORES if name in names}
-    return known | {name: (name, None, False) for name in names if name not in known}
+    known = {name: SCORES[name][0] for name in SCORES if name in names}
+    return known | {name: name for name in names if name not in known}
 
 
-def _value(name: str, value: float | None) -> float:
-    if value is None:
-        return math.nan
-    return 1 - value if name == "accuracy" else value
-
-
-def _interval(row: str | None, name: str, block: Numbers, document: Numbers) -> list[float]:
-    """The interval of the whole model, as the comparison has it."""
-    at = document["comparison"]["columns"].index(block["name"])
-    for each in document["comparison"]["rows"]:
-        if each["key"] == row:
-            return sorted(_value(name, each["values"][at][end]) for end in ("lower", "upper"))
-    return [math.nan, math.nan]
-
-
-def _curves(
-    data: Numbers, results: Sequence[Numbers], block: Numbers, document: Numbers
-) -> fig.Panels:
-    noun, scores = _units(data), _drawn_scores(data)
-    places = np.array([_place(each["fraction"]) for each in results])
+def _curves(data: Numbers, noun: str, intervals: Intervals) -> fig.Panels:
+    results = data["results"]
+    places = fig.as_array(-math.log10(1 - each["fraction"]) for each in results)
     limits = fig.domain(places, air=0.03)
-    level = percent(document["comparison"]["level"], 0)
-    band = f"{level} interval of the whole model"
     panels = []
-    for name, (label, row, share) in scores.items():
+    for name, label in _labels(data).items():
         values = fig.as_array(_value(name, each["scores"].get(name)) for each in results)
-        low, high = _interval(row, name, block, document)
-
-        def written(value: float, share: bool = share) -> str:
-            return percent(value, 2) if share else short(value)
-
+        row = SCORES[name][1] if name in SCORES else name
+        low, high = sorted(_value(name, end) for end in intervals.get(row, (None, None)))
+        band = f"{_written(name, low)} to {_written(name, high)}"
         rows = [
-            [f"{_percent(each)}, {count(each['remaining'])} left", written(values[i]),
-             f"{written(low)} to {written(high)}"]
-            for i, each in enumerate(results)
-        ]  # fmt: skip
+            [f"{_share(each)}, {count(each['remaining'])} left", _written(name, value), band]
+            for each, value in zip(results, values, strict=True)
+        ]
+        style = "percent" if name in SCORES and SCORES[name][2] else None
         panels.append(
             fig.Plot(
                 f"pruning-{name}",
                 f"{label} against the share that is removed",
                 x=fig.Axis(f"{noun} removed", limits, "removed", list(places)),
-                y=fig.Axis(
-                    label, fig.domain([*values, low, high], air=0.07), "percent" if share else None
-                ),
+                y=fig.Axis(label, fig.domain([*values, low, high], air=0.07), style),
                 marks=[
-                    Mark("boxes", [limits[0]], [low], [limits[1]], [high], band, "interval",
+                    Mark("boxes", [limits[0]], [low], [limits[1]], [high], BAND, "interval",
                          "band"),
                     Mark("line", places, values, key="model", colour="model", shared="models",
                          style="thick"),
                     Mark("dots", places, values, key="model", colour="model"),
                 ],
-                table=fig.Table(["removed", label, band], rows),
+                table=fig.Table(["removed", label, BAND], rows),
                 spans=fig.spans_between(places, limits),
             )
         )  # fmt: skip
@@ -333,40 +320,36 @@ def _curves(
         "What removing them costs",
         f"The scores of the model when the {noun} of the lowest ratios are set to zero, without "
         "training again. The axis is stretched towards 100%, so that what is left falls tenfold "
-        f"over equal distances. Grey: the {level} bootstrap interval of the whole model. A score "
-        "inside of it could be that of the whole model on other examples of the same kind.",
+        "over equal distances. Grey: the 95% bootstrap interval of the whole model. A score inside "
+        "of it could be that of the whole model on other examples of the same kind.",
         wide=True,
         panels=panels,
     )
 
 
-def _tables(data: Numbers, results: Sequence[Numbers]) -> fig.Tables:
-    noun, scores = _units(data), _drawn_scores(data)
-    rows = []
-    for each in results:
-        values = {name: _value(name, each["scores"].get(name)) for name in scores}
-        shown = [percent(v, 2) if scores[n][2] else short(v) for n, v in values.items()]
-        rows.append([_percent(each), count(each["remaining"]), short(each["threshold"]), *shown])
-    layers = [
+def _tables(data: Numbers, noun: str) -> fig.Tables:
+    results, labels = data["results"], _labels(data)
+    rows = [
         [
-            layer["name"],
-            count(layer["total"]),
-            short(layer["median"]),
-            *map(percent, layer["removed"]),
+            *(_share(each), count(each["remaining"]), short(each["threshold"])),
+            *(_written(name, _value(name, each["scores"].get(name))) for name in labels),
         ]
-        for layer in data["histogram"]["layers"]
+        for each in results
+    ]
+    layers = [
+        [one["name"], count(one["total"]), short(one["median"]), *map(percent, one["removed"])]
+        for one in data["histogram"]["layers"]
     ]
     return fig.Tables(
         "pruning-results",
         "The results",
         wide=True,
         table=fig.Table(
-            ["removed", f"{noun} left", "largest ratio removed", *(s[0] for s in scores.values())],
-            rows,
+            ["removed", f"{noun} left", "largest ratio removed", *labels.values()], rows
         ),
         more="By layer",
         further=fig.Table(
-            ["layer", noun, "median ratio", *(f"of {_percent(each)}" for each in data["results"])],
+            ["layer", noun, "median ratio", *(f"of {_share(each)}" for each in results)],
             layers,
             "The columns on the right: the share of the layer that goes when so much of the whole "
             "is removed.",
@@ -374,20 +357,16 @@ def _tables(data: Numbers, results: Sequence[Numbers]) -> fig.Tables:
     )
 
 
+# ------------------------------------------------------------------------------------------ words
+
+
 def _sentence(block: Numbers, document: Numbers) -> str | None:
     if "pruning" not in block:
         return None
-    at = document["comparison"]["columns"].index(block["name"])
-    intervals = {
-        row["key"]: (row["values"][at]["lower"], row["values"][at]["upper"])
-        for row in document["comparison"]["rows"]
-    }
-    return pruning_sentence(block["pruning"], document["task"], intervals)
+    return pruning_sentence(block["pruning"], document["task"], _intervals(block, document))
 
 
-def pruning_sentence(
-    pruning: Numbers, task: str, intervals: Mapping[str, tuple[float | None, float | None]]
-) -> str | None:
+def pruning_sentence(pruning: Numbers, task: str, intervals: Intervals) -> str | None:
     """What the results say; None where nothing was removed.
 
     Args:
@@ -407,66 +386,41 @@ def pruning_sentence(
     """
     if "unavailable" in pruning:
         return f"no pruning by signal to noise: {pruning['unavailable']}"
-    ordered = sorted(pruning["results"], key=lambda each: each["fraction"])
-    removed = [each for each in ordered if each["fraction"] > 0]
+    removed = [each for each in pruning["results"] if each["fraction"] > 0]
     if not removed:
         return None
-    whole = ordered[0]["scores"] if ordered[0]["fraction"] == 0 else None
-    noun = "weights" if pruning["unit"] == "weight" else "units"
-    of_all = f"of {pruning['total']:,} {noun} removed"
-    limits = {key: end for key, _ in SAID[task] if (end := _worst(key, intervals)) is not None}
-    if len(limits) < len(SAID[task]):  # nothing to measure by
-        return f"with {_percent(removed[-1])} {of_all}, {_scores(removed[-1], task, whole)}."
-    kept = 0
-    while kept < len(removed) and not _above(removed[kept], task, limits):
-        kept += 1
-    interval = "the 95% interval of the whole model"
+    first = "accuracy" if task == "classification" else "rmse"
+    labels = {first: "error" if first == "accuracy" else "RMSE", "nll": "NLL"}
+    limits = {n: max(_value(n, end) for end in intervals.get(n, (None, None))) for n in labels}
+    whole = pruning["results"][0] if pruning["results"][0]["fraction"] == 0 else None
+    of_all = f"of {pruning['total']:,} {'weights' if pruning['unit'] == 'weight' else 'units'}"
+
+    def said(result: Numbers, than: Numbers | None) -> str:
+        texts = []
+        for name, label in labels.items():
+            values = [_value(name, each["scores"].get(name)) for each in (result, than) if each]
+            shown = [_written(name, v) if math.isfinite(v) else "not finite" for v in values]
+            texts.append(f"{label} {' instead of '.join(shown)}")
+        return " and ".join(texts)
+
+    def above(result: Numbers) -> str:
+        """The scores that are worse than their limits; one that is not finite is among them."""
+        worse = [n for n in labels if not _value(n, result["scores"].get(n)) <= limits[n]]
+        return " and ".join(labels[name] for name in worse)
+
+    if any(map(math.isnan, limits.values())):  # nothing to measure by
+        return f"with {_share(removed[-1])} {of_all} removed, {said(removed[-1], whole)}."
+    kept = list(takewhile(lambda each: not above(each), removed))
     if not kept:
-        first = removed[0]
-        above = " and ".join(_above(first, task, limits))
-        said = _scores(first, task, whole)
-        return f"already with {_percent(first)} {of_all}, {said}: {above} above {interval}."
-    last = removed[kept - 1]
-    text = f"with {_percent(last)} {of_all}, {_scores(last, task, whole)}: none above {interval}"
-    if kept < len(removed):
-        following = removed[kept]
-        above = " and ".join(_above(following, task, limits))
-        text += f"; with {_percent(following)}, {_scores(following, task)}: {above} above it"
+        each = removed[0]
+        return (
+            f"already with {_share(each)} {of_all} removed, {said(each, whole)}: {above(each)} "
+            f"above the {BAND}."
+        )
+    text = (
+        f"with {_share(kept[-1])} {of_all} removed, {said(kept[-1], whole)}: none above the {BAND}"
+    )
+    if len(kept) < len(removed):
+        each = removed[len(kept)]
+        text += f"; with {_share(each)}, {said(each, None)}: {above(each)} above it"
     return f"{text}."
-
-
-def _worst(key: str, intervals: Mapping[str, tuple[float | None, float | None]]) -> float | None:
-    """The worse end of an interval."""
-    return intervals.get(key, (None, None))[0 if key == "accuracy" else 1]
-
-
-def _above(result: Numbers, task: str, limits: Mapping[str, float]) -> list[str]:
-    """The scores that are worse than their limits; one that is not finite is among them."""
-    worse = []
-    for key, name in SAID[task]:
-        value, sign = result["scores"].get(key), -1 if key == "accuracy" else 1
-        if value is None or sign * value > sign * limits[key]:
-            worse.append(name)
-    return worse
-
-
-def _scores(result: Numbers, task: str, whole: Numbers | None = None) -> str:
-    parts = []
-    for key, name in SAID[task]:
-        part = f"{name} {_number(key, result['scores'].get(key))}"
-        if whole is not None:
-            part += f" instead of {_number(key, whole.get(key))}"
-        parts.append(part)
-    return " and ".join(parts)
-
-
-def _number(key: str, value: float | None) -> str:
-    if value is None:
-        return "not finite"
-    if key == "accuracy":
-        return f"{100 * (1 - value):.2f}%"
-    return f"{value:#.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def _percent(result: Numbers) -> str:
-    return f"{100 * result['fraction']:.6g}%"

@@ -77,10 +77,9 @@ def check_varies(posterior: WeightPosterior, variance: Mapping[str, Tensor], wha
     """
     if not any(bool((tensor > 0).any()) for tensor in variance.values()):
         raise ConfigurationError(
-            f"The signal-to-noise ratio needs a posterior with variances, but no {what} of this "
-            f"{type(posterior).__name__} varies: all standard deviations are 0, as those of a "
-            "single draw are. Use variational inference, SWAG, at least two draws of a chain, or "
-            "an ensemble of at least two members."
+            f"No {what} of this {type(posterior).__name__} varies: all standard deviations are 0, "
+            "as those of a single draw are. Use variational inference, SWAG, or at least two draws "
+            "or members."
         )
 
 

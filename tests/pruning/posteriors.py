@@ -14,7 +14,7 @@ from lightning_bnn import (
     MixturePosterior,
     Posterior,
 )
-from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood
 
 
 def network() -> nn.Module:
@@ -79,7 +79,10 @@ def randomised(net: nn.Module, seed: int = 0) -> nn.Module:
     return net
 
 
-def gaussian_of(net: nn.Module, fixed: tuple[str, ...] = (), seed: int = 0) -> GaussianPosterior:
+def gaussian_of(
+    net: nn.Module, fixed: tuple[str, ...] = (), seed: int = 0, likelihood: Likelihood | None = None
+) -> GaussianPosterior:
+    """Over all parameters but the fixed ones, with ratios from about 0.1 to 10."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(like: Tensor) -> Tensor:
@@ -87,9 +90,8 @@ def gaussian_of(net: nn.Module, fixed: tuple[str, ...] = (), seed: int = 0) -> G
 
     own = {name: p for name, p in randomised(net, seed).named_parameters() if name not in fixed}
     mean = {name: noise(p) for name, p in own.items()}
-    return GaussianPosterior(
-        net, Categorical(), mean, {name: 0.1 + noise(p).abs() for name, p in own.items()}
-    )
+    sd = {name: 0.1 + noise(p).abs() for name, p in own.items()}
+    return GaussianPosterior(net, likelihood or Categorical(), mean, sd)
 
 
 KINDS: dict[str, Callable[[], Posterior]] = {

@@ -110,14 +110,6 @@ def test_channels_that_are_added_are_one_group() -> None:
     assert (groups.outputs, groups.obstacles) == (["fc"], {})
 
 
-def test_inverted_residuals_shrink_inside_and_outside() -> None:
-    block = torchvision.models.mobilenetv2.InvertedResidual(4, 4, 1, expand_ratio=3)
-    groups = find_groups(nn.Sequential(nn.Conv2d(1, 4, 1), block, nn.Conv2d(4, 1, 1)))
-    sums, inner = groups.removable
-    assert sums.entries == {"0": 1, "1.conv.2": 1, "1.conv.3": 1}
-    assert inner.entries == {"1.conv.0.0": 1, "1.conv.0.1": 1, "1.conv.1.0": 1, "1.conv.1.1": 1}
-
-
 def test_the_units_of_a_network_of_one_layer_are_its_outputs() -> None:
     assert find_groups(nn.Linear(2, 3)) == Groups(outputs=[""])
 
@@ -150,8 +142,6 @@ def callers(name: str, *arguments: Any) -> Iterator[Callable[[Any], Any]]:
 
     for kind in spelled(nn):
         yield getattr(nn, kind)(*arguments).eval()
-    if "alpha" in name:
-        return  # as functions they may be told to train
     for function in spelled(F):
         yield partial(_call, getattr(F, function), arguments)
     for method in spelled(Tensor):
@@ -172,7 +162,7 @@ def flat(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda x: function(x).flatten(1)
 
 
-@pytest.mark.parametrize("name", sorted(ELEMENTWISE | {"alphadropout", "featurealphadropout"}))
+@pytest.mark.parametrize("name", sorted(ELEMENTWISE))
 def test_activations_keep_zeros_and_their_place(name: str) -> None:
     axes = int(name[-2]) if name[-2:] in ("1d", "2d", "3d") else 2
     found = list(callers(name))
@@ -196,39 +186,25 @@ def test_pools_over_the_positions_of_a_unit(kind: str, axes: int) -> None:
             assert "positions of a unit alone" in str(obstacle)
 
 
-@pytest.mark.parametrize("layer", [nn.Sigmoid(), nn.Softplus(), nn.LogSigmoid(), nn.Hardsigmoid(),
-                                   torch.exp, torch.cos])  # fmt: skip
-def test_what_is_said_not_to_be_zero_at_zero_is_not(layer: Callable[[Tensor], Tensor]) -> None:
-    assert float(layer(torch.zeros(1))) != 0
-    assert "not zero at zero" in str(between(flat(layer)).obstacles["units"])
-
-
 # ---------------------------------------------------------------- operations, between two layers
 
 FOLLOWED: dict[str, tuple[Callable[[Any], Any], int, int]] = {
     # body, positions of a unit in the head, spatial axes
     "flatten": (lambda x: torch.flatten(x, 1), 9, 2),
-    "flatten by name": (lambda x: torch.flatten(x, start_dim=1, end_dim=-1), 9, 3),
     "method": (lambda x: x.tanh().relu_().clone().contiguous().flatten(1, -1), 9, 1),
     "by keyword": (lambda x: F.relu(input=x).flatten(1), 9, 2),
     "view": (lambda x: x.view(x.size(0), -1), 9, 2),
-    "view of features": (lambda x: x.view(x.size(0), -1), 1, 0),
     "reshape": (lambda x: x.reshape(x.shape[0], -1), 9, 2),
-    "reshape as a function": (lambda x: torch.reshape(x, (x.shape[0], -1)), 9, 2),
     "view of a size": (lambda x: x.view((x.size()[0], -1)), 9, 2),
     "mean": (lambda x: x.mean((2, 3)), 1, 2),
     "mean of a sequence": (lambda x: x.mean(-1), 1, 1),
-    "mean as a function": (lambda x: torch.mean(x, (2, 3, 4)), 1, 3),
     "mean that keeps": (lambda x: F.silu(x).mean([-1, -2], keepdim=True).flatten(1), 1, 2),
     "pools": (lambda x: F.avg_pool2d(F.max_pool2d(F.gelu(x), 1), 1).flatten(1), 9, 2),
-    "clamped": (lambda x: F.hardtanh(F.hardtanh(x, -2, 0)).flatten(1), 9, 2),
-    "clamped layer": (nn.Sequential(nn.Hardtanh(0, 2), nn.Flatten()), 9, 2),
     "other sizes unused": (lambda x: (x.shape[1], x.view(x.shape[0], -1))[1], 9, 2),
     "prelu": (nn.Sequential(nn.PReLU(), nn.Flatten()), 9, 2),
     "flattened twice": (nn.Sequential(nn.Flatten(), nn.Flatten()), 9, 2),
     "residual": (lambda x: (x + x.relu() - x.tanh()).flatten(1), 9, 2),
     "in place": (lambda x: operator.iadd(x.relu(), x.tanh()).flatten(1), 9, 2),
-    "with itself": (lambda x: (x + x).flatten(1), 9, 2),
     "residual after flattening": (lambda x: x.flatten(1) + x.relu().flatten(1), 9, 2),
 }
 
@@ -250,56 +226,41 @@ def relu(x: Tensor) -> Tensor:
 fx.wrap("relu")
 
 
-JOINS = "joins the units with other values"
 UNKNOWN = "not known to act on each unit by itself"
 VIEW = "may fix the number of units"
 SIZE = "reads the number of units"
 AXES = "other axes than the positions"
 BLOCKED: dict[str, tuple[Callable[[Any], Any], int, str]] = {
     # body, spatial axes, why
-    "sum with a number": (lambda x: (x + 1).flatten(1), 2, JOINS),
-    "sum of other places": (lambda x: x.flatten(1) + x.mean((2, 3)), 2, JOINS),
-    "scaled": (lambda x: (x * 2).flatten(1), 2, JOINS),
-    "concatenated": (lambda x: torch.cat([x, x], 1).flatten(1), 2, JOINS),
-    "stacked": (lambda x: torch.stack([x, x]).flatten(1), 2, JOINS),
-    "product": (lambda x: x @ x, 0, JOINS),
+    "sum with a number": (lambda x: (x + 1).flatten(1), 2, UNKNOWN),
+    "sum of other places": (lambda x: x.flatten(1) + x.mean((2, 3)), 2, UNKNOWN),
+    "sigmoid": (lambda x: x.sigmoid().flatten(1), 2, UNKNOWN),
+    "hardtanh": (nn.Sequential(nn.Hardtanh(0.5, 2), nn.Flatten()), 2, UNKNOWN),
+    "scaled": (lambda x: (x * 2).flatten(1), 2, UNKNOWN),
+    "concatenated": (lambda x: torch.cat([x, x], 1).flatten(1), 2, UNKNOWN),
+    "product": (lambda x: x @ x, 0, UNKNOWN),
     "softmax": (lambda x: F.softmax(x, 1).flatten(1), 2, UNKNOWN),
     "layer norm": (nn.Sequential(nn.LayerNorm(3), nn.Flatten()), 2, UNKNOWN),
     "group norm": (nn.Sequential(nn.GroupNorm(2, 4), nn.Flatten()), 2, UNKNOWN),
-    "response norm": (nn.Sequential(nn.LocalResponseNorm(2), nn.Flatten()), 2, UNKNOWN),
-    "power pool": (nn.Sequential(nn.LPPool2d(2, 2), nn.Flatten()), 2, UNKNOWN),
-    "shuffled": (nn.Sequential(nn.ChannelShuffle(2), nn.Flatten()), 2, UNKNOWN),
     "threshold": (nn.Sequential(nn.Threshold(0.1, 20), nn.Flatten()), 2, UNKNOWN),
-    "upsampled": (nn.Sequential(nn.Upsample(scale_factor=2), nn.Flatten()), 2, UNKNOWN),
     "permuted": (lambda x: x.permute(0, 2, 3, 1).flatten(1), 2, UNKNOWN),
     "chosen": (lambda x: x[:, 1:].flatten(1), 2, UNKNOWN),
     "function of one's own": (lambda x: relu(x).flatten(1), 2, UNKNOWN),
-    "slope from elsewhere": (lambda x: F.leaky_relu(x, x.mean()).flatten(1), 2, AXES),
     "partly flattened": (lambda x: x.flatten(2).flatten(1), 2, UNKNOWN),
-    "partly flattened layer": (nn.Sequential(nn.Flatten(1, 2), nn.Flatten()), 2, UNKNOWN),
     "flattened with examples": (lambda x: x.flatten(), 2, UNKNOWN),
     "fixed view": (lambda x: x.view(-1, 36), 2, VIEW),
-    "fixed view of features": (lambda x: x.view(-1, 4), 0, VIEW),
-    "view of three": (lambda x: x.view(x.size(0), 4, -1), 2, VIEW),
     "fixed rows": (lambda x: x.view(2, -1), 2, VIEW),
-    "mixed view": (lambda x: x.view(x.size(0) * 2, -1), 2, VIEW),
     "view by stride": (lambda x: x.view(x.stride()[0], -1), 2, UNKNOWN),
     "channels read": (lambda x: x.view(x.shape[0], x.shape[1] * 9), 2, SIZE),
     "number of units": (lambda x: x.flatten(1) / x.size(1), 2, SIZE),
-    "last size": (lambda x: x / x.size(-1), 0, SIZE),
     "sizes": (lambda x: x.view(x.shape[0], x.shape[1:].numel()), 2, SIZE),
     "another attribute": (lambda x: x.mT.flatten(1), 2, "it reads .mT"),
     "whole shape": (lambda x: torch.zeros(x.shape).flatten(1), 2, SIZE),
     "mean over units": (lambda x: x.mean(1).flatten(1), 2, AXES),
-    "mean over one of two": (lambda x: x.mean(2).flatten(1), 2, AXES),
-    "mean over all": (lambda x: x.mean((1, 2, 3)), 2, AXES),
     "mean over examples": (lambda x: x.mean(0), 1, AXES),
     "mean of features": (lambda x: x.mean(1), 0, UNKNOWN),
-    "clamped off zero": (lambda x: F.hardtanh(x, 1, 2).flatten(1), 2, "from 1 to 2 does not keep"),
-    "clamped layer": (nn.Hardtanh(-1, -0.5), 2, "from -1 to -0.5 does not keep a zero at zero"),
     "prelu of channels": (nn.Sequential(nn.PReLU(4), nn.Flatten()), 2, UNKNOWN),
-    "indices": (nn.MaxPool2d(1, return_indices=True), 2, "it returns indices too"),
-    "indices of a function": (lambda x: F.max_pool2d(x, 1, return_indices=True)[0], 2, "indices"),
+    "indices of a function": (lambda x: F.max_pool2d(x, 1, return_indices=True)[0], 2, UNKNOWN),
     "wrong axis": (lambda x: x, 2, "axis of the units"),
 }
 
@@ -350,8 +311,8 @@ class Sums(nn.Module):
 @pytest.mark.parametrize(
     ("add", "words"),
     [
-        ("input", {"one": JOINS}),
-        ("wide", {"one": JOINS, "wide": JOINS}),
+        ("input", {"one": UNKNOWN}),
+        ("wide", {"one": UNKNOWN, "wide": UNKNOWN}),
         ("slope", {"one": UNKNOWN}),
     ],
 )
@@ -450,28 +411,14 @@ class Frames(nn.Module):
         return self.head(units.view(rows, -1))
 
 
-class Steps(nn.Module):
-    """The channels of a sequence become its last axis, and the steps the second."""
-
-    def __init__(self, last: bool = False) -> None:
-        super().__init__()
-        self.conv, self.line = nn.Conv1d(2, 4, 1), nn.Linear(4, 6)
-        self.norm, self.head, self.last = nn.BatchNorm1d(6), nn.Linear(6, 1), last
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x).transpose(1, 2)
-        return self.head(self.norm(self.line(x[:, -1] if self.last else x)))
-
-
 @pytest.mark.parametrize(
     ("net", "words"),
     [
-        (Frames("examples"), {"conv": "at view: it views by the first size of 'x'"}),
-        (Frames("flattened"), {"conv": "at view: it views by the first size of 'x'"}),
-        (Steps(), {"line": "'norm', BatchNorm1d: it normalises the second axis"}),
+        (Frames("examples"), {"conv": "at view: the first size of 'x' need not be"}),
+        (Frames("flattened"), {"conv": "at view: the first size of 'x' need not be"}),
         (shared(), {"0": "'1', Linear: it is called 2 times", "1": "it is called 2 times"}),
         (tied(), {"0": "shares a tensor", "2": "shares a tensor"}),
-        (UsedOutside(), {"one": "used outside", "two": JOINS}),
+        (UsedOutside(), {"one": "used outside", "two": UNKNOWN}),
         (hooked("register_forward_hook"), {"0": "'1', ReLU: it has a forward hook"}),
         (hooked("register_forward_pre_hook"), {"0": "remove the hook"}),
         (nn.Sequential(nn.Linear(4, 4), MyLinear(4, 4), nn.Linear(4, 1)), {"0": "is a subclass"}),
@@ -499,10 +446,6 @@ def test_frames_in_the_batch_are_followed_where_rows_stay_rows() -> None:
     assert read(find_groups(Frames("frames")).removable[0]) == [("head", 4)]
 
 
-def test_one_step_of_a_sequence_has_features() -> None:
-    assert find_groups(Steps(last=True)).removable[0].companions == {"norm": 1}
-
-
 def test_layers_that_are_not_called_and_weights_without_a_layer() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -517,8 +460,8 @@ def test_layers_that_are_not_called_and_weights_without_a_layer() -> None:
             return F.linear(x, self.weight)
 
     obstacles = find_groups(Net()).obstacles
-    assert "not called in a forward pass in evaluation mode" in str(obstacles["extra"])
-    assert "not those of a layer that is called" in str(obstacles[""])
+    assert "not called as a layer in evaluation mode" in str(obstacles["extra"])
+    assert "not called as a layer" in str(obstacles[""])
     assert str(obstacles["one"]).startswith("'one' (at linear: ")
 
 
@@ -533,7 +476,9 @@ def test_an_untraceable_network_is_quoted_and_left_as_it_was() -> None:
             return self.kept if x.sum() > 0 else x
 
     net = Net()
-    with pytest.raises(ConfigurationError, match=r"cannot trace .*TraceError: .*unit=\"weight\""):
+    with pytest.raises(
+        ConfigurationError, match=r"cannot trace Net .*TraceError: .*unit=\"weight\""
+    ):
         find_groups(net)
     assert not hasattr(net, "kept")
     assert net.training

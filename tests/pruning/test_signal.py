@@ -12,7 +12,6 @@ from lightning_bnn import signal_to_noise as exported
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import draws as draws_module
-from lightning_bnn.posteriors.draws import create_stream
 from lightning_bnn.pruning.signal import separate, signal_to_noise
 from lightning_bnn.storage.stream import StoredDraws
 from tests.pruning.posteriors import draws, ensemble, gaussian, like, low_rank, multi_swag, network
@@ -99,15 +98,6 @@ def test_draws_on_the_disk_are_read_one_at_a_time(tmp_path, monkeypatch):
     assert all(torch.equal(found[name], expected[name]) for name in PARAMETERS)
 
 
-def test_an_ensemble_of_single_draws_is_the_draws():
-    posterior = ensemble()
-    members = [component._draws[0] for component in posterior.components]
-    found = signal_to_noise(posterior)
-    for name in PARAMETERS:
-        values = np.stack([one[name].double().numpy() for one in members])
-        close(found[name], np.abs(values.mean(0)) / values.std(0, ddof=1))
-
-
 @pytest.mark.parametrize("parts", ["swag", "mixed"])
 def test_a_mixture_follows_the_law_of_total_variance(parts):
     posterior = multi_swag()
@@ -167,24 +157,13 @@ def test_who_is_pruned_alone():
 def test_posteriors_without_variances_are_refused():
     net = nn.Linear(2, 1)
     values = {"weight": torch.ones(1, 2)}
-    with pytest.raises(ConfigurationError, match=r"no weight of this DrawsPosterior.*single draw"):
+    with pytest.raises(ConfigurationError, match=r"No weight of this DrawsPosterior.*single draw"):
         signal_to_noise(DrawsPosterior(net, Gaussian(0.1), [values]))
     with pytest.raises(ConfigurationError, match="all standard deviations are 0"):
         signal_to_noise(DrawsPosterior(net, Gaussian(0.1), [values, values]))
     zero = {"weight": torch.zeros(1, 2)}
     with pytest.raises(ConfigurationError, match=r"all standard deviations are 0.*two draws"):
         signal_to_noise(GaussianPosterior(net, Gaussian(0.1), values, zero))
-
-
-def test_chains_of_a_stream(tmp_path):
-    net = nn.Linear(2, 1, bias=False)
-    values = torch.randn(5, 2, 1, 2, generator=torch.Generator().manual_seed(1))
-    stream = create_stream(tmp_path, net, Gaussian(0.1), {"weight": values[0]})
-    for step, both in enumerate(values, start=1):
-        stream.append(step, {"weight": both})
-    found = signal_to_noise(Posterior.load(tmp_path, net))["weight"].double().numpy()
-    every = values.double().numpy().reshape(10, 1, 2)
-    np.testing.assert_allclose(found, np.abs(every.mean(0)) / every.std(0, ddof=1), rtol=1e-5)
 
 
 def in_half(posterior, **parts):
@@ -205,15 +184,3 @@ def test_half_precision_is_squared_in_float32():
         close(ratios, expected)
         assert ratios.dtype == torch.float32
         close(posterior.moments().variance[name], sd**2)
-
-
-def test_half_precision_of_low_rank():
-    found = low_rank()
-    columns = {k: v * 1e-4 for k, v in found.deviations.items()}
-    tiny = {k: v * 1e-7 for k, v in found.variance.items()}
-    posterior = in_half(found, mean=found.mean, variance=tiny, deviations=columns)
-    for name, variance in posterior.moments().variance.items():
-        diagonal = posterior.variance[name].double().numpy()
-        squares = (posterior.deviations[name].double().numpy() ** 2).sum(0) / 3
-        close(variance, 0.5 * diagonal + 0.5 * squares)
-        assert variance.dtype == torch.float32
