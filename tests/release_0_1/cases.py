@@ -33,6 +33,7 @@ from lightning_bnn.likelihoods import (
     Poisson,
 )
 from lightning_bnn.priors import Normal, StudentT
+from lightning_bnn.pruning import mean_network
 from lightning_bnn.samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, SGNHT, Cyclical
 from tests.trainers import quiet_trainer
 
@@ -99,7 +100,7 @@ def predictions(posterior: Posterior) -> dict[str, Tensor]:
 
 def mean_weights(posterior: Posterior) -> dict[str, Tensor]:
     """The mean of each weight and buffer, by its name in the network."""
-    return posterior.mean_network().state_dict()
+    return mean_network(posterior).state_dict()
 
 
 def checkpoint(name: str, folder: Path) -> Path:
