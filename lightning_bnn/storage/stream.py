@@ -100,7 +100,7 @@ class StoredDraws(Sequence[Weights]):
         self.device = torch.device("cpu")
         self._last: tuple[int, Weights] | None = None
         self._checked: set[int] = set()  # the blobs whose hash was found good
-        self._change: Change = lambda name, tensor: tensor  # of each tensor that is read
+        self._changes: list[Change] = []  # what is done to each tensor that is read
         self._chosen = range(len(self._entries) * max(1, chains))
 
     def __len__(self) -> int:
@@ -135,12 +135,13 @@ class StoredDraws(Sequence[Weights]):
             self._last = (number, blob)
         else:
             blob = last[1]
-        return {
-            name: self._change(
-                name, (blob[name][chain] if self._chains else blob[name]).to(self.device, copy=True)
-            )
-            for name in self.shapes
-        }
+        draw: Weights = {}
+        for name in self.shapes:
+            tensor = blob[name][chain] if self._chains else blob[name]
+            draw[name] = tensor.to(self.device, copy=True)
+            for change in self._changes:
+                draw[name] = change(name, draw[name])
+        return draw
 
     def mapped(self, change: Change) -> StoredDraws:
         """The same draws, with every tensor changed when it is read; the files stay as they are.
@@ -148,8 +149,7 @@ class StoredDraws(Sequence[Weights]):
         Args:
             change: From the name of a tensor and its values to new values.
         """
-        before = self._change
-        made = self._with(_change=lambda name, tensor: change(name, before(name, tensor)))
+        made = self._with(_changes=[*self._changes, change])
         made.shapes = {name: tensor.shape for name, tensor in made[0].items()}
         return made
 

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -201,9 +202,11 @@ def test_opening_while_a_run_writes(tmp_path, monkeypatch, moment):
         calls.append(folder)
 
 
-def test_devices(tmp_path):
+def test_devices_and_copies(tmp_path):
     stream_of(tmp_path, [1, 2])
     posterior = Posterior.load(tmp_path, network())
+    sent = pickle.loads(pickle.dumps(posterior))
+    assert values(sent._draws) == values(posterior._draws) == [1.0, 1.1, 2.0, 2.1]
     assert posterior.device == torch.device("cpu")
     assert posterior.to("meta") is posterior
     assert posterior.device == torch.device("meta")
