@@ -52,7 +52,7 @@ def peak_megabytes() -> float:
 def write_once(path: Path, weights: dict[str, Tensor]) -> None:
     """Write the bytes of a draw to a file, and flush them to the disk."""
     with open(path, "xb") as file:
-        for piece in pieces_of(weights, "draw"):
+        for piece in pieces_of(weights):
             file.write(piece)
         file.flush()
         os.fsync(file.fileno())

@@ -65,24 +65,19 @@ def reset_network(net: nn.Module, seed: int, option: str = "start") -> nn.Module
     return fresh
 
 
-def build_network(factory: object, root: int, number: int) -> nn.Module:
+def build_network(factory: object, root: int, number: int, option: str = "net") -> nn.Module:
     """The network of one member, as a function builds it under the member's seed.
 
     Example:
         >>> build_network(lambda: nn.Linear(2, 1), root=0, number=3)
         Linear(in_features=2, out_features=1, bias=True)
     """
-    if not callable(factory):
-        raise ConfigurationError(
-            "net= is a network, or a function that builds one, such as lambda: MyNet(...); got "
-            f"{factory!r:.80}."
-        )
     with isolated_random_state(member_seed(root, number, "start")):
-        made = factory()
+        made = factory() if callable(factory) else factory
     if not isinstance(made, nn.Module):
         raise ConfigurationError(
-            f"net= gave {type(made).__name__} for member {number}; expected a network. Pass a "
-            "function that builds one, such as lambda: MyNet(...)."
+            f"{option}= gave {type(made).__name__} for member {number}; expected a function that "
+            "builds a network, such as lambda: MyNet(...)."
         )
     return made
 
@@ -138,21 +133,14 @@ def start_members(
                 "each."
             )
     elif callable(start) and not isinstance(start, nn.Module):
-        networks = []
-        for member in members:
-            with isolated_random_state(member_seed(seed, member, "start")):
-                networks.append(start())
-        _check_built(networks, members, noun, option)
+        networks = [build_network(start, seed, member, option) for member in members]
+        _check_built(networks, noun, option)
     else:
         raise ConfigurationError(
             "start= is 'around', 'reset', a posterior, a list of networks, or a function that "
             f"builds one; got {start!r:.80}."
         )
     for member, network in zip(members, networks, strict=True):
-        if not isinstance(network, nn.Module):
-            raise ConfigurationError(
-                f"{option}= gave {type(network).__name__} for {noun} {member}; expected a network."
-            )
         difference = first_difference(describe(net), describe(network))
         if difference:
             raise ConfigurationError(
@@ -163,22 +151,19 @@ def start_members(
     return _stack([network_tensors(network) for network in networks])
 
 
-def _check_built(
-    networks: Sequence[object], members: Sequence[int], noun: str, option: str
-) -> None:
+def _check_built(networks: Sequence[nn.Module], noun: str, option: str) -> None:
     """A function that builds networks gives another one in each call."""
-    modules = [one for one in networks if isinstance(one, nn.Module)]
-    if len(set(map(id, modules))) < len(modules):
+    if len(set(map(id, networks))) < len(networks):
         raise ConfigurationError(
             f"The function in {option}= gave the same network twice; build a new one in each call: "
             f"{option}=lambda: MyNet(...)."
         )
-    built = [list(one.parameters()) for one in modules]
+    built = [list(network.parameters()) for network in networks]
     pairs = [pair for other in built[1:] for pair in zip(built[0], other, strict=False)]
     if pairs and all(one.shape == two.shape and one.equal(two) for one, two in pairs):
         rank_zero_warn(
-            f"The function in {option}= gave the same weights to all {len(members)} {noun}s, which "
-            "then differ only by chance in training. If it sets a seed, take that out: each "
+            f"The function in {option}= gave the same weights to all {noun}s, which then "
+            "differ only by chance in training. If it sets a seed, take that out: each "
             f"{noun} is built with a seed of its own."
         )
 

@@ -87,12 +87,6 @@ def test_tied_weights_go_by_their_first_name():
     assert select(net, without_normalisation) == ["embedding.weight"]
 
 
-def test_a_network_that_is_one_layer():
-    net = nn.Linear(2, 1)
-    assert select(net, last_layer) == select(net, without_normalisation) == ["weight", "bias"]
-    assert select(nn.BatchNorm1d(3), "weight") == ["weight"]
-
-
 def test_normalisation_of_every_kind():
     layers = [nn.BatchNorm2d(2), nn.InstanceNorm2d(2, affine=True), nn.GroupNorm(1, 2)]
     layers += [nn.LayerNorm(2), nn.RMSNorm(2), nn.SyncBatchNorm(2), nn.Conv2d(2, 2, 1, bias=False)]
@@ -132,16 +126,3 @@ def test_flatten_and_views_are_inverse():
         assert views[name].untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
     flat.zero_()
     assert tensors["a"] != 0  # flatten copied
-
-
-def test_views_keep_leading_axes():
-    layout = FlatLayout({"a": torch.zeros(2, 3), "b": torch.zeros(4)})
-    flat = torch.randn(5, 7, 10)
-    views = layout.views(flat)
-    assert views["a"].shape == (5, 7, 2, 3)
-    assert torch.equal(views["b"][3, 6], layout.views(flat[3, 6])["b"])
-
-
-def test_flatten_leaves_no_graph():
-    parameter = nn.Parameter(torch.ones(2))
-    assert not FlatLayout({"a": parameter}).flatten({"a": parameter}).requires_grad

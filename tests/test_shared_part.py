@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -244,30 +242,12 @@ def test_where_it_would_be_wrong_the_whole_network_runs(case, inference):
         made.map(lambda name, tensor: tensor)  # the network can be copied
 
 
-def test_two_layers_that_vary_leave_nothing_to_share():
-    made = posterior(Net(), ("body.weight", "head."))
-    torch.testing.assert_close(made.predict(INPUTS, 10).outputs, by_hand(made, 10))
-    assert made.net.body.runs == 10 + 10
-
-
 def test_noise_of_the_network_is_new_for_each_draw():
     made = posterior(Noisy())
     torch.manual_seed(3)
     outputs = made.predict(INPUTS, draws=4).outputs
     torch.manual_seed(3)
     torch.testing.assert_close(outputs, by_hand(made, 4))  # no number was lost to the trial
-
-
-def test_the_networks_own_error_is_raised():
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        posterior(Net()).predict(torch.randn(5, 7), draws=3)
-
-
-def test_it_can_be_copied_and_sent():
-    made = posterior(Net())
-    expected = made.predict(INPUTS, draws=10).outputs
-    for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
-        assert torch.equal(other.predict(INPUTS, draws=10).outputs, expected)
 
 
 def test_threads_do_not_disturb_each_other():

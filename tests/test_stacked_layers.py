@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from lightning_bnn.nets import MLP
-from lightning_bnn.stacked import StackedModule
 from lightning_bnn.stacked_layers import plain_layers, run_layers
 
 MEMBERS = 3
@@ -104,12 +103,6 @@ def test_every_member_drops_other_numbers(inplace):
     assert run_layers(layers, tensors, inputs, False).eq(1).all()
 
 
-def test_nothing_but_activations_still_has_an_axis_of_members():
-    net = nn.Sequential(nn.Tanh())
-    outputs = run_layers(plain_layers(net, {}), {"other": torch.zeros(2, 1)}, torch.ones(3), False)
-    assert outputs.shape == (2, 3)
-
-
 class Subclass(nn.Linear):
     pass
 
@@ -185,16 +178,6 @@ def test_a_sequential_by_another_name_is_one_unless_its_forward_is_another():
 def test_a_parameter_that_is_not_stacked_is_left_to_vmap():
     net = nn.Linear(3, 2)
     assert plain_layers(net, {"weight": torch.zeros(2, 2, 3)}) is None
-
-
-def test_a_hook_that_comes_later_is_heard():
-    net = nn.Sequential(nn.Linear(3, 2))
-    tensors = {name: t.detach().expand(2, *t.shape) for name, t in net.named_parameters()}
-    run, heard = StackedModule(net, "stacked"), []
-    run(tensors, torch.randn(5, 3))
-    net[0].register_forward_hook(lambda *_: heard.append(1))
-    run(tensors, torch.randn(5, 3))
-    assert heard
 
 
 @pytest.mark.parametrize("own_inputs", [False, True])

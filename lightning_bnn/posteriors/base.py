@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lightning_bnn import likelihoods
-from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.errors import PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.storage import store
@@ -139,12 +139,7 @@ class Posterior(ABC):
         """
         stored = store.read(directory)
         kind = _class_of(stored.kind)
-        try:
-            posterior = kind.from_manifest(stored, net, likelihood)
-        except KeyError as error:
-            raise PosteriorFormatError(
-                f"{directory} was not written by Posterior.save: its fields have no {error}."
-            ) from error
+        posterior = kind.from_manifest(stored, net, likelihood)
         if not isinstance(posterior, cls):
             raise PosteriorFormatError(
                 f"The posterior in {directory} is a {kind.__name__}; expected a {cls.__name__}."
@@ -238,10 +233,4 @@ def _likelihood(entry: Mapping[str, Any], given: Likelihood | None) -> Likelihoo
             f"The posterior was made with the likelihood {entry['name']!r}, which is not one of "
             "lightning_bnn.likelihoods. Pass likelihood=."
         )
-    try:
-        return known(**entry["config"])
-    except (TypeError, ConfigurationError) as error:
-        raise PosteriorFormatError(
-            f"The posterior's likelihood {entry['name']!r} cannot be made from {entry['config']}: "
-            f"{error} Pass likelihood=."
-        ) from error
+    return known(**entry["config"])

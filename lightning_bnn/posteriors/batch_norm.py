@@ -103,14 +103,11 @@ def recompute_batch_norm(
         layers = {name: layer for name, layer in layers.items() if name in only}
     fresh = dict(weights)
     first = next(iter(weights.values()))
-    before: list[dict[str, Tensor]] = []
     for prefix, layer in layers.items():
-        before.append({})
         for statistic in _STATISTICS:
             own = getattr(layer, statistic).to(first.device)
             name = f"{prefix}.{statistic}" if prefix else statistic
-            given = weights.get(name, own.expand(len(first), *own.shape).clone())
-            before[-1][name] = given
+            given = weights.get(name, own.expand(len(first), *own.shape))
             # the first batch replaces what is there: its weight is 1, but 0 · inf would stay
             counts = statistic == _STATISTICS[-1]
             fresh[name] = torch.zeros_like(given) if counts else given.nan_to_num(0.0, 0.0, 0.0)
@@ -123,10 +120,6 @@ def recompute_batch_norm(
             count += 1
     if not count:
         raise ConfigurationError("BatchNorm's statistics need at least one batch; got none.")
-    for statistics in before:
-        counter = list(statistics)[-1]
-        if not fresh[counter].any():  # it has seen no batch in training mode
-            fresh.update(statistics)
     return fresh
 
 

@@ -124,9 +124,10 @@ class DrawsPosterior(WeightPosterior):
                 f"chains= is at least 1, and every chain has the same number of draws; got "
                 f"chains={chains} and {len(draws)} draws."
             )
+        self._draws: StoredDraws | list[Weights]
         if isinstance(draws, StoredDraws):
             like = {name: torch.empty(shape, device="meta") for name, shape in draws.shapes.items()}
-            names = list(in_network_order(net, like, "The stored draws'"))
+            names, self._draws = list(in_network_order(net, like, "The stored draws'")), draws
         else:
             ordered = [in_network_order(net, draw, f"draw {i}") for i, draw in enumerate(draws)]
             names = list(ordered[0])
@@ -136,14 +137,9 @@ class DrawsPosterior(WeightPosterior):
                         "Every draw needs the same tensors, at least one; draw 0 has "
                         f"{names[:3]}, draw {index} has {list(draw)[:3]}."
                     )
-        super().__init__(net, likelihood, names, fixed)
-        self.chains = chains
-        self._names = names
-        self._draws: StoredDraws | list[Weights]
-        if isinstance(draws, StoredDraws):
-            self._draws = draws
-        else:
             self._draws = [{k: v.detach().clone() for k, v in draw.items()} for draw in ordered]
+        super().__init__(net, likelihood, names, fixed)
+        self.chains, self._names = chains, names
 
     @classmethod
     def from_stream(
@@ -281,8 +277,8 @@ class DrawsPosterior(WeightPosterior):
         names = sorted(name for name in stored.blob_names if name.startswith(f"{prefix}draw-"))
         lazy = StoredDraws(stored.files, [stored.entry(name) for name in names], chains=0)
         draws = lazy if lazy.bytes > CACHE_BYTES else list(lazy)
-        chains = entry.get("chains", 1)  # not written by early versions
-        return cls(net, likelihood, draws, stored.load_if_present(f"{prefix}fixed"), chains)
+        fixed = stored.load_if_present(f"{prefix}fixed")
+        return cls(net, likelihood, draws, fixed, entry["chains"])
 
 
 class _Draw(Mapping[str, Tensor]):

@@ -27,7 +27,9 @@ from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.network import in_network_order
 from lightning_bnn.posteriors.base import Blobs
+from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.posteriors.gaussian import FlatGaussian
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
 from lightning_bnn.posteriors.weights import Change, Weights, changed
@@ -83,9 +85,14 @@ class LowRankPosterior(FlatGaussian):
         self.scale = float(scale)
         self._columns = self._mean.new_empty(0, self._layout.size)
         if deviations:
-            self._check_deviations(deviations)
-            flat = [deviations[name].detach().flatten(1) for name in self._layout.names]
-            self._columns = torch.cat(flat, dim=1)  # (R, P)
+            rows = [in_network_order(net, row, "deviations") for row in unstack(deviations)]
+            if len(rows) < 2 or list(rows[0]) != self._layout.names:
+                raise ConfigurationError(
+                    f"A covariance needs at least 2 deviations of all of {self._layout.names[:3]}, "
+                    f"...; got {len(rows)} of {list(deviations)[:3]}. Leave deviations= out for "
+                    "the diagonal alone."
+                )
+            self._columns = torch.stack([self._layout.flatten(row) for row in rows])  # (R, P)
 
     @property
     def variance(self) -> Weights:
@@ -170,28 +177,3 @@ class LowRankPosterior(FlatGaussian):
             stored.load_if_present(f"{prefix}fixed"),
             entry["scale"],
         )
-
-    def _check_deviations(self, deviations: Mapping[str, Tensor]) -> None:
-        """Raise unless every tensor of the mean has the same number of deviations, at least two."""
-        mean = self.mean
-        if set(deviations) != set(mean):
-            raise ConfigurationError(
-                "mean and deviations need the same names; got "
-                f"{list(mean)[:3]} and {list(deviations)[:3]}."
-            )
-        rank = len(next(iter(deviations.values())))
-        for name, tensor in deviations.items():
-            if tensor.shape != (rank, *mean[name].shape):
-                raise ConfigurationError(
-                    f"deviations has {name!r} in the shape {list(tensor.shape)}; expected {rank} "
-                    f"deviations of the shape {list(mean[name].shape)}."
-                )
-            if tensor.dtype != self._mean.dtype:
-                raise ConfigurationError(
-                    "mean, variance and deviations need one floating-point dtype in all tensors."
-                )
-        if rank < 2:
-            raise ConfigurationError(
-                f"A covariance needs at least 2 deviations; got {rank}. Leave deviations= out for "
-                "the diagonal alone."
-            )

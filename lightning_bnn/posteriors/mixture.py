@@ -73,8 +73,7 @@ class MixturePosterior(WeightPosterior):
     @property
     def pruned_from(self) -> Description | None:
         """The larger network of the components, if they are compact."""
-        origins = (component.pruned_from for component in self._components)
-        return max((origin for origin in origins if origin is not None), key=len, default=None)
+        return self._components[0].pruned_from
 
     @pruned_from.setter
     def pruned_from(self, value: Description | None) -> None:
@@ -118,11 +117,8 @@ class MixturePosterior(WeightPosterior):
         Members of an ensemble may have learned different noise, so their outputs alone do not
         tell what they predict.
         """
-        count = self.default_draws if draws is None else draws
-        if count < 1:
-            raise ConfigurationError(f"draws= is at least 1; got {count}.")
         generator = torch.Generator(self.device).manual_seed(seed)
-        shares = self._share(count, generator)
+        shares = self._share(self.number_of(draws), generator)
         # a seed for each: with one for all, members would be moved by the same noise
         seeds = torch.randint(2**62, (len(shares),), generator=generator, device=self.device)
         return Predictive.mix(

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_bnn.mixtures import at_least_float32
+
 __all__ = ["Moments", "RunningMoments", "at_least_float32"]
 
 Weights = dict[str, Tensor]
@@ -19,11 +21,6 @@ class Moments:
 
     mean: Weights
     variance: Weights
-
-
-def at_least_float32(tensor: Tensor) -> Tensor:
-    """The tensor in float32 or wider: the square of a number such as 1e-4 is zero in float16."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class RunningMoments:

@@ -59,7 +59,7 @@ class WeightPosterior(Posterior):
 
     Attributes:
         pruned_from: For a compact posterior, the names and shapes of the larger network that it
-            was made of, as far as they are known; otherwise None.
+            was made of; otherwise None.
     """
 
     pruned_from: Description | None = None
@@ -145,9 +145,7 @@ class WeightPosterior(Posterior):
 
         Only what varies is in it; the rest is in ``fixed``.
         """
-        if count < 1:
-            raise ConfigurationError(f"The number of draws is at least 1; got {count}.")
-        pieces = list(self.draws(count, generator))
+        pieces = list(self.draws(self.number_of(count), generator))
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
     @torch.no_grad()
@@ -163,12 +161,16 @@ class WeightPosterior(Posterior):
             draws: How many sets of weights are mixed; by default what suits the kind.
             seed: Decides the draws.
         """
+        chunks = self._chunks(self.number_of(draws), seed)
+        inputs = move_data_to_device(inputs, self.device)
+        return self.likelihood.predictive(self._shared.outputs(chunks, inputs, self.fixed))
+
+    def number_of(self, draws: int | None) -> int:
+        """The number of draws that are asked for, at least one."""
         count = self.default_draws if draws is None else draws
         if count < 1:
-            raise ConfigurationError(f"draws= is at least 1; got {count}.")
-        inputs = move_data_to_device(inputs, self.device)
-        outputs = self._shared.outputs(self._chunks(count, seed), inputs, self.fixed)
-        return self.likelihood.predictive(outputs)
+            raise ConfigurationError(f"The number of draws is at least 1; got {count}.")
+        return count
 
     def _chunks(self, count: int, seed: int) -> Iterable[Weights]:
         cache = self._cache  # looked at once: another thread may replace it
@@ -210,10 +212,10 @@ class WeightPosterior(Posterior):
 
     def manifest_fields(self) -> dict[str, Any]:
         """The names and shapes of the network, and of the larger one if it is compact."""
-        smaller: dict[str, Any] = {} if self.pruned_from is None else {"compact": True}
-        if self.pruned_from:
-            smaller["original"] = self.pruned_from
-        return {**smaller, "network": describe(self.net)}
+        fields: dict[str, Any] = {"network": describe(self.net)}
+        if self.pruned_from is not None:
+            fields |= {"compact": True, "original": self.pruned_from}
+        return fields
 
     @classmethod
     def from_manifest(
@@ -225,11 +227,9 @@ class WeightPosterior(Posterior):
                 f"The posterior in {stored.files} is one over the weights of a network. Pass net=, "
                 "a network of the architecture that it was made with."
             )
-        network = stored.fields.get("network", [])
-        # early versions did not say what a compact posterior was pruned from
-        pruned_from = stored.fields.get("original", []) if stored.fields.get("compact") else None
-        if pruned_from is not None:
-            net = _made_smaller(net, network, pruned_from, str(stored.files))
+        network, pruned_from = stored.fields["network"], stored.fields.get("original")
+        if describe(net) == pruned_from:
+            net = resized(net, dict(network))
         difference = first_difference(network, describe(net))
         if difference:
             raise PosteriorFormatError(
@@ -251,29 +251,3 @@ def changed(change: Change, *groups: Mapping[str, Tensor]) -> Iterator[Weights]:
     """
     for tensors in groups:
         yield {name: change(name, tensor) for name, tensor in tensors.items()}
-
-
-def _made_smaller(
-    net: nn.Module, stored: Description, original: Description, where: str
-) -> nn.Module:
-    """The network with the sizes of a compact posterior, if it is the one that was made smaller.
-
-    Any other network, also one that has these sizes already, comes back as it is. Where the
-    original is not known, any network that is nowhere smaller is taken for it.
-    """
-    shapes = {name: tuple(shape) for name, shape in stored}
-    given = {name: tuple(shape) for name, shape in describe(net)}
-    if list(shapes) != list(given) or shapes == given:
-        return net
-    if original and given != {name: tuple(shape) for name, shape in original}:
-        return net
-    for name, shape in given.items():
-        if len(shape) != len(shapes[name]) or any(map(int.__lt__, shape, shapes[name])):
-            return net
-    try:
-        return resized(net, shapes)
-    except ConfigurationError as error:
-        raise PosteriorFormatError(
-            f"The posterior in {where} is a compact one, and the given network cannot be brought "
-            f"to its sizes: {error} Pass the network that it was pruned from, or the small one."
-        ) from error

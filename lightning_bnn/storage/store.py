@@ -29,11 +29,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
@@ -60,8 +59,6 @@ from lightning_bnn.storage.manifest import (
 
 __all__ = ["Stored", "read", "write"]
 
-_PICKLE_SUFFIXES = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
-
 
 def write(
     directory: str | os.PathLike[str],
@@ -85,6 +82,7 @@ def write(
         ConfigurationError: A name, field or tensor cannot be stored. The old contents stay.
 
     Example:
+        >>> import torch
         >>> write("memory://doc", kind="draws", blobs={"0": {"w": torch.ones(2)}}, fields={"n": 3})
         >>> read("memory://doc").load("0")
         {'w': tensor([1., 1.])}
@@ -107,14 +105,11 @@ def write(
     files = open_directory(directory)
     _refuse_to_replace_others(files)
     with files.one_writer():
-        before = set(files.names("blobs"))
-        created: list[str] = []
-        manifest = b""
         try:
-            for name in blobs:
-                tensors = dict(blobs[name].items())
-                packed, sparse = compressed(tensors, name)
-                pieces = pieces_of(packed, name)
+            for name, blob in blobs.items():
+                tensors = dict(blob.items())
+                packed, sparse = compressed(tensors)
+                pieces = pieces_of(packed)
                 sha256, size = sha256_of(pieces), sum(map(len, pieces))
                 file = f"{name}-{sha256[:16]}.safetensors"
                 entries.append({"name": name, "file": file, "bytes": size, "sha256": sha256})
@@ -122,26 +117,27 @@ def write(
                 if sparse:
                     entries[-1]["sparse"] = sparse
                     body["version"] = SPARSE_VERSION
-                if file not in before:
-                    created.append(file)
                 files.put(f"blobs/{file}", *pieces)
                 del tensors, packed, pieces  # the next blob must not be held together with this one
-            manifest = encode(body)
-            files.put(MANIFEST, manifest)
+            files.put(MANIFEST, encode(body))
         except BaseException:
             # A failed put of the manifest may still have arrived (a lost reply): look first.
-            with suppress(OSError):
-                if not manifest or files.get(MANIFEST) != manifest:
-                    for file in created:
-                        files.remove(f"blobs/{file}")
+            with suppress(OSError, ValueError, KeyError):
+                there = files.get(MANIFEST)
+                _remove_others(files, json.loads(there)["blobs"] if there else [])
             raise
-        named = {entry["file"] for entry in entries}
         with suppress(OSError):  # the new posterior is in place; the next write cleans again
-            for file in files.names("blobs"):
-                if TEMPORARY.fullmatch(file) or (BLOB_FILE.fullmatch(file) and file not in named):
-                    files.remove(f"blobs/{file}")
-            for file in filter(TEMPORARY.fullmatch, files.names()):
-                files.remove(file)
+            _remove_others(files, entries)
+
+
+def _remove_others(files: Files, entries: Sequence[Mapping[str, Any]]) -> None:
+    """Remove the blobs that a manifest does not name, and what crashes have left behind."""
+    named = {entry["file"] for entry in entries}
+    for file in files.names("blobs"):
+        if TEMPORARY.fullmatch(file) or (BLOB_FILE.fullmatch(file) and file not in named):
+            files.remove(f"blobs/{file}")
+    for file in filter(TEMPORARY.fullmatch, files.names()):
+        files.remove(file)
 
 
 def read(directory: str | os.PathLike[str]) -> Stored:
@@ -154,6 +150,7 @@ def read(directory: str | os.PathLike[str]) -> Stored:
         PosteriorFormatError: There is no posterior, or it is damaged, newer, or a pickle.
 
     Example:
+        >>> import torch
         >>> write("memory://doc", kind="draws", blobs={"0": {"w": torch.ones(2)}}, fields={"n": 3})
         >>> stored = read("memory://doc")
         >>> stored.kind, stored.fields, stored.blob_names
@@ -166,30 +163,14 @@ def read(directory: str | os.PathLike[str]) -> Stored:
     return Stored(files, decode(data, str(files)))
 
 
-def _is_pickle(name: str, head: bytes) -> bool:
-    """Tell pickles, and the zip archives that hold them, by name or by first bytes."""
-    by_bytes = head[:4] == b"PK\x03\x04" or (head[:1] == b"\x80" and head[1:2] in b"\2\3\4\5")
-    return name.lower().endswith(_PICKLE_SUFFIXES) or (len(head) > 1 and by_bytes)
-
-
 def _why_nothing_to_read(files: Files) -> str:
-    never = (
-        "a pickle can run any code, so it is never loaded. If you trust it, load it into its "
-        "network yourself, then save a posterior with posterior.save(directory)."
-    )
-    if files.is_file():
-        if _is_pickle(str(files), files.get("", 4) or b""):
-            return f"{files} is a pickle or an archive of pickles: {never}"
-        return f"{files} is a file; a posterior is a directory that holds {MANIFEST}. Pass that."
-    names = files.names()
-    if not names and not files.exists():
+    if not files.exists():
         return f"{files} does not exist. Pass the directory that was given to posterior.save()."
-    if names and all(_is_pickle(name, files.get(name, 4) or b"") for name in names):
-        return f"{files} holds only pickles ({', '.join(names[:5])}): {never}"
-    held = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "nothing"
+    held = "a file" if files.is_file() else f"a directory with {files.names()[:10]}"
     return (
-        f"{files} holds no posterior: there is no {MANIFEST}; found: {held}. Pass the directory "
-        f"that was given to posterior.save(), or save again if the first save was cut off."
+        f"{files} is {held}; a posterior is a directory that holds {MANIFEST}. Pass the one that "
+        "was given to posterior.save(). A pickle (.pt, .ckpt) can run any code and is never "
+        "loaded: load it into its network yourself, then save a posterior."
     )
 
 
@@ -225,6 +206,7 @@ class Stored:
         blob_names: The blobs, in the order written.
 
     Example:
+        >>> import torch
         >>> write("memory://doc", kind="draws", blobs={"0": {"w": torch.ones(2)}}, fields={"n": 3})
         >>> read("memory://doc").entry("0")["tensors"]
         {'w': {'dtype': 'float32', 'shape': [2]}}
@@ -246,17 +228,13 @@ class Stored:
             )
         return self._entries[blob_name]
 
-    def load(self, blob_name: str, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    def load(self, blob_name: str) -> dict[str, Tensor]:
         """Read one blob: check the hash of its bytes, then every dtype and shape.
-
-        Args:
-            blob_name: One of :attr:`blob_names`.
-            device: Where the tensors go.
 
         Raises:
             PosteriorFormatError: There is no such blob, or it is damaged.
         """
-        return read_blob(self.files, self.entry(blob_name), device)
+        return read_blob(self.files, self.entry(blob_name))
 
     def load_if_present(self, blob_name: str) -> dict[str, Tensor]:
         """The tensors of a blob; none where an empty one was left out."""

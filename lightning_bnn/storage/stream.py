@@ -24,7 +24,6 @@ hashed meanwhile, and read when it is asked for.
 from __future__ import annotations
 
 import copy
-import errno
 import math
 import os
 import re
@@ -40,17 +39,10 @@ from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.storage import store
-from lightning_bnn.storage.blobs import (
-    check_storable,
-    describe_tensors,
-    pieces_of,
-    read_blob,
-    sha256_of,
-)
+from lightning_bnn.storage.blobs import describe_tensors, pieces_of, read_blob, sha256_of
 from lightning_bnn.storage.files import TEMPORARY, Files, open_directory
 from lightning_bnn.storage.manifest import (
     BLOB_FILE,
-    DTYPES,
     MANIFEST,
     VERSION,
     check_blob,
@@ -100,12 +92,6 @@ class StoredDraws(Sequence[Weights]):
     def __init__(self, files: Files, entries: Sequence[dict[str, Any]], chains: int) -> None:
         self._files, self._entries, self._chains = files, list(entries), chains
         tensors = self._entries[0]["tensors"] if entries else {}
-        for entry in self._entries:
-            if entry["tensors"] != tensors:
-                raise PosteriorFormatError(
-                    f"{files}: blobs/{entry['file']} has other tensors than the first draw, "
-                    f"blobs/{self._entries[0]['file']}. They are not of one posterior."
-                )
         self.shapes = {
             name: torch.Size(tensor["shape"][1:] if chains else tensor["shape"])
             for name, tensor in tensors.items()
@@ -124,7 +110,7 @@ class StoredDraws(Sequence[Weights]):
     def bytes(self) -> int:
         """The memory that all draws take when they are read; on the disk zeros take less."""
         return sum(
-            DTYPES[tensor["dtype"]].itemsize * math.prod(tensor["shape"])
+            getattr(torch, tensor["dtype"]).itemsize * math.prod(tensor["shape"])
             for entry in self._entries
             for tensor in entry["tensors"].values()
         )
@@ -149,16 +135,13 @@ class StoredDraws(Sequence[Weights]):
             self._last = (number, blob)
         else:
             blob = last[1]
-        return {
-            name: self._changed(name, blob[name][chain] if self._chains else blob[name])
-            for name in self.shapes
-        }
-
-    def _changed(self, name: str, tensor: Tensor) -> Tensor:
-        tensor = tensor.to(self.device, copy=True)
-        for change in self._changes:
-            tensor = change(name, tensor)
-        return tensor
+        draw: Weights = {}
+        for name in self.shapes:
+            tensor = blob[name][chain] if self._chains else blob[name]
+            draw[name] = tensor.to(self.device, copy=True)
+            for change in self._changes:
+                draw[name] = change(name, draw[name])
+        return draw
 
     def mapped(self, change: Change) -> StoredDraws:
         """The same draws, with every tensor changed when it is read; the files stay as they are.
@@ -237,26 +220,17 @@ class DrawStream:
     def check_free(directory: str | os.PathLike[str]) -> None:
         """Raise a ConfigurationError if a new stream may not begin in a directory."""
         files = open_directory(directory)
-        if files.is_file():
-            raise ConfigurationError(f"{files} is a file; draws are written to a directory.")
         steps = [name[:12] for name in files.names("records") if RECORD.fullmatch(name)]
         if steps:
             raise ConfigurationError(
                 f"{files} already holds draws: {len(steps)} snapshots, the last of step "
                 f"{int(steps[-1])}. Resume with ckpt_path=, choose another directory or remove it."
             )
-        if files.get(MANIFEST, 1) is None:
-            return
-        try:
-            stored = store.read(directory)
-        except PosteriorFormatError as error:
+        if files.is_file() or (
+            files.get(MANIFEST, 1) is not None and "stream" not in store.read(directory).fields
+        ):
             raise ConfigurationError(
-                f"{files} is not free for draws: {error} Choose another directory or remove it."
-            ) from error
-        if "stream" not in stored.fields:
-            raise ConfigurationError(
-                f"{files} already holds a posterior, of the kind {stored.kind!r}. Choose another "
-                "directory or remove it."
+                f"{files} already holds a posterior or is a file. Choose another directory."
             )
 
     @classmethod
@@ -283,15 +257,7 @@ class DrawStream:
             ConfigurationError: The directory holds draws or something else already.
         """
         cls.check_free(directory)
-        for name, tensor in _snapshot(weights, likelihood).items():
-            check_storable(name, tensor, "draw")
-        shapes = {name: list(tensor.shape) for name, tensor in weights.items()}
-        lengths = {tuple(shape[:1]) for shape in shapes.values()}
-        if len(lengths) != 1 or lengths & {(), (0,)}:
-            raise ConfigurationError(
-                f"The weights of a snapshot need one common leading axis, the chains; got {shapes}."
-            )
-        chains = lengths.pop()[0]
+        chains = len(next(iter(weights.values())))
         common = {"fixed": fixed or {}, "likelihood": likelihood or {}}
         described = describe_tensors(_snapshot(weights, likelihood))
         head = {"id": secrets.token_hex(8), "tensors": described}
@@ -337,12 +303,7 @@ class DrawStream:
     def fields(self, step: int) -> dict[str, Any]:
         """The fields that were given with the snapshot of a step."""
         self._entry(step)  # says what is there instead
-        record = self._read(step)
-        if record is None:
-            name = f"{self.files}/{_record_name(step)}"
-            raise FileNotFoundError(errno.ENOENT, "There is no such record", name)
-        fields: dict[str, Any] = record["fields"]
-        return fields
+        return (self._read(step) or {}).get("fields", {})
 
     def draws(self, steps: Sequence[int] | None = None) -> StoredDraws:
         """The draws, step after step and in it chain after chain, read when asked for.
@@ -402,10 +363,14 @@ class DrawStream:
                 f"of a later step, but got step {step}."
             )
         tensors = _snapshot(weights, likelihood)
-        self._check_tensors(describe_tensors(tensors))
+        if (given := describe_tensors(tensors)) != self._tensors:
+            raise ConfigurationError(
+                f"All snapshots of the stream in {self.files} have the tensors {self._tensors}; "
+                f"this one has {given}."
+            )
         body = {"format": FORMAT, "version": VERSION, "stream": self.id, "step": step}
         body["fields"] = json_value(fields or {}, "fields")
-        pieces = pieces_of(tensors, f"draw of step {step}")
+        pieces = pieces_of(tensors)
         size = sum(len(piece) for piece in pieces)
         blob = {"file": f"draw-{step:012d}-{self.id}.safetensors", "bytes": size}
         path, record = _record_name(step), b""
@@ -447,15 +412,6 @@ class DrawStream:
                     if TEMPORARY.fullmatch(file) or (draw and file not in named):
                         self.files.remove(f"{folder}/{file}")
 
-    def _check_tensors(self, given: dict[str, Any]) -> None:
-        for name in [*self._tensors, *given]:
-            if self._tensors.get(name) != given.get(name):
-                raise ConfigurationError(
-                    f"The stream in {self.files} was made for {name!r} as "
-                    f"{self._tensors.get(name)}; this snapshot has {given.get(name)}. All "
-                    "snapshots of a stream have the same tensors."
-                )
-
     def _check_owned(self) -> None:
         if self.files.get(MANIFEST) != self._head:
             raise ConfigurationError(
@@ -470,11 +426,9 @@ class DrawStream:
             return None
 
         def check(record: Mapping[str, Any]) -> None:
-            require(type(record["step"]) is int, "step is not a number", record["step"])
             require(record["step"] == step, "of another step", record["step"])
             require(record["stream"] == self.id, "of another stream", record["stream"])
-            require(isinstance(record["fields"], dict), "fields is no object", record["fields"])
-            check_blob({**record["blob"], "tensors": {}})
+            check_blob(record["blob"])
 
         try:
             return unseal(data, f"{self.files}: {_record_name(step)}", FORMAT, check)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,23 +52,6 @@ def test_a_damaged_library_is_not_used(damaged: int):
 
 
 @needs_compiler
-def test_without_openmp_the_numbers_are_the_same(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(library, "_VARIANTS", [["-fopenmp", "--no-such-flag"], []])
-    assert library.load() is not None  # which compares them with those of every other build
-
-
-@needs_compiler
-def test_a_symbol_that_is_not_there_is_found_out_when_loading(tmp_path: Path):
-    """So a build for an OpenMP that PyTorch did not bring is left for one without."""
-    source = tmp_path / "a.c"
-    source.write_text("void no_such_function(void); void f(void) { no_such_function(); }")
-    command = ["cc", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "a.so")]
-    subprocess.run(command, check=True)
-    with pytest.raises(OSError, match="no_such_function"):
-        library.Library(tmp_path / "a.so")
-
-
-@needs_compiler
 def test_defaults_of_the_user_do_not_matter():
     torch.set_default_dtype(torch.float64)
     try:
@@ -104,11 +84,3 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_every_build_gives_the_same_bits(flags: list[str]):
     built = library.Library(library._build(flags))
     assert library._fingerprint(built) == library._EXPECTED
-
-
-@needs_compiler
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="needs POSIX owners")
-def test_the_folder_is_the_users_own(tmp_path: Path):
-    library.load()
-    mode = (tmp_path / "cache" / "lightning_bnn").stat().st_mode
-    assert not mode & (stat.S_IWGRP | stat.S_IWOTH)

@@ -1,13 +1,12 @@
 """What all posteriors share: predicting in chunks, bounded memory, files, bad input."""
 
-import json
 import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
+from lightning_bnn import DrawsPosterior, GaussianPosterior, Posterior
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.posteriors import weights
@@ -64,9 +63,8 @@ def test_the_seed_decides_and_batches_are_seen_by_the_same_functions():
     assert posterior.predict(inputs).draws == posterior.default_draws == 32
 
 
-@pytest.mark.parametrize("count", [5, 32])
-def test_the_draws_are_made_once_where_they_are_small(monkeypatch, count):
-    posterior = make(network())
+def test_the_draws_are_made_once_where_they_are_small(monkeypatch):
+    count, posterior = 5, make(network())
     made = []
     draws = posterior.draws
     monkeypatch.setattr(posterior, "draws", lambda *a, **k: made.append(a) or draws(*a, **k))
@@ -116,23 +114,6 @@ def test_memory_does_not_grow_with_the_number_of_draws(monkeypatch, kind):
     monkeypatch.setattr(weights, "CACHE_BYTES", 512 * 4 * 1000)
     posterior.predict(torch.randn(2, 100), draws=512)
     assert sum(len(tensor) for tensor in alive) == 512
-
-
-class Two(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(1))
-
-    def forward(self, one, other):
-        return self.gain * one - other
-
-
-def test_inputs_of_every_form():
-    posterior = make(Two())
-    one, other = torch.randn(4, 1), torch.randn(4, 1)
-    expected = posterior.predict((one, other)).outputs
-    assert torch.equal(posterior.predict([one, other]).outputs, expected)
-    assert torch.equal(posterior.predict({"other": other, "one": one}).outputs, expected)
 
 
 def test_it_predicts_in_evaluation_mode_and_changes_nothing():
@@ -215,29 +196,6 @@ def test_tied_weights_and_buffers_that_are_not_saved(tmp_path):
         DrawsPosterior(net, Categorical(), [{"head.weight": torch.zeros(7, 4)}])
 
 
-def test_frozen_weights_are_saved(tmp_path):
-    net = network()
-    net[0].requires_grad_(False)
-    posterior = make(net, names=["3.weight", "3.bias"])
-    posterior.save(tmp_path)
-    loaded = Posterior.load(tmp_path, network())
-    assert torch.equal(loaded.fixed["0.weight"], net[0].weight)
-    inputs = torch.randn(5, 3)
-    torch.testing.assert_close(loaded.predict(inputs).outputs, posterior.predict(inputs).outputs)
-
-
-def test_moves_to_a_device():
-    posterior = make(network(), Gaussian(0.1, learn=True), names=["3.weight"])
-    posterior.predict(torch.randn(2, 3))
-    assert posterior.to("cpu") is posterior
-    posterior.predict(torch.randn(2, 3))
-    posterior.to("meta")
-    places = (*posterior.fixed.values(), *posterior.mean.values(), *posterior.net.parameters())
-    assert all(tensor.is_meta for tensor in (*places, posterior.likelihood.log_scale))
-    assert posterior.device.type == "meta"
-    assert posterior._cache is None
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_dtypes(tmp_path, dtype):
     net = network().to(dtype)
@@ -263,11 +221,6 @@ def test_other_dtypes(tmp_path, dtype):
             lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2)),
             r"tensor 6 is '1.running_mean' of shape \[4\], but missing in the given one",
         ),
-        (
-            lambda: nn.Sequential(*network(), nn.Linear(2, 2)),
-            r"tensor 6 is '1.running_mean' of shape \[4\], but '4.weight' of shape \[2, 2\]",
-        ),
-        (lambda: nn.Tanh(), r"tensor 0 is '0.weight' of shape \[4, 3\], but missing"),
     ],
 )
 def test_another_network_is_named_by_its_first_difference(tmp_path, other, message):
@@ -297,17 +250,7 @@ def test_a_likelihood_of_ones_own_must_be_given(tmp_path):
             Posterior.load(tmp_path, network(), likelihood=wrong)
 
 
-def test_a_namesake_is_not_taken_for_ours(tmp_path):
-    namesake = type("Gaussian", (Gaussian,), {})
-    make(network(), namesake(0.2)).save(tmp_path)
-    with pytest.raises(
-        PosteriorFormatError, match=r"\.Gaussian', which is not one of .* Pass like"
-    ):
-        Posterior.load(tmp_path, network())
-    assert type(Posterior.load(tmp_path, network(), namesake(0.2)).likelihood) is namesake
-
-
-@pytest.mark.parametrize("name", ["Likelihood", "Categorical", "__name__", "base", "os"])
+@pytest.mark.parametrize("name", ["__name__", "base", "os"])
 def test_only_likelihoods_are_made_by_name(tmp_path, name):
     make(nn.Linear(2, 1)).save(tmp_path)
     stored = store.read(tmp_path)
@@ -322,19 +265,6 @@ def test_unknown_kinds(tmp_path):
     known = r"\['draws', 'gaussian', 'low_rank', 'mixture'"
     with pytest.raises(PosteriorFormatError, match=f"kind 'laplace'; this version knows {known}"):
         Posterior.load(tmp_path, network())
-    MixturePosterior([make(nn.Linear(2, 1))]).save(tmp_path)
-    stored = store.read(tmp_path)
-    stored.fields["components"][0]["kind"] = "swag"
-    store.write(tmp_path, kind="mixture", blobs=load_all(stored), fields=stored.fields)
-    with pytest.raises(PosteriorFormatError, match="kind 'swag'"):
-        Posterior.load(tmp_path, nn.Linear(2, 1))
-
-
-def test_fields_that_save_did_not_write(tmp_path):
-    store.write(tmp_path, kind="draws", blobs={"draw-000000": {"w": torch.ones(1)}}, fields={})
-    for net, message in ((network(), "another network"), (nn.Tanh(), "have no 'likelihood'")):
-        with pytest.raises(PosteriorFormatError, match=message):
-            Posterior.load(tmp_path, net)
 
 
 def test_a_subclass_of_a_kind_does_not_take_its_place(tmp_path):
@@ -344,19 +274,6 @@ def test_a_subclass_of_a_kind_does_not_take_its_place(tmp_path):
     assert Named.kind == "gaussian"
     make(nn.Linear(2, 1)).save(tmp_path)
     assert type(Posterior.load(tmp_path, nn.Linear(2, 1))) is GaussianPosterior
-
-
-def test_urls_and_the_manifest(tmp_path):
-    posterior = make(network())
-    posterior.save(f"file://{tmp_path}/p")
-    posterior.save("memory://posterior-test")
-    fields = json.loads((tmp_path / "p" / "manifest.json").read_bytes())["fields"]
-    assert fields["network"][0] == ["0.weight", [4, 3]]
-    assert fields["likelihood"] == {"name": "Gaussian", "config": {"scale": 0.3, "learn": False}}
-    for place in (str(tmp_path / "p"), "memory://posterior-test"):
-        assert torch.equal(
-            Posterior.load(place, network()).mean["0.bias"], posterior.mean["0.bias"]
-        )
 
 
 def test_a_likelihood_given_beside_the_posterior_must_be_its_own(tmp_path):

@@ -101,7 +101,7 @@ def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def all_tensors(posterior: Posterior) -> list[Tensor]:
-    held = [tensor for blob in posterior.blobs().values() for _, tensor in blob.items()]
+    held = [tensor for blob in posterior.blobs().values() for tensor in blob.values()]
     return [*held, *posterior.likelihood.state_dict().values()]
 
 
@@ -216,7 +216,7 @@ def test_a_posterior_without_weights_is_one_class(tmp_path):
     assert torch.equal(one.outputs, other.outputs)
     assert Predictive.mix([one, other]).draws == 16
     data = DataLoader(TensorDataset(INPUTS, targets), batch_size=3)
-    report = report_posteriors({"memory": loaded}, data, bins=3, pruning=[0.5])
+    report = report_posteriors({"memory": loaded}, data, bins=3)
     assert report.save(tmp_path / "page.html")
     assert loaded.to("meta").device.type == "meta"
     with pytest.raises(PosteriorFormatError, match="is a Memory; expected a WeightPosterior"):

@@ -6,13 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import DrawsPosterior, MixturePosterior, Posterior
+from lightning_bnn import DrawsPosterior, Posterior
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.posteriors.base import stored_blobs, stored_entry
-from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.pruning import prune
-from lightning_bnn.storage import store
 from lightning_bnn.storage.stream import StoredDraws
 
 
@@ -61,14 +58,6 @@ def test_more_are_equally_often_but_for_a_random_rest():
     assert given(posterior, 8) == [0, 1, 2, 3] * 2
 
 
-@pytest.mark.parametrize("count", [3, 11, 25])
-def test_chunks_do_not_change_the_numbers(count):
-    posterior = numbered(11)
-    whole = given(posterior, count, seed=2, chunk=count)
-    for chunk in (1, 3, 8):
-        assert given(posterior, count, seed=2, chunk=chunk) == whole
-
-
 def test_buffers_may_vary():
     net = network().eval()
     states = []
@@ -84,47 +73,11 @@ def test_buffers_may_vary():
         torch.testing.assert_close(output, net(inputs))
 
 
-def test_chains_are_saved_and_loaded(tmp_path):
-    posterior = numbered(6)
-    assert posterior.chains == 1
-    draws = [{"weight": torch.full((1, 1), float(i))} for i in range(6)]
-    three = DrawsPosterior(posterior.net, Gaussian(0.1), draws, chains=3)
-    assert three.chains == 3
-    assert given(three, 6) == [0, 1, 2, 3, 4, 5]
-    three.save(tmp_path / "three")
-    assert store.read(tmp_path / "three").fields["chains"] == 3
-    loaded = Posterior.load(tmp_path / "three", posterior.net)
-    assert loaded.chains == 3
-    assert given(loaded, 6) == [0, 1, 2, 3, 4, 5]
-    mixture = MixturePosterior([three, posterior])
-    mixture.save(tmp_path / "mixture")
-    components = Posterior.load(tmp_path / "mixture", posterior.net).components
-    assert [component.chains for component in components] == [3, 1]
-
-
-def test_a_posterior_saved_without_chains_has_one(tmp_path):
-    posterior = numbered(4)
-    fields = {key: value for key, value in stored_entry(posterior).items() if key != "chains"}
-    fields["network"] = [["weight", [1, 1]]]
-    store.write(tmp_path, kind="draws", blobs=stored_blobs(posterior), fields=fields)
-    loaded = Posterior.load(tmp_path, posterior.net)
-    assert loaded.chains == 1
-    assert given(loaded, 4) == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("chains", [0, -1, 4])
 def test_every_chain_has_as_many_draws(chains):
     draws = [{"weight": torch.ones(1, 1)}] * 6
     with pytest.raises(ConfigurationError, match=f"chains={chains} and 6 draws"):
         DrawsPosterior(nn.Linear(1, 1), Gaussian(0.1), draws, chains=chains)
-
-
-def test_unstack_is_the_inverse_of_stacking():
-    stacked = {"a": torch.arange(6.0).reshape(3, 2), "b": torch.arange(3)}
-    rows = unstack(stacked)
-    assert len(rows) == 3
-    for name, tensor in stacked.items():
-        assert torch.equal(torch.stack([row[name] for row in rows]), tensor)
 
 
 def test_draws_are_copies():
@@ -135,13 +88,6 @@ def test_draws_are_copies():
     assert posterior.sample(1)["weight"].item() == 1
     posterior.sample(1)["weight"].zero_()
     assert posterior.sample(1)["weight"].item() == 1
-
-
-def test_the_order_within_a_draw_does_not_matter():
-    net = nn.Linear(1, 1)
-    one = {"weight": torch.ones(1, 1), "bias": torch.zeros(1)}
-    other = {"bias": torch.zeros(1), "weight": torch.ones(1, 1)}
-    assert list(DrawsPosterior(net, Gaussian(0.1), [other, one]).sample(2)) == ["weight", "bias"]
 
 
 @pytest.mark.parametrize(

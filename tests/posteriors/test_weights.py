@@ -4,6 +4,7 @@ from torch import nn
 
 from lightning_bnn.errors import PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.network import describe
 from lightning_bnn.posteriors import GaussianPosterior, MixturePosterior
 from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.pruning import compact, prune
@@ -15,61 +16,47 @@ def network(inputs=3, hidden=8, outputs=2):
     )
 
 
-def posterior(net, small=True):
+def posterior(net, original=None):
     torch.manual_seed(0)
     mean = {name: torch.randn(p.shape) for name, p in net.named_parameters()}
     sd = {name: torch.rand(p.shape) for name, p in net.named_parameters()}
     made = GaussianPosterior(net, Gaussian(0.1), mean, sd)
-    made.pruned_from = [] if small else None
+    made.pruned_from = original and describe(original)
     return made
 
 
 def test_a_compact_posterior_takes_the_original_network_or_the_small_one(tmp_path):
     small, original = network(hidden=5), network()
     before = {name: tensor.clone() for name, tensor in original.state_dict().items()}
-    saved = posterior(small)
-    for index, one in enumerate((saved, MixturePosterior([saved, posterior(small)]))):
+    saved = posterior(small, original)
+    for index, one in enumerate((saved, MixturePosterior([saved, posterior(small, original)]))):
         one.save(tmp_path / str(index))
         for net in (original, small):
             loaded = Posterior.load(tmp_path / str(index), net)
             inputs = torch.randn(6, 3)
             found, expected = loaded.predict(inputs).mean, one.predict(inputs).mean
             torch.testing.assert_close(found, expected)
-            assert loaded.pruned_from == []
-            assert all(part.pruned_from == [] for part in loaded.components)
+            assert all(part.pruned_from == describe(original) for part in loaded.components)
             loaded.save(tmp_path / "again")  # still compact: it loads as it did
-            assert Posterior.load(tmp_path / "again", original).pruned_from == []
+            assert Posterior.load(tmp_path / "again", original).pruned_from == describe(original)
     for name, tensor in original.state_dict().items():
         assert torch.equal(tensor, before[name])
 
 
-def test_other_networks_are_refused(tmp_path):
-    posterior(network(hidden=5)).save(tmp_path)
+@pytest.mark.parametrize("original", [network(), None])
+def test_other_networks_are_refused(tmp_path, original):
+    posterior(network(hidden=5), original).save(tmp_path)
     others = {
         "a smaller one": network(hidden=4),
+        "a larger one": network(hidden=9),
         "fewer outputs": network(outputs=1),
         "other names": nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)),
-        "other axes": nn.Sequential(
-            nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)
-        ),
+        **({} if original else {"not marked as compact": network()}),
     }
     for net in others.values():
         with pytest.raises(PosteriorFormatError, match="of another network: tensor"):
             Posterior.load(tmp_path, net)
-
-
-def test_layers_that_cannot_be_made_smaller_are_named(tmp_path):
-    posterior(nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 2))).save(tmp_path)
-    with pytest.raises(PosteriorFormatError, match=r"is a compact one.*Embedding.*pruned from"):
-        Posterior.load(tmp_path, nn.Sequential(nn.Embedding(4, 6), nn.Linear(6, 2)))
-
-
-def test_without_the_mark_a_larger_network_is_another_one(tmp_path):
-    small = network(hidden=5)
-    posterior(small, small=False).save(tmp_path)
-    with pytest.raises(PosteriorFormatError, match="of another network"):
-        Posterior.load(tmp_path, network())
-    assert Posterior.load(tmp_path, small).pruned_from is None
+    assert Posterior.load(tmp_path, network(hidden=5)).net[0].out_features == 5
 
 
 def test_a_network_that_it_was_not_pruned_from_is_refused(tmp_path):
@@ -78,7 +65,7 @@ def test_a_network_that_it_was_not_pruned_from_is_refused(tmp_path):
     def other(inputs, outputs):
         return nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, outputs))
 
-    whole = posterior(other(4, 3), small=False)
+    whole = posterior(other(4, 3))
     smaller = compact(prune(whole, 0.5, unit="channel"))
     mixture = MixturePosterior([smaller, smaller])
     for index, one in enumerate((smaller, compact(smaller), mixture, prune(mixture, 0.0))):
@@ -95,7 +82,7 @@ def test_a_network_that_it_was_not_pruned_from_is_refused(tmp_path):
 
 
 def test_the_original_of_a_smaller_one_is_the_largest(tmp_path):
-    smaller = compact(prune(posterior(network(), small=False), 0.5, unit="channel"))
+    smaller = compact(prune(posterior(network()), 0.5, unit="channel"))
     further = compact(prune(smaller, 0.5, unit="channel"))
     assert further.net[0].out_features == 2
     further.save(tmp_path)

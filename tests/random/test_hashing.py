@@ -79,9 +79,3 @@ def test_numbers_belong_to_member_and_example() -> None:
     own = torch.stack([torch.randperm(100) for _ in SEEDS])
     expected = torch.stack([whole[m, own[m]] for m in range(len(SEEDS))])
     assert torch.equal(normals(SEEDS, own, 3), expected)
-
-
-def test_uniforms_are_never_0_or_1() -> None:
-    numbers = uniforms(SEEDS, torch.arange(COUNT))
-    assert numbers.min() > 0
-    assert numbers.max() < 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import math
 import pickle
 from pathlib import Path
@@ -98,35 +97,6 @@ def test_a_tensor_with_gaps_is_filled_as_a_whole_one():
     NormalStream(2).fill_(wide[:, :5])
     assert torch.equal(wide[:, :5], fill(NormalStream(2), 6, 5))
     assert torch.equal(wide[:, 5:], torch.zeros(6, 5))
-
-
-def test_autograd_hears_of_the_change():
-    tensor = torch.ones(5)
-    version = tensor._version
-    NormalStream(1).fill_(tensor)
-    assert tensor._version > version
-
-
-def states_of_both_dtypes(stream: NormalStream) -> tuple[torch.Tensor, torch.Tensor, object]:
-    numbers, doubles = fill(stream, 50), fill(stream, 7, dtype=torch.float64)
-    return numbers, doubles, (stream.integer(), stream.key())
-
-
-def test_the_state_goes_on_for_every_kind_of_number():
-    stream = NormalStream(3)
-    states_of_both_dtypes(stream)
-    file = io.BytesIO()
-    torch.save(stream.state_dict(), file)
-    file.seek(0)
-    other = NormalStream(4)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    clone = copy.deepcopy(stream)
-    expected = states_of_both_dtypes(stream)
-    for again in (other, clone):
-        numbers, doubles, integers = states_of_both_dtypes(again)
-        assert torch.equal(numbers, expected[0])
-        assert torch.equal(doubles, expected[1])
-        assert integers == expected[2]
 
 
 def test_streams_of_neighbouring_seeds_are_not_alike():

@@ -24,7 +24,7 @@ from torch.optim import SGD
 
 from lightning_bnn import Posterior, cli
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.launch import StoredRun, launch, load_posterior
+from lightning_bnn.launch import StoredRun, launch, load_run
 from lightning_bnn.samplers import SGLD
 from tests.launch.conftest import local_ray  # noqa: F401
 from tests.release_0_1.cases import (
@@ -64,9 +64,16 @@ def can_compile() -> bool:
 # -------------------------------------------------------------------- posteriors
 
 
+def load(name: str) -> Posterior:
+    """A kept posterior, or that of a kept run."""
+    if name.startswith("launched"):
+        return load_run(FILES / name).posterior(POSTERIORS[name]())
+    return Posterior.load(FILES / name, POSTERIORS[name]())
+
+
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_a_posterior_loads_and_predicts_the_same(name: str) -> None:
-    posterior = load_posterior(FILES / name, POSTERIORS[name]())
+    posterior = load(name)
     kept = expected(f"posterior.{name}.")
     for key, weight in mean_weights(posterior).items():
         assert torch.equal(weight, kept[f"weights.{key}"]), key
@@ -75,7 +82,7 @@ def test_a_posterior_loads_and_predicts_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_a_posterior_saved_again_is_the_same(name: str, tmp_path: Path) -> None:
-    posterior = load_posterior(FILES / name, POSTERIORS[name]())
+    posterior = load(name)
     posterior.save(tmp_path)
     again = Posterior.load(tmp_path, POSTERIORS[name]())
     assert type(again) is type(posterior)

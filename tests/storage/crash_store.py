@@ -137,7 +137,7 @@ def found(root):
         stored = store.read(root)
         blobs = {name: stored.load(name) for name in stored.blob_names}
     except PosteriorFormatError as error:
-        missing = "there is no manifest.json" in str(error) or "does not exist" in str(error)
+        missing = "holds manifest.json" in str(error) or "does not exist" in str(error)
         return "nothing" if missing else f"broken: {error}"
     for version in "AB":
         expected = contents(version)
@@ -150,37 +150,22 @@ def found(root):
 
 def leftovers(root):
     """List the files that the manifest does not name."""
-    manifest = root / "manifest.json"
-    named = {"manifest.json"}
-    if manifest.exists():
-        try:
-            named |= {entry["file"] for entry in json.loads(manifest.read_bytes())["blobs"]}
-        except ValueError:
-            return ["a broken manifest"]
+    manifest = json.loads((root / "manifest.json").read_bytes())
+    named = {"manifest.json", *(entry["file"] for entry in manifest["blobs"])}
     return sorted(p.name for p in root.rglob("*") if p.is_file() and p.name not in named)
 
 
-def scenario(root, old):
-    """Write B over `old` (None: over nothing) and crash at every step."""
-    from lightning_bnn.storage import store
-
-    def save(version):
-        store.write(root, kind=version, blobs=contents(version), fields={"version": version})
-
-    def prepare():
-        shutil.rmtree(root, ignore_errors=True)
-        if old:
-            save(old)
-
+def scenario(root, kind, prepare, operate, outcome):
+    """Crash at every step of an operation, and note what is found and can be done afterwards."""
     notes = root.parent / "steps.json"
 
     def rehearse():
-        steps = Steps(root)
-        save("B")
+        steps = kind(root)
+        operate()
         notes.write_text(json.dumps(steps.seen))
 
     prepare()
-    assert in_child(rehearse) == 0, "a write without a crash failed"
+    assert in_child(rehearse) == 0, "an operation without a crash failed"
     steps = json.loads(notes.read_text())
     crashes = []
     for index, (name, role) in enumerate(steps):
@@ -193,23 +178,33 @@ def scenario(root, old):
             prepare()
 
             def crash(index=index, moment=moment):
-                Steps(root, index, moment)
-                save("B")
+                kind(root, index, moment)
+                operate()
 
             ended = in_child(crash)
-            outcome, left = found(root), leftovers(root)
-            save("B")
-            crashes.append(
-                {
-                    "point": f"{moment} {name} {role}",
-                    "signal": ended,
-                    "found": outcome,
-                    "leftovers": left,
-                    "again": found(root),
-                    "leftovers_again": leftovers(root),
-                }
-            )
+            point = f"{moment} {name} {role}"
+            crashes.append({"point": point, "signal": ended, **outcome()})
     return {"steps": steps, "crashes": crashes}
+
+
+def write_over(root, old):
+    """Write B over `old` (None: over nothing) and crash at every step."""
+    from lightning_bnn.storage import store
+
+    def save(version):
+        store.write(root, kind=version, blobs=contents(version), fields={"version": version})
+
+    def prepare():
+        shutil.rmtree(root, ignore_errors=True)
+        if old:
+            save(old)
+
+    def outcome():
+        first = found(root)
+        save("B")
+        return {"found": first, "again": found(root), "leftovers": leftovers(root)}
+
+    return scenario(root, Steps, prepare, lambda: save("B"), outcome)
 
 
 if __name__ == "__main__":
@@ -217,4 +212,4 @@ if __name__ == "__main__":
     root = Path(importlib.util.find_spec("lightning_bnn").origin).parent
     stand_in("lightning_bnn", root)
     stand_in("lightning_bnn.storage", root / "storage")
-    print(json.dumps({old or "nothing": scenario(base / "p", old) for old in ("A", None)}))
+    print(json.dumps({old or "nothing": write_over(base / "p", old) for old in ("A", None)}))

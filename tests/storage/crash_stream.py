@@ -13,7 +13,7 @@ import stat
 import sys
 from pathlib import Path
 
-from tests.storage.crash_store import Steps, in_child, stand_in
+from tests.storage.crash_store import Steps, scenario, stand_in
 
 
 class StreamSteps(Steps):
@@ -58,7 +58,7 @@ def found(root):
                 assert draw["w"].tolist() == [step, chain]
                 assert draw["n"].item() == step
     except PosteriorFormatError as error:
-        missing = "there is no manifest.json" in str(error) or "does not exist" in str(error)
+        missing = "holds manifest.json" in str(error) or "does not exist" in str(error)
         return "nothing" if missing else f"broken: {error}"
     return stream.steps()
 
@@ -81,7 +81,7 @@ def create(root):
     return DrawStream.create(root, fields={}, weights=weights(0), fixed=fixed)
 
 
-def scenario(root, before, operation):
+def crash_in(root, before, operation):
     """Prepare a stream with the steps ``before`` (None: nothing) and crash in the operation."""
     from lightning_bnn.storage.stream import DrawStream
 
@@ -100,45 +100,17 @@ def scenario(root, before, operation):
         else:
             DrawStream.open(root).truncate(after_step=2)
 
-    notes = root.parent / "steps.json"
+    def outcome():
+        first = found(root)
+        if first == "nothing":
+            stream = create(root)
+        else:
+            stream = DrawStream.open(root)
+            stream.truncate(after_step=2)
+        stream.append(7, weights(7))
+        return {"found": first, "again": found(root), "leftovers": leftovers(root)}
 
-    def rehearse():
-        steps = StreamSteps(root)
-        operate()
-        notes.write_text(json.dumps(steps.seen))
-
-    prepare()
-    assert in_child(rehearse) == 0, "an operation without a crash failed"
-    steps = json.loads(notes.read_text())
-    crashes = []
-    for index, (name, role) in enumerate(steps):
-        moments = ["before", *(["middle"] if name == "write" else [])]
-        if index == len(steps) - 1:  # just after a step is just before the next
-            moments.append("after")
-        for moment in moments:
-            prepare()
-
-            def crash(index=index, moment=moment):
-                StreamSteps(root, index, moment)
-                operate()
-
-            ended, outcome = in_child(crash), found(root)
-            if outcome == "nothing":
-                stream = create(root)
-            else:
-                stream = DrawStream.open(root)
-                stream.truncate(after_step=2)
-            stream.append(7, weights(7))
-            crashes.append(
-                {
-                    "point": f"{moment} {name} {role}",
-                    "signal": ended,
-                    "found": outcome,
-                    "again": found(root),
-                    "leftovers": leftovers(root),
-                }
-            )
-    return {"steps": steps, "crashes": crashes}
+    return scenario(root, StreamSteps, prepare, operate, outcome)
 
 
 if __name__ == "__main__":
@@ -147,9 +119,9 @@ if __name__ == "__main__":
     stand_in("lightning_bnn", package)
     stand_in("lightning_bnn.storage", package / "storage")
     results = {
-        "create": scenario(base / "p", None, "create"),
-        "first": scenario(base / "p", [], "append"),
-        "append": scenario(base / "p", [1, 2], "append"),
-        "truncate": scenario(base / "p", [1, 2, 3, 4], "truncate"),
+        "create": crash_in(base / "p", None, "create"),
+        "first": crash_in(base / "p", [], "append"),
+        "append": crash_in(base / "p", [1, 2], "append"),
+        "truncate": crash_in(base / "p", [1, 2, 3, 4], "truncate"),
     }
     print(json.dumps(results))

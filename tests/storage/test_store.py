@@ -14,11 +14,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 
 import lightning_bnn
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.storage import files, manifest, store
+from tests.storage.faults import FullDisk, files_of
 
 FIELDS = {"step": 7, "rate": 1e-5, "names": ["é", "b"], "nested": {"none": None, "yes": True}}
 
@@ -52,14 +52,6 @@ def assert_holds(directory, blobs, fields=FIELDS):
             assert torch.equal(loaded[name][key], tensor)
 
 
-def files_of(directory):
-    return {
-        str(path.relative_to(directory)): path.read_bytes()
-        for path in Path(directory).rglob("*")
-        if path.is_file()
-    }
-
-
 def forge(directory, change):
     """Change the manifest and give it a good hash again, as a stranger's program could."""
     path = Path(directory) / "manifest.json"
@@ -76,16 +68,6 @@ def blob_path(directory, name="draw-0"):
     return path
 
 
-@pytest.fixture(params=["path", "string", "file URL", "memory URL"])
-def place(request, tmp_path):
-    if request.param == "memory URL":
-        yield "memory://store-test/deep/p"
-        fsspec.filesystem("memory").rm("/store-test", recursive=True)
-    else:
-        path = tmp_path / "deep" / "p"
-        yield {"path": path, "string": str(path), "file URL": f"file://{path}"}[request.param]
-
-
 # Round trips
 
 
@@ -97,11 +79,6 @@ def test_round_trip_and_overwrite(place):
     assert_holds(place, one_draw, {"step": 8})
     files = fsspec.core.url_to_fs(str(place))[0]
     assert len(files.ls(fsspec.core.url_to_fs(str(place))[1] + "/blobs")) == 1
-
-
-def test_file_url_is_local(tmp_path):
-    save(f"file://{tmp_path}/p")
-    assert (tmp_path / "p" / "manifest.json").is_file()
 
 
 def test_manifest_can_be_read_without_this_package(tmp_path):
@@ -128,24 +105,6 @@ def test_manifest_can_be_read_without_this_package(tmp_path):
     assert files_of(tmp_path).keys() == names
 
 
-def test_shapes_without_tensors(tmp_path):
-    save(tmp_path)
-    for path in (tmp_path / "blobs").iterdir():
-        path.unlink()
-    stored = store.read(tmp_path)
-    assert stored.kind == "draws"
-    assert stored.entry("draw-1")["tensors"] == {
-        "weight": {"dtype": "float32", "shape": [2, 3]},
-        "bias": {"dtype": "int64", "shape": [3]},
-    }
-
-
-def test_one_blob_is_read_alone(tmp_path):
-    save(tmp_path)
-    blob_path(tmp_path, "draw-1").unlink()
-    assert torch.equal(store.read(tmp_path).load("draw-0")["bias"], torch.arange(3))
-
-
 def test_tensors_of_every_kind(place):
     base = torch.arange(24.0).reshape(2, 3, 4)
     shared = torch.arange(6.0)
@@ -166,52 +125,11 @@ def test_tensors_of_every_kind(place):
         "not a number": torch.tensor([float("inf"), -0.0]),
         "a.name/with ünusual\ncharacters": torch.ones(1),
         "": torch.ones(1),
-        **{f"as {dtype}": torch.tensor([0, 1, 1]).to(dtype) for dtype in manifest.DTYPES.values()},
+        **{f"as {name}": torch.tensor([0, 1]).to(getattr(torch, name)) for name in manifest.CODES},
     }
     for blobs in ({"all": tensors}, {"none": {}}, {}):
         save(place, blobs=blobs)
         assert_holds(place, blobs)
-
-
-def test_nan_payload_survives(tmp_path):
-    bits = torch.tensor([0x7FC00001, 0x7F800000, -0x80000000], dtype=torch.int32)
-    save(tmp_path, blobs={"b": {"w": bits.view(torch.float32)}})
-    assert torch.equal(store.read(tmp_path).load("b")["w"].view(torch.int32), bits)
-
-
-def test_loaded_tensors_are_on_the_device_and_writable(tmp_path):
-    save(tmp_path)
-    stored = store.read(tmp_path)
-    stored.load("draw-0")["weight"].add_(1)  # not a view of the file
-    assert_holds(tmp_path, draws())
-    assert stored.load("draw-0", device="meta")["weight"].is_meta
-    assert stored.load("draw-1", torch.device("meta"))["bias"].is_meta
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_cuda_tensors(tmp_path):
-    save(tmp_path, blobs={"b": {"w": torch.ones(3, device="cuda")}})
-    assert_holds(tmp_path, {"b": {"w": torch.ones(3)}})
-
-
-def test_blobs_are_taken_one_at_a_time(tmp_path, monkeypatch):
-    alive = []
-
-    class OneAtATime(dict):
-        def __getitem__(self, name):
-            alive.append(name)
-            return super().__getitem__(name)
-
-    put, order = files.LocalFiles.put, []
-
-    def noting_put(self, name, *pieces):
-        order.append((name.split("/")[-1][:6], list(alive)))
-        put(self, name, *pieces)
-
-    monkeypatch.setattr(files.LocalFiles, "put", noting_put)
-    save(tmp_path, blobs=OneAtATime(draws()))
-    assert order[0] == ("draw-0", ["draw-0"])
-    assert order[1] == ("draw-1", ["draw-0", "draw-1"])
 
 
 def test_unchanged_blob_is_kept_but_a_damaged_one_is_written_again(tmp_path):
@@ -285,41 +203,24 @@ def test_writers_at_the_same_time_leave_one_of_them(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fields": {"a": [1, {"b": torch.ones(1)}]}}, r"fields\['a'\]\[1\]\['b'\] is a Tensor"),
-        ({"fields": {"a": float("nan")}}, r"fields\['a'\] is nan"),
-        ({"fields": {"a": [0.0, float("-inf")]}}, r"fields\['a'\]\[1\] is -inf"),
-        ({"fields": {"a": {3: 4}}}, r"fields\['a'\] has the key 3"),
-        ({"fields": {"a": {1, 2}}}, "is a set"),
-        ({"fields": {"a": b"bytes"}}, "is a bytes"),
+        ({"fields": {"a": [torch.ones(1)]}}, "fields cannot be kept as JSON.*Tensor"),
+        ({"fields": {"a": float("nan")}}, "fields cannot be kept as JSON"),
         ({"blobs": {"a/b": {}}}, "'a/b'"),
-        ({"blobs": {"..\\x": {}}}, "blob name"),
-        ({"blobs": {"": {}}}, "blob name"),
         ({"blobs": {"a\n": {}}}, "blob name"),
-        ({"blobs": {"ä": {}}}, "blob name"),
-        ({"blobs": {"b": {"w": torch.ones(1, dtype=torch.complex128)}}}, "complex128.*float64"),
-        ({"blobs": {"b": {"w": torch.ones(1, device="meta")}}}, "on meta"),
-        ({"blobs": {"b": {"w": torch.eye(2).to_sparse()}}}, "sparse_coo"),
         (
-            {"blobs": {"good": {"w": torch.ones(9)}, "bad": {"w": torch.ones(1, device="meta")}}},
-            "on meta",
+            {"blobs": {"good": {"w": torch.ones(9)}, "b": {"w": torch.ones(1) * 1j}}},
+            "'w' is torch.complex64; the dtypes",
         ),
     ],
 )
 def test_what_cannot_be_written_leaves_all_as_it_was(tmp_path, changes, message):
     save(tmp_path / "old")
     before = files_of(tmp_path / "old")
-    with pytest.raises(ConfigurationError, match=message):
-        save(tmp_path / "old", **changes)
+    for place in ("old", "new"):
+        with pytest.raises(ConfigurationError, match=message):
+            save(tmp_path / place, **changes)
     assert files_of(tmp_path / "old") == before
-    with pytest.raises(ConfigurationError, match=message):
-        save(tmp_path / "new", **changes)
     assert not files_of(tmp_path / "new")
-
-
-def test_tuples_become_lists_and_number_types_plain(tmp_path):
-    numpy = pytest.importorskip("numpy")
-    save(tmp_path, fields={"shape": (1, 2), "x": numpy.float64(0.5)})
-    assert store.read(tmp_path).fields == {"shape": [1, 2], "x": 0.5}
 
 
 def test_a_file_or_another_programs_manifest_is_not_written_over(tmp_path):
@@ -350,23 +251,6 @@ def test_locations_that_cannot_be(tmp_path, monkeypatch):
 
 
 # Failures in the middle of a write
-
-
-class FullDisk:
-    """A file that takes half of the n-th write, then no more."""
-
-    def __init__(self, fail_at):
-        self.left = fail_at
-
-    def open(self, path, mode="r"):
-        file = open(path, mode)  # noqa: SIM115
-        if mode == "xb":
-            self.left -= 1
-            if self.left < 0:
-                file.write(b"half")
-                file.close()
-                raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return file
 
 
 @pytest.mark.parametrize("fail_at", [0, 1, 2], ids=["first blob", "second blob", "manifest"])
@@ -412,20 +296,6 @@ def test_a_failing_call_leaves_old_or_new(tmp_path, monkeypatch, function, error
             assert fail_at > 2
             return
     pytest.fail("the failing call was never passed")
-
-
-def test_leftovers_that_cannot_be_removed_do_not_fail_the_write(tmp_path, monkeypatch):
-    save(tmp_path)
-
-    def refuse(path):
-        raise PermissionError(errno.EPERM, "not allowed", str(path))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", refuse)
-        save(tmp_path, 5.0)
-    assert_holds(tmp_path, draws(5.0))
-    save(tmp_path, 5.0)
-    assert len(files_of(tmp_path)) == 3
 
 
 @pytest.mark.parametrize("arrived", [False, True])
@@ -507,7 +377,7 @@ def test_kill_at_any_step_leaves_old_or_new(crashes, old):
         assert crash["signal"] == 9, crash
         assert crash["found"] == ("B" if index >= switch else old), crash
         assert crash["again"] == "B", crash
-        assert crash["leftovers_again"] == [], crash
+        assert crash["leftovers"] == [], crash
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -534,20 +404,6 @@ def test_everything_is_on_the_disk_before_it_is_relied_on(crashes, old):
 # Damage
 
 
-def test_any_flipped_bit_is_found(tmp_path):
-    """One bit of every byte of every file of a small posterior, and each of the eight in turn."""
-    save(tmp_path, blobs={"b": {"w": torch.tensor([1.5, float("nan")]), "n": torch.arange(2)}})
-    for name, data in files_of(tmp_path).items():
-        for position in range(len(data)):
-            damaged = bytearray(data)
-            damaged[position] ^= 1 << position % 8
-            (tmp_path / name).write_bytes(damaged)
-            with pytest.raises(PosteriorFormatError):
-                load_all(store.read(tmp_path))
-        (tmp_path / name).write_bytes(data)
-    load_all(store.read(tmp_path))
-
-
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -564,7 +420,7 @@ TENSORS = st.builds(
         .to(dtype)
     ),
     st.lists(st.integers(0, 3), max_size=3),
-    st.sampled_from(list(manifest.DTYPES.values())),
+    st.sampled_from([getattr(torch, name) for name in manifest.CODES]),
 )
 TENSOR_NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 BLOBS = st.dictionaries(
@@ -631,125 +487,67 @@ def test_altered_manifest(tmp_path, written, altered):
         store.read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "not JSON.*0 bytes.*truncated"),
-        (b'{"format":"lightning_bnn.posterior","vers', "not JSON.*41 bytes"),
-        (b"\xff\xfe\x00 nonsense", "not JSON"),
-        (b"[" * 200_000, "not JSON"),
-        (b"[1, 2]", "expected the format 'lightning_bnn.posterior'"),
-        (b'{"format":"other"}', "found 'other'"),
-        (b'{"name":"a web page"}', "found None"),
-        (b'{"format":"lightning_bnn.posterior","version":3}', "3.*reads version 1 and 2.*Update"),
-        (b'{"format":"lightning_bnn.posterior","version":0}', "version 0.*not written by"),
-        (b'{"format":"lightning_bnn.posterior","version":true}', "version True.*not written by"),
-        (b'{"format":"lightning_bnn.posterior","version":"1"}', "version '1'.*reads version 1"),
-        (b'{"format":"lightning_bnn.posterior"}', "version None"),
-        (b'{"format":"lightning_bnn.posterior","version":1}', "altered"),
-    ],
-)
-def test_manifests_that_are_not(tmp_path, data, message):
-    (tmp_path / "manifest.json").write_bytes(data)
-    with pytest.raises(PosteriorFormatError, match=message):
-        store.read(tmp_path)
-
-
 def entry_change(**changes):
     return lambda manifest: manifest["blobs"][0].update(changes)
 
 
-def tensor_change(**changes):
-    return lambda manifest: manifest["blobs"][0]["tensors"]["weight"].update(changes)
-
-
 @pytest.mark.parametrize(
-    "change",
+    ("data", "message"),
     [
-        entry_change(file="../secret-0123456789abcdef.safetensors"),
-        entry_change(file="/etc/secret-0123456789abcdef.safetensors"),
-        entry_change(file="..\\secret-0123456789abcdef.safetensors"),
-        entry_change(file="passwd"),
-        entry_change(file="a-0123456789abcdef.safetensors\n"),
-        entry_change(file=3),
-        entry_change(name="a/b"),
-        entry_change(name="draw-1"),
-        entry_change(name=[]),
-        entry_change(sha256="00"),
-        entry_change(bytes="12"),
-        entry_change(tensors=[]),
-        tensor_change(dtype="complex128"),
-        tensor_change(dtype=[]),
-        tensor_change(shape=[-1, 3]),
-        tensor_change(shape=3),
-        tensor_change(shape=[2.0]),
-        tensor_change(shape=[2**70]),
-        lambda manifest: manifest["blobs"][0].pop("sha256"),
-        lambda manifest: manifest["blobs"].append("text"),
-        lambda manifest: manifest.update(blobs={}),
-        lambda manifest: manifest.update(fields=[]),
-        lambda manifest: manifest.update(kind=None),
-        lambda manifest: manifest.pop("written_by"),
+        (b"", "not JSON.*0 bytes.*truncated"),
+        (b"[" * 200_000, "not JSON"),
+        (b"[1, 2]", "expected the format 'lightning_bnn.posterior'"),
+        (b'{"name":"a web page"}', "not of a posterior"),
+        (b'{"format":"lightning_bnn.posterior","version":3}', "3.*reads up to version 2.*Update"),
+        (b'{"format":"lightning_bnn.posterior","version":"1"}', "version '1'"),
+        (b'{"format":"lightning_bnn.posterior","version":1}', "altered"),
+        # with a good hash, as a stranger's program could write it
+        (entry_change(file="../secret-0123456789abcdef.safetensors"), "wrong contents"),
+        (entry_change(file="/etc/secret-0123456789abcdef.safetensors"), "wrong contents"),
+        (entry_change(file="a-0123456789abcdef.safetensors\n"), "wrong contents"),
+        (entry_change(file=3), "wrong contents"),
+        (entry_change(tensors=[]), "wrong contents"),
+        (lambda manifest: manifest["blobs"][0].pop("sha256"), "wrong contents"),
+        (lambda manifest: manifest["blobs"].append("text"), "wrong contents"),
+        (lambda manifest: manifest.update(fields=[]), "wrong contents"),
+        (lambda manifest: manifest.pop("kind"), "wrong contents"),
     ],
 )
-def test_manifest_of_a_stranger(tmp_path, change):
+def test_manifests_that_are_not(tmp_path, data, message):
     save(tmp_path)
-    forge(tmp_path, change)
-    with pytest.raises(PosteriorFormatError, match="good hash but wrong contents"):
+    if callable(data):
+        forge(tmp_path, data)
+    else:
+        (tmp_path / "manifest.json").write_bytes(data)
+    with pytest.raises(PosteriorFormatError, match=message):
         store.read(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (tensor_change(shape=[3, 2]), r"'weight' as .*\[3, 2\].*has .*\[2, 3\]"),
-        (tensor_change(dtype="float64"), "'weight' as .*float64.*has .*float32"),
-        (lambda m: m["blobs"][0]["tensors"].pop("bias"), "'bias' as None"),
-        (
-            lambda m: m["blobs"][0]["tensors"].update(more={"dtype": "bool", "shape": []}),
-            "'more' as .*has None",
-        ),
-    ],
-)
-def test_tensors_that_disagree_with_the_manifest(tmp_path, change, message):
-    save(tmp_path)
-    forge(tmp_path, change)
-    stored = store.read(tmp_path)
-    with pytest.raises(PosteriorFormatError, match=message):
-        stored.load("draw-0")
-    stored.load("draw-1")
-
-
-def test_blob_that_is_not_safetensors(tmp_path):
-    save(tmp_path)
-    data = pickle.dumps({"w": 1})
-    blob_path(tmp_path).write_bytes(data)
-    forge(tmp_path, entry_change(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
-    with pytest.raises(PosteriorFormatError, match="not a safetensors file"):
-        store.read(tmp_path).load("draw-0")
-
-
-def test_damaged_blobs(tmp_path):
+def test_damaged_and_strange_blobs(tmp_path):
     save(tmp_path)
     stored, path = store.read(tmp_path), blob_path(tmp_path)
     data = path.read_bytes()
-    for wrong in (data[:-5], data + b"\0", b""):
+    for wrong in (data[:-5], data + b"\0", b"", data[:-1] + b"\x55"):
         path.write_bytes(wrong)
-        with pytest.raises(PosteriorFormatError, match=f"{len(data)} bytes, found {len(wrong)}"):
+        message = f"{path.name} is damaged: expected {len(data)} bytes.*found {len(wrong)}"
+        with pytest.raises(PosteriorFormatError, match=message):
             stored.load("draw-0")
-    path.write_bytes(data[:-1] + b"\x55")
-    with pytest.raises(PosteriorFormatError, match=f"{path.name} was altered: expected sha256"):
-        stored.load("draw-0")
+    stored.load("draw-1")  # each is read alone
     path.unlink()
     with pytest.raises(PosteriorFormatError, match=f"{path.name} is missing.*again"):
         stored.load("draw-0")
-    path.mkdir()
-    with pytest.raises(PosteriorFormatError, match="is missing"):
-        load_all(stored)
-    with pytest.raises(
-        PosteriorFormatError, match=r"no blob 'mean'; it has \['draw-0', 'draw-1'\]"
-    ):
+    with pytest.raises(PosteriorFormatError, match=r"no blob 'mean'; it has \['draw-0'"):
         stored.load("mean")
+    path.write_bytes(data)
+    other = {"dtype": "float64", "shape": [2, 3]}
+    forge(tmp_path, lambda manifest: manifest["blobs"][0]["tensors"].update(weight=other))
+    with pytest.raises(PosteriorFormatError, match=r"promises .*float64.*has .*float32"):
+        store.read(tmp_path).load("draw-0")
+    data = pickle.dumps({"w": 1})
+    path.write_bytes(data)
+    forge(tmp_path, entry_change(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
+    with pytest.raises(PosteriorFormatError, match="not written by this package"):
+        store.read(tmp_path).load("draw-0")
 
 
 # Not a posterior at all
@@ -760,42 +558,15 @@ class Bomb:
         return exec, ("raise SystemExit('unpickled')",)
 
 
-@pytest.mark.parametrize("name", ["a.pt", "a.pth", "A.CKPT", "a.pkl", "a.bin", "posterior"])
-@pytest.mark.parametrize("where", ["file", "directory", "memory file", "memory directory"])
-@pytest.mark.parametrize("form", ["pickle", "zip"])
-def test_pickles_are_refused(tmp_path, name, where, form):
-    if form == "zip":
-        torch.save({"bomb": Bomb()}, tmp_path / name)
-    else:
-        (tmp_path / name).write_bytes(pickle.dumps(Bomb()))
-    base = tmp_path
-    if where.startswith("memory"):
-        memory = fsspec.filesystem("memory")
-        memory.pipe_file(f"/store-pickle/{name}", (tmp_path / name).read_bytes())
-        base = "memory://store-pickle"
-    place = f"{base}/{name}" if where.endswith("file") else base
-    with pytest.raises(PosteriorFormatError, match=r"pickle.*never loaded.*posterior\.save"):
-        store.read(place)
-    if where.startswith("memory"):
-        memory.rm("/store-pickle", recursive=True)
-
-
 def test_places_without_a_posterior(tmp_path):
-    with pytest.raises(PosteriorFormatError, match="nowhere does not exist"):
-        store.read(tmp_path / "nowhere")
-    with pytest.raises(PosteriorFormatError, match="nowhere/p does not exist"):
-        store.read("memory://nowhere/p")
-    with pytest.raises(PosteriorFormatError, match=r"no manifest\.json; found: nothing"):
-        store.read(tmp_path)
-    for index in range(12):
-        (tmp_path / f"{index:02}.txt").write_text("text")
-    with pytest.raises(PosteriorFormatError, match=r"found: 00.txt, .*09.txt, \.\.\.\."):
-        store.read(tmp_path)
-    save_file({"w": torch.ones(1)}, tmp_path / "w.safetensors")
-    with pytest.raises(PosteriorFormatError, match=r"w.safetensors is a file; .* directory"):
-        store.read(tmp_path / "w.safetensors")
-    with pytest.raises(PosteriorFormatError, match="does not exist"):
-        store.read(tmp_path / "w.safetensors" / "below")
+    for place in (tmp_path / "nowhere", "memory://nowhere/p"):
+        with pytest.raises(PosteriorFormatError, match=r"does not exist\. Pass the directory"):
+            store.read(place)
+    torch.save({"bomb": Bomb()}, tmp_path / "a.ckpt")
+    (tmp_path / "manifest.pkl").write_bytes(pickle.dumps(Bomb()))
+    for place, held in (("", "with .*'a.ckpt'"), ("a.ckpt", "a file"), ("manifest.pkl", "a file")):
+        with pytest.raises(PosteriorFormatError, match=f"is .*{held}.*manifest.json.*never loaded"):
+            store.read(tmp_path / place)
 
 
 def test_package_has_no_unpickling():
