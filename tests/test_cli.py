@@ -290,7 +290,7 @@ def test_own_errors_come_without_traceback(
     config = configuration(tmp_path)
     assert main(["fit", "--config", config, "--model.draws", "0"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "lightning-bnn fit: draws= is at least 1; got 0."
+        "lightning-bnn fit: draws= is a whole number, at least 1; got 0."
     )
     config = configuration(tmp_path, prior={"class_path": "Normal", "init_args": {"scale": -1.0}})
     assert main(["fit", "--config", config]) == 1
