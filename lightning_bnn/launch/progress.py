@@ -622,28 +622,25 @@ class RunDisplay:
         real = isinstance(stream, Console) or self.console.file.isatty()
         self.live = real and self.console.is_terminal and not self.console.is_dumb_terminal
         self.rows: list[Row] | None = None
-        self._reader = RunReader(records)
-        self._error: Exception | None = None
+        self._reader, self._error = RunReader(records), "no answer"
         self._began = self._read_at = self._said_at = time.monotonic()
         self._pause = read_seconds
-        self._said: Summary | None = None
-        self._lock = threading.Lock()  # of the stream
+        self._said: Mapping[str, int] = {}
         self._stopped, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep_reading, name="reading", daemon=True)
-        self._screen: Live | None = None
+        shared = self.console.file in (sys.stdout, sys.stderr)  # keep what others print above
+        self._screen = Live(
+            console=self.console,
+            get_renderable=self._table,
+            refresh_per_second=1,
+            redirect_stdout=shared,
+            redirect_stderr=shared,
+        )
 
     def __enter__(self) -> RunDisplay:
         """Begin."""
         self._thread.start()
         if self.live:
-            shared = self.console.file in (sys.stdout, sys.stderr)  # keep what others print above
-            self._screen = Live(
-                console=self.console,
-                get_renderable=self._table,
-                refresh_per_second=1,
-                redirect_stdout=shared,
-                redirect_stderr=shared,
-            )
             self._screen.start()
         return self
 
@@ -652,7 +649,7 @@ class RunDisplay:
         self._stopped.set()
         if kind is None or issubclass(kind, Exception):  # else somebody is in a hurry
             self._thread.join(_LAST_READ_SECONDS)
-        if self._screen is not None:
+        if self.live:
             with suppress(*_NOBODY_LISTENS):
                 self._screen.stop()
         elif self.rows is not None:
@@ -674,15 +671,18 @@ class RunDisplay:
             begin = time.monotonic()
             try:
                 self.rows = self._reader.rows(time.time())
-                self._read_at, self._error = time.monotonic(), None
+                self._read_at = time.monotonic()
                 if all(row.ended for row in self.rows):
                     self._over.set()
             except Exception as error:  # it may be back in a moment; the run knows better
-                self._error = error
+                self._error = _first_line(str(error))
             if last:
                 return
-            if self.rows is not None and not self.live:
-                self._say_if_due(summarise(self.rows))
+            quiet = time.monotonic() - self._said_at
+            if self.rows is not None and not self.live and quiet >= self.summary_seconds:
+                summary = summarise(self.rows)
+                if summary.counts != self._said or quiet > _LONGEST_QUIET:
+                    self._say_summary(summary)
             took = time.monotonic() - begin
             self._pause = max(self.read_seconds, min(10 * took, _LONGEST_PAUSE))
             last = self._stopped.wait(self._pause)
@@ -691,8 +691,7 @@ class RunDisplay:
         late = time.monotonic() - self._read_at
         note = None
         if late > self._pause + _LATE_SECONDS:
-            why = "no answer" if self._error is None else _first_line(str(self._error))
-            note = f"The storage was last read {duration_text(late)} ago: {why}"
+            note = f"The storage was last read {duration_text(late)} ago: {self._error}"
         if self.rows is None:
             return note or "Reading the storage of the run"
         most = MOST_ROWS
@@ -701,18 +700,12 @@ class RunDisplay:
             most = max(1, min(most, lines))
         return RunTable(self.rows, most, note)
 
-    def _say_if_due(self, summary: Summary) -> None:
-        quiet = time.monotonic() - self._said_at
-        changed = self._said is None or self._said.counts != summary.counts
-        if quiet >= (self.summary_seconds if changed else _LONGEST_QUIET):
-            self._say_summary(summary)
-
     def _say_summary(self, summary: Summary) -> None:
-        self._said, self._said_at = summary, time.monotonic()
+        self._said, self._said_at = summary.counts, time.monotonic()
         self._say(f"after {duration_text(self._said_at - self._began)}: {summary}")
 
     def _say(self, line: str) -> None:
-        with self._lock, suppress(*_NOBODY_LISTENS):
+        with suppress(*_NOBODY_LISTENS):
             print(line, file=self.console.file, flush=True)
 
 
