@@ -454,21 +454,6 @@ def pair(tmp_path: Path) -> RunRecords:
     return begin(tmp_path / "run", [[0], [1]])
 
 
-def test_a_display_follows_the_storage_until_all_has_ended(pair: RunRecords) -> None:
-    file, console = terminal()
-    with RunDisplay(pair, console, read_seconds=0.01) as display:
-        until(lambda: display.rows)
-        assert [row.state for row in display.rows] == ["queued", "queued"]
-        pair.grant(Unit((0,)), 1)
-        tell(pair, Unit((0,)), time=time.time() + 3600)  # by a clock that is ahead: never silent
-        until(lambda: display.rows[0].state == "training")
-        commit(pair, Unit((0,)))
-        commit(pair, Unit((1,)))
-        display.wait()
-    last = without_codes(file.getvalue()).rstrip().splitlines()[-4:]
-    assert last[0].rstrip() == "2 of 2 members done"
-
-
 def test_storage_that_is_away_does_not_end_the_display(
     pair: RunRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,16 +471,6 @@ def test_storage_that_is_away_does_not_end_the_display(
         commit(pair, Unit((1,)))
         display.wait()
     assert without_codes(file.getvalue()).rstrip().splitlines()[-4].strip() == "2 of 2 members done"
-
-
-def test_a_log_does_not_say_the_same_again(pair: RunRecords) -> None:
-    file = io.StringIO()
-    with RunDisplay(pair, file, read_seconds=0.01, summary_seconds=0.0):
-        until(file.getvalue)
-        time.sleep(0.2)
-        assert file.getvalue().count("\n") == 1
-        commit(pair, Unit((0,)))
-        until(lambda: "1 of 2 members done" in file.getvalue())
 
 
 def test_a_log_stays_a_log_where_colours_are_forced(
