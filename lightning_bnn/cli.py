@@ -28,16 +28,20 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-import pytorch_lightning as pl
 from jsonargparse import DefaultHelpFormatter
-from pytorch_lightning.callbacks import BasePredictionWriter
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 import lightning_bnn.data
 import lightning_bnn.nets  # noqa: F401  imported so that short names and --help know its classes
 from lightning_bnn.callbacks import PredictionWriter, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
 from lightning_bnn.launch import load_posterior
+from lightning_bnn.lightning import (
+    BasePredictionWriter,
+    LightningArgumentParser,
+    LightningCLI,
+    SaveConfigCallback,
+    pl,
+)
 from lightning_bnn.selection import import_function
 from lightning_bnn.strategies.base import Strategy
 
@@ -50,28 +54,19 @@ LIGHTNING_COMMANDS = {
     "test": "Measure on the test data.",
     "predict": "Predict, and write the predictions to a CSV file.",
 }
-# What it does, and the module whose main(argv) runs it; imported only when it is used.
+# What it does, and the module whose main(words) runs it; imported only when it is used.
 OTHER_COMMANDS = {
-    "report": (
-        "Say how far saved posteriors can be trusted, on one page.",
-        "lightning_bnn.report.command",
-    ),
+    "report": ("Say how far saved posteriors can be trusted, on one page.", "report.command"),
     "prune": (
         "Remove the weights of a saved posterior that carry least signal.",
-        "lightning_bnn.pruning.command",
+        "pruning.command",
     ),
     "launch": (
         "Train many members or chains with Ray, on this machine or on a cluster.",
-        "lightning_bnn.commands.launch",
+        "commands.launch",
     ),
-    "status": (
-        "Show how far a launched run is, from any machine.",
-        "lightning_bnn.commands.status",
-    ),
-    "demo": (
-        "Fit small data sets in several ways, and write a calibration report.",
-        "lightning_bnn.demo",
-    ),
+    "status": ("Show how far a launched run is, from any machine.", "commands.status"),
+    "demo": ("Fit small data sets in several ways, and write a calibration report.", "demo"),
 }
 
 # Lightning's own texts speak of much that does not concern this command line.
@@ -80,7 +75,7 @@ HELP = {
     "seed_everything": "Seed of every random number; True draws one.",
     "posterior": "Folder or URL of the posterior. fit saves it there (<log_dir>/posterior if left "
     "out); validate, test and predict read it.",
-    "ckpt_path": "Checkpoint file. fit goes on from it exactly; validate, test and predict take "
+    "ckpt_path": "Checkpoint file. fit resumes from it exactly; validate, test and predict take "
     "the weights from it.",
     "weights_only": "Whether a checkpoint may hold nothing but tensors and plain values.",
     "verbose": "Print the results.",
@@ -113,22 +108,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     command, rest = (words[0], words[1:]) if words else ("--help", [])
-    if command in ("-h", "--help"):
-        print(overview())
-        return 0
-    if command == "--version":
-        print(version("lightning-bnn"))
+    if command in ("-h", "--help", "--version"):
+        print(version("lightning-bnn") if command == "--version" else overview())
         return 0
     try:
         if command in LIGHTNING_COMMANDS:
             with warnings.catch_warnings():
                 # Lightning's use of torch, which no user can change
                 warnings.filterwarnings("ignore", message=".*LeafSpec", category=FutureWarning)
-                BayesianCLI.run([command, *rest])
+                BayesianCLI.run(words)
             return 0
         if command in OTHER_COMMANDS:
-            module = importlib.import_module(OTHER_COMMANDS[command][1])
-            return module.main(rest) or 0
+            module = importlib.import_module(f"lightning_bnn.{OTHER_COMMANDS[command][1]}")
+            # these may not look up to the launcher, whose runs they read all the same
+            reads = {"load": load_posterior} if command in ("report", "prune") else {}
+            return module.main(rest, **reads) or 0
     except Exception as error:
         own = find_own_error(error)
         if own is None:
@@ -144,19 +138,16 @@ def overview() -> str:
     """The text of ``lightning-bnn --help``."""
     commands = {**LIGHTNING_COMMANDS, **{name: text for name, (text, _) in OTHER_COMMANDS.items()}}
     width = max(map(len, commands))
-    return "\n".join(
-        [
-            "usage: lightning-bnn COMMAND [options]",
-            "",
-            "Bayesian neural networks as an ordinary PyTorch Lightning job.",
-            "",
-            "commands:",
-            *(f"  {name:{width}}  {text}" for name, text in commands.items()),
-            "",
-            "lightning-bnn COMMAND --help shows the options of a command. Start with",
-            "  lightning-bnn fit --config configs/digits_vi.yaml",
-        ]
-    )
+    lines = "\n".join(f"  {name:{width}}  {text}" for name, text in commands.items())
+    return f"""usage: lightning-bnn COMMAND [options]
+
+Bayesian neural networks as an ordinary PyTorch Lightning job.
+
+commands:
+{lines}
+
+lightning-bnn COMMAND --help shows the options of a command. Start with
+  lightning-bnn fit --config configs/digits_vi.yaml"""
 
 
 def find_own_error(error: BaseException | None) -> LightningBNNError | None:
@@ -180,28 +171,21 @@ class BayesianCLI(LightningCLI):
     @classmethod
     def run(cls, arguments: list[str], **options: Any) -> BayesianCLI:
         """Parse the arguments and run the command that they begin with."""
+        usage = "lightning-bnn {} --config FILE [options]"
         per_command = {
-            name: {
-                "description": text,
-                "usage": f"lightning-bnn {name} --config FILE [options]",
-            }
+            name: {"description": text, "usage": usage.format(name)}
             for name, text in LIGHTNING_COMMANDS.items()
         }
-        return cls(
-            Strategy,
-            pl.LightningDataModule,
-            **{
-                "subclass_mode_model": True,
-                "subclass_mode_data": True,
-                # One way to choose an optimizer: the strategy's own argument.
-                "auto_configure_optimizers": False,
-                "save_config_callback": _SaveFitConfig,
-                "parser_class": _Parser,
-                "parser_kwargs": per_command if options.get("run", True) else {},
-                "args": arguments,
-                **options,
-            },
-        )
+        settings = {
+            "subclass_mode_model": True,
+            "subclass_mode_data": True,
+            # One way to choose an optimizer: the strategy's own argument.
+            "auto_configure_optimizers": False,
+            "save_config_callback": _SaveFitConfig,
+            "parser_class": _Parser,
+            "parser_kwargs": per_command if options.get("run", True) else {},
+        }
+        return cls(Strategy, pl.LightningDataModule, args=arguments, **{**settings, **options})
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -220,7 +204,8 @@ class BayesianCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Import a function that chooses the Bayesian weights; to the parser it is a string."""
-        key = f"{self.subcommand}.model.init_args.bayesian"
+        key = "model.init_args.bayesian"
+        key = key if self.subcommand is None else f"{self.subcommand}.{key}"
         if (function := import_function(self.config.get(key))) is not None:
             self.config[key] = function
 
@@ -237,44 +222,45 @@ class BayesianCLI(LightningCLI):
             path = streamed  # the draws lie there already: no second copy of them
         elif self.trainer.is_global_zero:
             self.model.posterior().save(path)
-        if self.trainer.is_global_zero:
-            print(f"The posterior is in {path}")
+        self._say(f"The posterior is in {path}")
         self._save_swag(f"{path.rstrip('/')}_swag")
 
     def _save_swag(self, path: str) -> None:
         """Save the posterior of SWAG beside the strategy's own; of several, each with a number."""
-        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        found = [callback for callback in callbacks if isinstance(callback, SWAGMoments)]
-        for number, callback in enumerate(found, start=1):
-            target = path if len(found) == 1 else f"{path}_{number}"
-            said = f"The posterior of SWAG is in {target}"
-            if callback.snapshots >= 2:
-                # on every rank: all take part in what reads the training data
-                posterior = callback.posterior()
-                if self.trainer.is_global_zero:
-                    posterior.save(target)
-            else:  # the fit stopped early
-                said = (
-                    f"There is no posterior of SWAG in {target}: it needs 2 snapshots, and "
-                    f"{callback.snapshots} of them came before the end of the fit"
+        swags = [callback for callback in self._callbacks() if isinstance(callback, SWAGMoments)]
+        for number, callback in enumerate(swags, start=1):
+            target = path if len(swags) == 1 else f"{path}_{number}"
+            if callback.snapshots < 2:  # the fit stopped early
+                self._say(
+                    f"There is no posterior of SWAG in {target}: it needs 2 snapshots, and the fit "
+                    f"took {callback.snapshots}"
                 )
+                continue
+            # on every rank: all take part in what reads the training data
+            posterior = callback.posterior()
             if self.trainer.is_global_zero:
-                print(said)
+                posterior.save(target)
+            self._say(f"The posterior of SWAG is in {target}")
+
+    def _callbacks(self) -> list[pl.Callback]:
+        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return callbacks
+
+    def _say(self, text: str) -> None:
+        if self.trainer.is_global_zero:
+            print(text)
 
     def before_validate(self) -> None:
         """Find what to measure."""
         self._take_posterior()
 
-    def before_test(self) -> None:
-        """Find what to measure."""
-        self._take_posterior()
+    before_test = before_validate
 
     def before_predict(self) -> None:
         """Find what to predict with, and write to a file even if the configuration names none."""
         self._take_posterior()
-        callbacks: list[pl.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if not any(isinstance(callback, BasePredictionWriter) for callback in callbacks):
-            callbacks.append(PredictionWriter())
+        if not any(isinstance(callback, BasePredictionWriter) for callback in self._callbacks()):
+            self._callbacks().append(PredictionWriter())
 
     def _take_posterior(self) -> None:
         """Let the strategy answer with the posterior that was named, if no checkpoint was."""
@@ -292,7 +278,7 @@ class BayesianCLI(LightningCLI):
 
     def after_predict(self) -> None:
         """Say where the predictions are."""
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+        for callback in self._callbacks():
             if isinstance(callback, PredictionWriter):
                 print("\n".join(f"The predictions are in {file}" for file in callback.files))
 
@@ -308,7 +294,7 @@ class _SaveFitConfig(SaveConfigCallback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":
-            self.overwrite = bool(self.config.get("ckpt_path"))  # a fit that goes on
+            self.overwrite = bool(self.config.get("ckpt_path"))  # a fit that resumes
             super().setup(trainer, pl_module, stage)
 
 
@@ -331,14 +317,13 @@ class _Parser(LightningArgumentParser):
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         for action in self._actions:
             action.help = HELP.get(action.dest, action.help)
-        places = {dest: place for place, dest in enumerate(TITLES)}
 
         def place(group: Any) -> int:
-            for action in group._group_actions:
-                if action.dest in TITLES:
-                    group.title = TITLES[action.dest]
-                    return places[action.dest]
-            return len(places)
+            for number, (dest, title) in enumerate(TITLES.items()):
+                if any(action.dest == dest for action in group._group_actions):
+                    group.title = title
+                    return number
+            return len(TITLES)
 
         self._action_groups = sorted(self._action_groups, key=place)
         return super().format_help(*args, **kwargs)

@@ -15,23 +15,22 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-import pytorch_lightning as pl
 import yaml
 
 from lightning_bnn.checks import is_whole
-from lightning_bnn.cli import BayesianCLI, import_function
+from lightning_bnn.cli import BayesianCLI
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch.progress import watch
 from lightning_bnn.launch.ray_backend import RayBackend
 from lightning_bnn.launch.recipe import Parts
 from lightning_bnn.launch.run import LaunchedRun, launch_recipe
+from lightning_bnn.lightning import pl
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["ConfigurationRecipe", "main", "read_recipe"]
@@ -52,18 +51,15 @@ def main(arguments: Sequence[str]) -> int:
             "that members cannot be stacked. Leave --stack out."
         )
     resources = {"CPU": options.cpus, **({"GPU": options.gpus} if options.gpus else {})}
+    settings = ("storage", "stack", "on_failure", "min_members", "retries")
     run = launch_recipe(
         recipe,
         RayBackend(resources, options.devices, options.address, options.allow_open_cluster),
         members,
-        storage=options.storage,
-        stack=options.stack,
         seed=seed if options.seed is None else options.seed,
-        on_failure=options.on_failure,
-        min_members=options.min_members,
-        retries=options.retries,
         checkpoint_seconds=options.checkpoint_seconds,
         lost_after=options.lost_after,
+        **{name: getattr(options, name) for name in settings},
     )
     try:
         run.records.files.put("config.yaml", recipe.text.encode())
@@ -71,14 +67,9 @@ def main(arguments: Sequence[str]) -> int:
     except BaseException:
         run.cancel()
         raise
-    done = sum(result.ok for result in results)
-    lines = [f"The posterior of {done} members is in {run.storage}"]
     if any("draws" in result for result in run.committed().values()):
-        lines.insert(0, _diagnosis(run))
-    try:
-        print("\n".join(lines), flush=True)
-    except BrokenPipeError:  # nobody reads any more; the run is done all the same
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(_diagnosis(run))
+    print(f"The posterior of {sum(result.ok for result in results)} members is in {run.storage}")
     return 0
 
 
@@ -137,11 +128,6 @@ class _PartsCLI(BayesianCLI):
 
     def _set_seed(self) -> None:
         """The launcher has done so, by the number of the member."""
-
-    def before_instantiate_classes(self) -> None:
-        """Import a function that chooses the Bayesian weights; to the parser it is a string."""
-        if (function := import_function(self.config.get("model.init_args.bayesian"))) is not None:
-            self.config["model.init_args.bayesian"] = function
 
     def instantiate_trainer(self, **options: Any) -> Any:
         """Keep the options that are not Lightning's defaults."""
@@ -226,7 +212,7 @@ def read_recipe(arguments: Sequence[str]) -> tuple[ConfigurationRecipe, int, int
     if not {word.partition("=")[0] for word in arguments} & {"--config", "-c", "--model"}:
         raise ConfigurationError(
             "launch needs a strategy, and none is named. Pass --config FILE, such as "
-            "--config configs/digits_ensemble.yaml."
+            "configs/digits_ensemble.yaml."
         )
     parsed = _ParsedCLI.make(arguments)
     configuration = parsed.config
@@ -238,7 +224,3 @@ def read_recipe(arguments: Sequence[str]) -> tuple[ConfigurationRecipe, int, int
     seed: int = next(seed for seed in seeds if is_whole(seed))
     text = parsed.parser.dump(configuration, skip_none=False, skip_validation=True)
     return ConfigurationRecipe(text, ids_option), seed, count
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -17,10 +17,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lightning_fabric.utilities.exceptions import MisconfigurationException
-
 from lightning_bnn.errors import FencedError, LightningBNNError, NonFiniteError
 from lightning_bnn.launch.units import Unit
+from lightning_bnn.lightning import MisconfigurationException
 
 if TYPE_CHECKING:
     from lightning_bnn.launch.recipe import Recipe

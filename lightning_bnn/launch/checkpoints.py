@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pathlib
 import re
 import tempfile
@@ -23,15 +22,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Checkpoint
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.progress import plain_metrics
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
+from lightning_bnn.lightning import Checkpoint, pl
 from lightning_bnn.storage.files import Files, open_directory
 
 __all__ = ["UnitCheckpoint", "checkpoint_step", "last_checkpoint", "plain_types"]
@@ -79,7 +77,8 @@ class UnitCheckpoint(Checkpoint):
         states = io.BytesIO()
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         data = trainer.datamodule  # type: ignore[attr-defined]
-        torch.save([one.state_dict() for one in (*callbacks, data) if one is not None], states)
+        parts = (*callbacks, *([] if data is None else [data]))
+        torch.save([part.state_dict() for part in parts], states)
         states.seek(0)
         _check_readable(states)
         loop = trainer.fit_loop
@@ -143,14 +142,13 @@ class UnitCheckpoint(Checkpoint):
         for name in _HYPER_PARAMETERS:  # of any type, and a fit that resumes needs none of them
             checkpoint.pop(name, None)
         with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "unit.ckpt")
+            path = pathlib.Path(folder, "unit.ckpt")
             trainer.strategy.save_checkpoint(checkpoint, path)
             trainer.strategy.barrier("UnitCheckpoint.save")
             if trainer.is_global_zero:
                 if not self._saved:
                     _check_readable(path)
-                with open(path, "rb") as file:
-                    self._put(trainer.global_step, file.read())
+                self._put(trainer.global_step, path.read_bytes())
         self._last = time.monotonic()
 
     def _put(self, step: int, data: bytes) -> None:
@@ -243,11 +241,10 @@ def last_checkpoint(
     if data is None:
         raise OSError(f"{name} of attempt {attempt}, which the first rank has found, is gone.")
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, name)
-        with open(path, "wb") as file:
-            file.write(data)
+        path = pathlib.Path(folder, name)
+        path.write_bytes(data)
         del data
-        yield path, attempt
+        yield str(path), attempt
 
 
 def _read_whole(records: RunRecords, unit: Unit, attempt: int, name: str) -> bytes | None:

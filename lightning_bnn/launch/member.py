@@ -7,6 +7,7 @@ group, in a worker of another backend, or by hand.
 from __future__ import annotations
 
 import os
+import socket
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -14,12 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.cloud_io import get_filesystem
-from pytorch_lightning.callbacks import ModelCheckpoint, ProgressBar
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
-from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
 
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.errors import ConfigurationError
@@ -36,6 +32,14 @@ from lightning_bnn.launch.recipe import Parts, Recipe
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.saving import adopt_draws, member_ids, save_members
 from lightning_bnn.launch.units import Unit, unit_seed
+from lightning_bnn.lightning import (
+    ClusterEnvironment,
+    LightningEnvironment,
+    ModelCheckpoint,
+    ProgressBar,
+    get_filesystem,
+    pl,
+)
 from lightning_bnn.storage.files import open_directory
 from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import Strategy
@@ -146,7 +150,7 @@ def _fit(
         trainer.fit(parts.strategy, parts.data, ckpt_path=path, weights_only=True)
     result = _leave_behind(parts.strategy, trainer, attempt, folder)
     result["metrics"] = {**checkpoint.metrics, **result["metrics"]}
-    result |= {"seconds": time.time() - begin, **place.facts}
+    result |= {"seconds": time.time() - begin, "host": socket.gethostname(), **place.facts}
     if trainer.is_global_zero:
         records.commit(unit, attempt.number, result)
         remove_checkpoints(records, unit)
@@ -157,18 +161,12 @@ def _fit(
 def _check_members(strategy: Strategy, unit: Unit) -> None:
     """The strategy has to train the members that it was told to."""
     ids = member_ids(strategy)
-    if len(unit.members) == 1 or ids == unit.members:
-        return
-    if ids is None:
+    if len(unit.members) > 1 and ids != unit.members:
         raise ConfigurationError(
-            f"{type(strategy).__name__} trains one network, so that {len(unit.members)} members "
-            "cannot be stacked. Use stack=1."
+            f"make_bnn was asked for the members {list(unit.members)} and made a "
+            f"{type(strategy).__name__} of {'one network' if ids is None else list(ids)}. Hand its "
+            "argument members on (members=members, or chains=members) and seed, or use stack=1."
         )
-    raise ConfigurationError(
-        f"make_bnn was asked for the members {list(unit.members)} and made a "
-        f"{type(strategy).__name__} of {list(ids)}. Hand its argument members on "
-        "(members=members, or chains=members), and seed as well."
-    )
 
 
 class AgreedMode(pl.Callback):
@@ -186,21 +184,19 @@ class AgreedMode(pl.Callback):
 
     def __init__(self, records: RunRecords, unit: Unit, strategy: Strategy) -> None:
         self._files, self._name = records.files, f"units/{unit.name}/mode"
-        self._stack = strategy.bank.stack if isinstance(strategy, BankStrategy) else None
+        self._stack: Any = strategy.bank.stack if isinstance(strategy, BankStrategy) else None
         self._open = len(unit.members) > 1 and getattr(self._stack, "mode", None) == "auto"
         if self._open:
             self._adopt()
 
     def _adopt(self) -> None:
         mode = patiently(lambda: self._files.get(self._name))
-        if mode in (b"stacked", b"loop"):
-            assert self._stack is not None
-            self._stack.mode, self._open = mode.decode(), False  # type: ignore[assignment]
+        if mode is not None:
+            self._stack.mode, self._open = mode.decode(), False
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, *args: Any) -> None:
         """Write down how the first batch was run, before anything comes of it."""
         if self._open and trainer.is_global_zero:
-            assert self._stack is not None
             mode = self._stack.mode.encode()
             if not patiently(lambda: self._files.create(self._name, mode)):
                 self._adopt()  # a zombie was first, and other attempts go by it
@@ -233,13 +229,10 @@ def _make_trainer(parts: Parts, folder: str, place: Place, ours: list[Any]) -> p
     check_trainer_options(parts.trainer)
     options = {name: value for name, value in parts.trainer.items() if name not in _TAKEN}
     # nobody sees the bars of many members
-    callbacks = [
-        callback
-        for callback in _as_list(options.get("callbacks"))
-        if not isinstance(callback, ProgressBar)
-    ]
+    given = _as_list(options.get("callbacks"))
+    callbacks = [callback for callback in given if not isinstance(callback, ProgressBar)]
     if options.get("logger") in (None, True):
-        options["logger"] = CSVLogger(folder, name="logs", version="")
+        options["logger"] = pl.loggers.CSVLogger(folder, name="logs", version="")
     if parts.shared:
         _keep_apart(folder, _as_list(options["logger"]), callbacks)
     if options.get("accelerator", "auto") == "auto":
@@ -273,9 +266,9 @@ def _make_trainer(parts: Parts, folder: str, place: Place, ours: list[Any]) -> p
 def _keep_apart(folder: str, loggers: Iterable[Any], callbacks: Iterable[Any]) -> None:
     """Let loggers and checkpoints that all members share write to the folder of this attempt."""
     for logger in loggers:
-        if isinstance(logger, (CSVLogger, TensorBoardLogger)):
+        if isinstance(logger, (pl.loggers.CSVLogger, pl.loggers.TensorBoardLogger)):
             logger._root_dir, logger._fs = folder, get_filesystem(folder)
-            if isinstance(logger, CSVLogger):
+            if isinstance(logger, pl.loggers.CSVLogger):
                 logger._save_dir = folder
     for callback in callbacks:
         if isinstance(callback, ModelCheckpoint) and callback.dirpath is not None:
@@ -292,7 +285,7 @@ def _leave_behind(
     for callback in callbacks:
         if isinstance(callback, SWAGMoments) and callback.snapshots >= 2:
             members["swag"] = save_members(callback, trainer, attempt.unit, folder)
-    draws = [len(one.steps) for one in callbacks if isinstance(one, SampleCollector)]
+    draws = [len(each.steps) for each in callbacks if isinstance(each, SampleCollector)]
     return {
         "members": members,
         "attempt": attempt.number,

@@ -14,23 +14,16 @@ Result = TypeVar("Result")
 
 # What another try will not change.
 _FINAL = (
-    FileExistsError,
-    FileNotFoundError,
-    IsADirectoryError,
-    NotADirectoryError,
+    *(FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError),
     PermissionError,
 )
-
 _FINAL_NUMBERS = (errno.EROFS, errno.EINVAL, errno.ENAMETOOLONG)
 
 # Clients of object stores have errors of their own for a connection that is not there. Others, such
 # as that of missing credentials, stay.
 _AWAY = {
     "aiohttp.ClientError",
-    "botocore.ClientError",
-    "botocore.ConnectionError",
-    "botocore.HTTPClientError",
-    "botocore.IncompleteReadError",
+    *(f"botocore.{name}Error" for name in ("Client", "Connection", "HTTPClient", "IncompleteRead")),
 }
 
 

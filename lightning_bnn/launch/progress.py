@@ -21,14 +21,13 @@ How fast a unit is follows from times of its own host alone. How old its last si
 against the reader's clock the first time (a sign from the future counts as new); a reader that
 looks again goes by when it saw the sign change.
 
-The table fits the screen: what a narrow one has no room for is left out, a column at a time, and no
-row takes two lines. Of many units those are shown that run or have failed; the others are counted.
-It is all in words, so that it can be read without colours, and in any encoding.
+The table fits the screen: columns that a narrow one has no room for are left out, and no row takes
+two lines. Of many units those are shown that run or have failed; the others are counted. It is all
+in words, so that it can be read without colours.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
 import os
 import socket
@@ -44,16 +43,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-import pytorch_lightning as pl
 import torch
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.stored import MemberResult, member_results
 from lightning_bnn.launch.units import Unit
+from lightning_bnn.lightning import pl
 
 if TYPE_CHECKING:
     from lightning_bnn.launch.run import LaunchedRun
@@ -67,19 +67,17 @@ MOST_ROWS = 40
 _NO_RETRY_AFTER = 120.0  # the driver waits at most a minute before it tries again
 _READERS = 8
 _MOST_ERRORS, _LINES_OF_ERROR = 3, 2
-_GAP = 2  # between columns
-_SHORTEST_NODE = 8
 # What comes first where there are too many.
 _ORDER = ("failed", "diverged", "silent", "saving", "training", "starting", "done", "queued")
 _STYLES = {"failed": "bold red", "diverged": "bold red", "silent": "yellow", "done": "green"}
 # What is left out first where the screen is narrow.
 _LEFT_OUT = ("last sign", "time", "device", "attempt", "node", "loss", "ETA")
 _TO_THE_LEFT = ("member", "state", "node", "device")
+_LONGEST_NODE = 20
 _METRICS = ("val_nll", "val_loss", "train_loss")
 # A pipe whose reader has gone, a full disk, a file that was closed: no reason to end a run.
 _NOBODY_LISTENS = (OSError, ValueError)
 _LONGEST_QUIET = 600.0
-_DRAW_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0
 _LAST_READ_SECONDS = 5.0
 _LATE_SECONDS = 15.0
@@ -243,7 +241,7 @@ class RunReader:
         >>> _ = records.begin({"units": [[0, 1], [2, 3]]})
         >>> records.grant(Unit((0, 1)), attempt=1)
         >>> records.put_progress(Unit((0, 1)), {"attempt": 1, "phase": "training", "time": 110.0,
-        ...     "host": "a", "step": 20, "steps": 50, "first": [100.0, 0], "loss": 0.5})
+        ...     "host": "a", "started": 99.0, "step": 20, "steps": 50, "first": [100.0, 0]})
         >>> for row in RunReader(records).rows(now=113.0):
         ...     print(row.members, row.state, row.step, row.eta)
         (0, 1) training 20 12.0
@@ -275,41 +273,35 @@ class RunReader:
 
     def _read(self, unit: Unit, now: float) -> Row:
         commit = self.records.committed(unit)
+        if commit is not None:
+            result = commit["result"]
+            return _done_row(unit, result, member_results(self.records, unit, result))
         told = self.records.progress(unit) or {}
         # a zombie may have written over it, or the storage may be away for a moment
-        if _attempt(told) < _attempt(self._told.get(unit, {})):
+        if told.get("attempt", 0) < self._told.get(unit, {}).get("attempt", 0):
             told = self._told[unit]
         self._told[unit] = told
-        if commit is not None:
-            return _done_row(self.records, unit, commit["result"], told)
         return _open_row(unit, self.records.lease(unit), told, self._age(unit, told, now))
 
     def _age(self, unit: Unit, told: Mapping[str, Any], now: float) -> float:
-        sign = (_attempt(told), told.get("time"))
+        """Seconds since the last sign of life."""
+        sign = (told.get("attempt"), told.get("time"))
         before, since = self._seen.get(unit, (None, now))
         if before is None:
-            since = min(now, told.get("time") or now)
+            since = min(now, told.get("time", now))
         elif before != sign:
             since = now
         self._seen[unit] = (sign, since)
         return now - since
 
 
-def _attempt(told: Mapping[str, Any]) -> int:
-    return int(told.get("attempt") or 0)
-
-
-def _done_row(
-    records: RunRecords, unit: Unit, result: Mapping[str, Any], told: Mapping[str, Any]
-) -> Row:
-    results = member_results(records, unit, result)
-    first = results[0]
-    diverged = tuple(one.member for one in results if not one.ok)
+def _done_row(unit: Unit, result: Mapping[str, Any], members: Sequence[MemberResult]) -> Row:
+    first = members[0]
+    diverged = tuple(member.member for member in members if not member.ok)
     return Row(
         unit.members,
-        "diverged" if len(diverged) == len(results) else "done",
-        # the host is known from what the attempt told
-        host=told.get("host") if _attempt(told) == first.attempt else None,
+        "diverged" if len(diverged) == len(members) else "done",
+        host=first.host,
         node=first.node,
         device=result.get("device"),
         step=first.steps,
@@ -323,40 +315,40 @@ def _done_row(
 
 def _open_row(unit: Unit, lease: Mapping[str, Any], told: Mapping[str, Any], age: float) -> Row:
     """The row of a unit without a commit."""
-    attempt, phase, final = _attempt(told), told.get("phase"), "error" in lease
-    state: State = phase if phase in RUNNING else "starting"
+    phase: Any = told.get("phase")
+    attempt, final = told.get("attempt", 0), "error" in lease
     if final or phase == "failed":
-        state = "failed"
+        error = lease.get("error") or told.get("error")
+        if not told:
+            return Row(unit.members, "failed", error=error, final=final)
+        state: State = "failed"
     elif attempt < lease["attempt"] or not told:
         return Row(unit.members, attempt=attempt)
-    elif age > SILENT_AFTER:
-        state = "silent"
-    error = (lease.get("error") or told.get("error")) if state == "failed" else None
-    if not told:
-        return Row(unit.members, state, error=error, final=final)
-    names = ("host", "node", "device", "step", "steps", "loss")
-    facts: dict[str, Any] = {name: told.get(name) for name in names}
-    at = told.get("time") or 0.0
-    taken = max(0.0, at - (told.get("started") or at))
+    else:
+        error, state = None, "silent" if age > SILENT_AFTER else phase
+    facts: dict[str, Any] = {
+        name: told.get(name) for name in ("host", "node", "device", "step", "steps", "loss")
+    }
+    taken = told["time"] - told["started"]
     return Row(
         unit.members,
         state,
         **facts,
         attempt=attempt,
         seconds=taken if state == "failed" else taken + age,
-        eta=_eta(told, at, age) if state == "training" else None,
+        eta=_eta(told, age) if state == "training" else None,
         age=age,
         error=error,
         final=final,
     )
 
 
-def _eta(told: Mapping[str, Any], at: float, age: float) -> float | None:
+def _eta(told: Mapping[str, Any], age: float) -> float | None:
     """Seconds left, from the steps of this attempt: those before it may have been faster."""
-    step, steps, first = told.get("step"), told.get("steps"), told.get("first")
+    step, steps, first = (told.get(name) for name in ("step", "steps", "first"))
     if step is None or steps is None or first is None or step <= first[1]:
         return None
-    return max(0.0, (at - first[0]) / (step - first[1]) * (steps - step) - age)
+    return max(0.0, (told["time"] - first[0]) / (step - first[1]) * (steps - step) - age)
 
 
 # -------------------------------------------------------------------- a run in one line
@@ -407,30 +399,22 @@ def summarise(rows: Sequence[Row]) -> Summary:
 
 
 def _eta_of_all(rows: Sequence[Row]) -> float | None:
-    """Hand the queued units to those that run, one after another, as they become free."""
+    """When the last is done, if those that run share what is queued evenly."""
     running = [row for row in rows if row.state in RUNNING]
     queued = sum(row.state == "queued" for row in rows)
     times = [row.seconds for row in rows if row.state == "done" and row.seconds is not None]
-    times = times or [
-        row.seconds + row.eta for row in running if row.seconds is not None and row.eta is not None
-    ]
+    times = times or [row.seconds + row.eta for row in running if row.seconds and row.eta]
     typical = statistics.median(times) if times else None
     ends = []
     for row in running:
-        if row.state == "saving":
-            ends.append(0.0)
-        elif row.eta is not None:
-            ends.append(row.eta)
-        elif typical is not None:
-            ends.append(max(0.0, typical - (row.seconds or 0.0)))
-        else:
-            return None
-    if not ends or (queued and typical is None):
+        left = 0.0 if row.state == "saving" else row.eta
+        if left is None and typical is not None:
+            left = max(0.0, typical - (row.seconds or 0.0))
+        ends.append(left)
+    known = [left for left in ends if left is not None]
+    if not running or len(known) < len(running) or (queued and typical is None):
         return None
-    heapq.heapify(ends)
-    for _ in range(queued):
-        heapq.heapreplace(ends, ends[0] + (typical or 0.0))
-    return max(ends)
+    return max(*known, (sum(known) + queued * (typical or 0.0)) / len(known))
 
 
 def duration_text(seconds: float) -> str:
@@ -481,8 +465,7 @@ class RunTable:
         """Choose the rows and the columns, and draw them."""
 
         def text(words: str, style: str = "", wraps: bool = False) -> Text:
-            known = _encodable(words, options.encoding)
-            return Text(known, style, no_wrap=not wraps, overflow="fold" if wraps else "crop")
+            return Text(words, style, no_wrap=not wraps, overflow="fold" if wraps else "crop")
 
         yield text(str(summarise(self.rows)), "bold", wraps=True)
         if self.note is not None:
@@ -491,7 +474,7 @@ class RunTable:
         if len(shown) > self.most:
             shown = sorted(shown, key=lambda row: _ORDER.index(row.state))[: self.most]
         if shown:
-            yield _drawn(shown, options.max_width)
+            yield _drawn(shown, console, options)
         rest: Counter[str] = Counter(row.state for row in self.rows for _ in row.members)
         rest.subtract(row.state for row in shown for _ in row.members)
         if counted := [f"{rest[state]:,} {state}" for state in _ORDER if rest[state]]:
@@ -510,35 +493,26 @@ class RunTable:
         return 6 + _LINES_OF_ERROR * min(_MOST_ERRORS, sum(bool(row.error) for row in self.rows))
 
 
-def _drawn(rows: Sequence[Row], width: int) -> Table:
+def _drawn(rows: Sequence[Row], console: Console, options: ConsoleOptions) -> Table:
+    """The table with as many columns as there is room for."""
     cells = _cells(rows)
-
-    def taken(name: str) -> int:
-        return max(map(len, [name, *cells[name]]))
-
-    for name in (*_LEFT_OUT, None):
-        over = sum(map(taken, cells)) + _GAP * (len(cells) - 1) - width
-        if over > 0 and "node" in cells and taken("node") - over >= _SHORTEST_NODE:
-            longest = taken("node") - over
-            cells["node"] = [_shortened(cell, longest) for cell in cells["node"]]
-            over = 0
-        if over <= 0 or name is None:
+    for left_out in (*_LEFT_OUT, None):
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for name in cells:
+            side: Literal["left", "right"] = "left" if name in _TO_THE_LEFT else "right"
+            table.add_column(name, justify=side, no_wrap=True, overflow="crop")
+        for row, texts in zip(rows, zip(*cells.values(), strict=True), strict=True):
+            styles = (_STYLES.get(row.state, "") if name == "state" else "" for name in cells)
+            table.add_row(*map(Text, texts, styles))
+        wide = Measurement.get(console, options.update(max_width=1000), table).maximum
+        if wide <= options.max_width or left_out is None:
             break
-        cells.pop(name, None)
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    for name in cells:
-        side: Literal["left", "right"] = "left" if name in _TO_THE_LEFT else "right"
-        table.add_column(name, justify=side, no_wrap=True, overflow="crop")
-    for row, texts in zip(rows, zip(*cells.values(), strict=True), strict=True):
-        styles = (_STYLES.get(row.state, "") if name == "state" else "" for name in cells)
-        table.add_row(*map(Text, texts, styles))
+        del cells[left_out]
     return table
 
 
 def _cells(rows: Sequence[Row]) -> dict[str, list[str]]:
     """The text of each column."""
-    nodes = {(row.host, row.node) for row in rows if row.node is not None}
-    on_host = Counter(host for host, _ in nodes)
 
     def duration(seconds: float | None, words: str = "{}") -> str:
         return "-" if seconds is None else words.format(duration_text(seconds))
@@ -546,7 +520,7 @@ def _cells(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {
         "member": ["-".join(map(str, (row.members[0], *row.members[1:][-1:]))) for row in rows],
         "state": [_state(row) for row in rows],
-        "node": [_node_name(row.host, row.node, on_host[row.host] > 1) for row in rows],
+        "node": [_node_name(row.host, row.node) for row in rows],
         "device": [row.device or "-" for row in rows],
         "step": [_steps(row) for row in rows],
         "loss": ["-" if row.loss is None else f"{row.loss:.4g}" for row in rows],
@@ -560,46 +534,31 @@ def _cells(rows: Sequence[Row]) -> dict[str, list[str]]:
 def _state(row: Row) -> str:
     if row.state == "done" and row.diverged:
         return f"done, {len(row.diverged)} diverged"
-    if row.state == "silent" and row.age is not None:
-        return f"silent {duration_text(row.age)}"
-    return row.state
+    return f"silent {duration_text(row.age or 0.0)}" if row.state == "silent" else row.state
 
 
 def _steps(row: Row) -> str:
     if row.step is None:
         return "-"
-    if row.steps is None or row.state in ("done", "diverged"):
-        return f"{row.step:,}"
-    return f"{row.step:,}/{row.steps:,}"
+    whole = row.steps is None or row.state in ("done", "diverged")
+    return f"{row.step:,}" if whole else f"{row.step:,}/{row.steps:,}"
 
 
-def _node_name(host: str | None, node: str | None, both: bool = False) -> str:
-    """A node for a person: the short name of its machine, and where that is not enough its number.
+def _node_name(host: str | None, node: str | None) -> str:
+    """A node for a person: the short name of its machine, or where none is known its number.
 
     Example:
         >>> _node_name("gpu-7.cluster.example", "3f2a91c0aa"), _node_name(None, "3f2a91c0aa")
         ('gpu-7', '3f2a91c0')
-        >>> _node_name("gpu-7.cluster.example", "3f2a91c0aa", both=True)
-        'gpu-7/3f2a'
+        >>> _node_name("raycluster-kuberay-workergroup-worker-7sjqm", None)
+        'rayclu..worker-7sjqm'
     """
     if host is None:
         return "-" if node is None else node[:8]
     # an address is no name with a domain
     short = host if host.replace(".", "").isdigit() else host.split(".")[0]
-    return f"{short}/{node[:4]}" if both and node is not None else short
-
-
-def _shortened(name: str, length: int) -> str:
-    """Keep both ends: the machines of a cluster are often called alike, but for the end."""
-    if len(name) <= length:
-        return name
-    start = (length - 2) // 3
-    return f"{name[:start]}..{name[len(name) - (length - 2 - start) :]}"
-
-
-def _encodable(words: str, encoding: str | None) -> str:
-    """A text with a question mark for each character that a stream has no code for."""
-    return words.encode(encoding or "utf-8", "replace").decode(encoding or "utf-8")
+    # the machines of a cluster are often called alike, but for the end
+    return short if len(short) <= _LONGEST_NODE else f"{short[:6]}..{short[-12:]}"
 
 
 def _first_line(error: str | None) -> str:
@@ -663,30 +622,26 @@ class RunDisplay:
         real = isinstance(stream, Console) or self.console.file.isatty()
         self.live = real and self.console.is_terminal and not self.console.is_dumb_terminal
         self.rows: list[Row] | None = None
-        self._reader = RunReader(records)
-        self._error: Exception | None = None
+        self._reader, self._error = RunReader(records), "no answer"
         self._began = self._read_at = self._said_at = time.monotonic()
         self._pause = read_seconds
-        self._said: Summary | None = None
-        self._lock = threading.Lock()  # of the stream
+        self._said: Mapping[str, int] = {}
         self._stopped, self._over = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._keep_reading, name="reading", daemon=True)
-        self._screen: Live | None = None
+        shared = self.console.file in (sys.stdout, sys.stderr)  # keep what others print above
+        self._screen = Live(
+            console=self.console,
+            get_renderable=self._table,
+            refresh_per_second=1,
+            redirect_stdout=shared,
+            redirect_stderr=shared,
+        )
 
     def __enter__(self) -> RunDisplay:
         """Begin."""
         self._thread.start()
         if self.live:
-            shared = self.console.file in (sys.stdout, sys.stderr)  # keep what others print above
-            self._screen = Live(
-                console=self.console,
-                get_renderable=self._table,
-                auto_refresh=False,
-                redirect_stdout=shared,
-                redirect_stderr=shared,
-            )
             self._screen.start()
-            threading.Thread(target=self._keep_drawing, name="drawing", daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -694,7 +649,7 @@ class RunDisplay:
         self._stopped.set()
         if kind is None or issubclass(kind, Exception):  # else somebody is in a hurry
             self._thread.join(_LAST_READ_SECONDS)
-        if self._screen is not None:
+        if self.live:
             with suppress(*_NOBODY_LISTENS):
                 self._screen.stop()
         elif self.rows is not None:
@@ -703,9 +658,7 @@ class RunDisplay:
     def ended(self, result: MemberResult) -> None:
         """Say in a log that a member has ended; the table shows it when the storage was read."""
         if not self.live:
-            rows = (row for row in self.rows or () if result.member in row.members)
-            hosts = (row.host for row in rows if row.node == result.node)
-            self._say(result_line(result, next(hosts, None)))
+            self._say(result_line(result))
 
     def wait(self) -> None:
         """Wait until the storage says that nothing more will come."""
@@ -718,31 +671,27 @@ class RunDisplay:
             begin = time.monotonic()
             try:
                 self.rows = self._reader.rows(time.time())
-                self._read_at, self._error = time.monotonic(), None
+                self._read_at = time.monotonic()
                 if all(row.ended for row in self.rows):
                     self._over.set()
             except Exception as error:  # it may be back in a moment; the run knows better
-                self._error = error
+                self._error = _first_line(str(error))
             if last:
                 return
-            if self.rows is not None and not self.live:
-                self._say_if_due(summarise(self.rows))
+            quiet = time.monotonic() - self._said_at
+            if self.rows is not None and not self.live and quiet >= self.summary_seconds:
+                summary = summarise(self.rows)
+                if summary.counts != self._said or quiet > _LONGEST_QUIET:
+                    self._say_summary(summary)
             took = time.monotonic() - begin
             self._pause = max(self.read_seconds, min(10 * took, _LONGEST_PAUSE))
             last = self._stopped.wait(self._pause)
-
-    def _keep_drawing(self) -> None:
-        assert self._screen is not None
-        while not self._stopped.wait(_DRAW_SECONDS):
-            with suppress(*_NOBODY_LISTENS):
-                self._screen.refresh()
 
     def _table(self) -> RenderableType:
         late = time.monotonic() - self._read_at
         note = None
         if late > self._pause + _LATE_SECONDS:
-            why = "no answer" if self._error is None else _first_line(str(self._error))
-            note = f"The storage was last read {duration_text(late)} ago: {why}"
+            note = f"The storage was last read {duration_text(late)} ago: {self._error}"
         if self.rows is None:
             return note or "Reading the storage of the run"
         most = MOST_ROWS
@@ -751,36 +700,29 @@ class RunDisplay:
             most = max(1, min(most, lines))
         return RunTable(self.rows, most, note)
 
-    def _say_if_due(self, summary: Summary) -> None:
-        quiet = time.monotonic() - self._said_at
-        changed = self._said is None or self._said.counts != summary.counts
-        if quiet >= (self.summary_seconds if changed else _LONGEST_QUIET):
-            self._say_summary(summary)
-
     def _say_summary(self, summary: Summary) -> None:
-        self._said, self._said_at = summary, time.monotonic()
+        self._said, self._said_at = summary.counts, time.monotonic()
         self._say(f"after {duration_text(self._said_at - self._began)}: {summary}")
 
     def _say(self, line: str) -> None:
-        file = self.console.file
-        with self._lock, suppress(*_NOBODY_LISTENS):
-            print(_encodable(line, getattr(file, "encoding", None)), file=file, flush=True)
+        with suppress(*_NOBODY_LISTENS):
+            print(line, file=self.console.file, flush=True)
 
 
-def result_line(result: MemberResult, host: str | None = None) -> str:
+def result_line(result: MemberResult) -> str:
     """A line about a member that has ended.
 
     Example:
-        >>> print(result_line(MemberResult(3, "done", 1, {"val_nll": 0.3125}, seconds=42.0), "a"))
-        member 3 done in 42 s on node a, attempt 1, val_nll 0.3125
+        >>> print(result_line(MemberResult(3, "done", 1, {"val_nll": 0.3125}, seconds=42.0)))
+        member 3 done in 42 s, attempt 1, val_nll 0.3125
         >>> print(result_line(MemberResult(4, "failed", 2, error="OSError: the disk is full")))
         member 4 failed, attempt 2: OSError: the disk is full
     """
     line = f"member {result.member} {result.status}"
     if result.seconds is not None:
         line += f" in {duration_text(result.seconds)}"
-    if result.node is not None or host is not None:
-        line += f" on node {_node_name(host, result.node)}"
+    if result.node is not None or result.host is not None:
+        line += f" on node {_node_name(result.host, result.node)}"
     line += f", attempt {result.attempt}"
     if not result.ok:
         return f"{line}: {_first_line(result.error)}"

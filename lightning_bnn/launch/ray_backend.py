@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import inspect
 import os
 import secrets
-import signal
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -37,12 +35,15 @@ from lightning_bnn.launch.backend import Attempt, Backend, Handle, Outcome
 from lightning_bnn.launch.member import Place, attempt_outcome
 from lightning_bnn.launch.recipe import Recipe
 from lightning_bnn.launch.records import RunRecords
+from lightning_bnn.lightning import PACKAGE
 from lightning_bnn.storage.files import open_directory
 
 __all__ = ["RankError", "RayBackend", "group_memory", "judge", "remove_groups"]
 
 # Attempts that wait in Ray at a time; the rest waits in the driver.
 _OUTSTANDING = 1000
+# workers import the Lightning that the driver has imported
+_WORKER = {"max_retries": 0, "runtime_env": {"env_vars": {"LIGHTNING_BNN_LIGHTNING": PACKAGE}}}
 _COMPARED = ("torch", "pytorch-lightning", "lightning-bnn", "ray")
 _SETTINGS = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -52,12 +53,6 @@ _SETTINGS = {
     "RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S": "120",
     # a process more for each unit, for warnings that nobody here would heed
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-}
-_STRATEGIES: dict[Any, dict[str, Any]] = {
-    None: {},
-    "auto": {},
-    "ddp": {},
-    "ddp_find_unused_parameters_true": {"find_unused_parameters": True},
 }
 
 
@@ -119,10 +114,9 @@ class RayBackend(Backend):
         self._recipe = self._send(recipe)  # travels once, not with each attempt
         self._job = _Job(self.needs, _versions(), self.devices)
         # the workers of Ray Train have the resources; what waits for them needs none
-        task, options = (
-            (_run_task, self.options) if self.devices == 1 else (_run_distributed, {"num_cpus": 0})
-        )
-        self._task = self.ray.remote(**options, max_retries=0)(task)  # the driver retries
+        self._task = self.ray.remote(_run_distributed).options(num_cpus=0, **_WORKER)
+        if self.devices == 1:
+            self._task = self.ray.remote(_run_task).options(**self.options, **_WORKER)
 
     def check_storage(self, storage: str) -> None:
         """Ask every node whether it can make a member and write to the storage."""
@@ -182,15 +176,20 @@ class RayBackend(Backend):
     # ---------------------------------------------------------------- before anything runs
 
     def _connect(self) -> None:
-        ray, address = self.ray, self.address or os.environ.get("RAY_ADDRESS") or "local"
-        joins = ray.is_initialized() or address != "local"
-        if not joins and not self.allow_open_cluster:
-            _refuse_if_open("started")  # before it listens
-        if not ray.is_initialized():
-            options = {"include_dashboard": False} if address == "local" else {}
-            ray.init(address=address, log_to_driver=False, **options)
-        if joins and not self.allow_open_cluster:
-            _refuse_if_open("joined")
+        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
+        mode = os.environ.get("RAY_AUTH_MODE", "").lower()
+        starts = address == "local" and not self.ray.is_initialized()
+        # a cluster that is started here without a mode has a token: Ray makes one by itself
+        if not self.allow_open_cluster and mode != "token" and (mode or not starts):
+            raise LaunchError(
+                f"The cluster of Ray has no token authentication (RAY_AUTH_MODE is {mode!r}), and "
+                "its processes listen on all interfaces: whoever reaches them can run any code. "
+                "Start every process of it with RAY_AUTH_MODE=token and one token, or pass "
+                "allow_open_cluster=True (--allow-open-cluster) if nobody else can reach it."
+            )
+        if not self.ray.is_initialized():
+            options = {"include_dashboard": False} if starts else {}
+            self.ray.init(address=address, log_to_driver=False, **options)
 
     def _check_feasible(self) -> None:
         """Raise unless the nodes can ever give what a member asks for.
@@ -201,11 +200,17 @@ class RayBackend(Backend):
             return
         wanted = ", ".join(f"{name} {n:g}" for name, n in self.needs.items() if n)
         each = f"each of its {self.devices} devices needs" if self.devices > 1 else "it needs"
-        nodes = [_resources_text(node["Resources"]) for node in self._nodes()]
+
+        def shown(name: str) -> bool:
+            return ":" not in name and "memory" not in name  # Ray's own marks
+
+        nodes = [
+            ", ".join(f"{name} {n:g}" for name, n in node["Resources"].items() if shown(name))
+            for node in self._nodes()
+        ]
         raise LaunchError(
             f"No member can ever run: {each} {wanted}, and the nodes of the cluster have: "
-            f"{'; '.join(nodes) or 'nothing'}. Ask for less with resources= or devices=, or add "
-            "nodes."
+            f"{'; '.join(nodes)}. Ask for less with resources= or devices=, or add nodes."
         )
 
     def _nodes(self) -> list[Any]:
@@ -221,38 +226,19 @@ class RayBackend(Backend):
         )
 
     def _send(self, recipe: Recipe) -> Any:
-        """Put a recipe into the object store, or name the object in it that cannot be sent."""
+        """Put a recipe into the object store, or name what cannot be sent."""
         try:
             return self.ray.put(recipe)
         except Exception as error:  # of any kind: it may be raised by the object itself
-            for name, part in vars(recipe).items():
-                for variable, value in [*_variables(part).items(), (None, part)]:
-                    if (reason := self._problem(value)) is None:
-                        continue
-                    if variable is not None:
-                        reason = f"it uses {variable!r}, a {type(value).__name__} ({reason})"
+            for name, value in vars(recipe).items():
+                try:
+                    self.ray.cloudpickle.dumps(value)
+                except Exception as reason:
                     raise ConfigurationError(
                         f"{name} cannot be sent to a worker: {reason}. Make such objects inside of "
                         "the function, where they are used."
                     ) from error
             raise
-
-    def _problem(self, value: Any) -> str | None:
-        """Why something cannot be sent, if so."""
-        try:
-            self.ray.put(value)
-        except Exception as error:
-            return str(error).strip().split("\n")[0]
-        return None
-
-
-def _variables(part: Any) -> Mapping[str, Any]:
-    """What a function uses from outside, or what a mapping holds."""
-    function = getattr(part, "func", part)
-    if inspect.isfunction(function):
-        closure = inspect.getclosurevars(function)
-        return {**closure.globals, **closure.nonlocals}
-    return part if isinstance(part, Mapping) else {}
 
 
 def _away_from(node: str) -> dict[str, str]:
@@ -262,24 +248,12 @@ def _away_from(node: str) -> dict[str, str]:
 def _require_ray() -> Any:
     """The module ``ray``, which is an extra, or an error that names it."""
     try:
-        import ray
+        import ray  # an extra
     except ImportError as error:
         raise ConfigurationError(
             "launch needs Ray, which is not installed. Install lightning-bnn[ray]."
         ) from error
     return ray
-
-
-def _refuse_if_open(done: str) -> None:
-    mode = os.environ.get("RAY_AUTH_MODE", "").lower()
-    if mode == "token" or (not mode and done == "started"):  # Ray then makes a token by itself
-        return
-    raise LaunchError(
-        f"The cluster of Ray that is {done} has no token authentication (RAY_AUTH_MODE is "
-        f"{mode or 'not set'!r}), and its processes listen on all interfaces: whoever reaches them "
-        "can run any code. Start every process of it with RAY_AUTH_MODE=token and one token, or "
-        "pass allow_open_cluster=True (--allow-open-cluster) if nobody else can reach it."
-    )
 
 
 def _check_resources(needs: Mapping[str, float], devices: int) -> None:
@@ -298,25 +272,16 @@ def _check_resources(needs: Mapping[str, float], devices: int) -> None:
         )
 
 
-def _resources_text(node: Mapping[str, float]) -> str:
-    """What a node has, without the marks that Ray adds to it."""
-    marks = ("node:", "accelerator_type:", "memory", "object_store_memory")
-    named = {name: amount for name, amount in node.items() if not name.startswith(marks)}
-    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(named.items())) or "nothing"
-
-
 def _can_grow() -> bool:
     """Whether an autoscaler may add nodes: that of ``ray up`` in a cloud, or of KubeRay."""
     if "RAY_USAGE_STATS_KUBERAY_IN_USE" in os.environ:
         return True
-    try:
-        with open(os.path.expanduser("~/ray_bootstrap_config.yaml")) as file:
-            provider = (yaml.safe_load(file) or {}).get("provider") or {}
-    except FileNotFoundError:
+    file = os.path.expanduser("~/ray_bootstrap_config.yaml")
+    if not os.path.exists(file):
         return False
-    except (OSError, yaml.YAMLError):
-        return True
-    return provider.get("type") != "local"  # the machines of onprem.yaml are as many as they are
+    with open(file) as text:
+        # the machines of onprem.yaml are as many as they are
+        return bool(yaml.safe_load(text)["provider"]["type"] != "local")
 
 
 def _versions() -> dict[str, str]:
@@ -349,8 +314,7 @@ def _check_nodes(ray: Any, storage: str, recipe: Any, patience: float = 60.0) ->
     for node in ray.nodes():
         if node["Alive"]:
             here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = ray.remote(_inspect)
-            task = task.options(num_cpus=0, scheduling_strategy=here, max_retries=0)
+            task = ray.remote(_inspect).options(num_cpus=0, scheduling_strategy=here, **_WORKER)
             name = f"{node.get('NodeManagerHostname', '?')} ({node['NodeManagerAddress']})"
             asked[task.remote(storage, _versions(), run_file, recipe)] = name
     ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=patience, fetch_local=True)
@@ -375,18 +339,15 @@ def _inspect(
     """What is wrong with a node; that it could read the recipe is shown by its coming here."""
     if (other := _other_version(driver)) is not None:
         return f"has {other}"
+    files, name = open_directory(storage), f".probe-{secrets.token_hex(8)}"
     try:
-        files, name = open_directory(storage), f".probe-{secrets.token_hex(8)}"
         files.put(name, b"probe")
-        read, run = files.get(name), files.get("run.json")
+        run = files.get("run.json")
         files.remove(name)
-        problem = None if read == b"probe" else "what was written could not be read back"
-    except Exception as error:
-        problem, run = f"{type(error).__name__}: {error}", None
-    if problem is not None:
+    except Exception as error:  # each kind of remote storage has errors of its own
         return (
-            f"cannot write to storage={storage!r}: {problem}. Use storage that every node reaches, "
-            "such as NFS or an object store."
+            f"cannot write to storage={storage!r}: {type(error).__name__}: {error}. Use storage "
+            "that every node reaches, such as NFS or an object store."
         )
     if run != run_file:
         return (
@@ -447,7 +408,7 @@ class RankError(Exception):
 def _run_distributed(recipe: Recipe, attempt: Attempt, job: _Job) -> Outcome:
     """Train a unit on several devices, in a worker of Ray that has none of them itself."""
     import ray.train  # an extra
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchConfig, TorchTrainer  # an extra
 
     train: Any = ray.train  # what a type checker sees there are the classes of its first version
     records, unit = RunRecords(attempt.storage), attempt.unit
@@ -463,7 +424,7 @@ def _run_distributed(recipe: Recipe, attempt: Attempt, job: _Job) -> Outcome:
     failures = {"max_failures": 0, "controller_failure_limit": -1 if avoid is None else 0}
     if "max_preemption_failures" in {field.name for field in fields(train.FailureConfig)}:
         failures["max_preemption_failures"] = 0
-    with tempfile.TemporaryDirectory() as folder, _signals_kept():
+    with tempfile.TemporaryDirectory() as folder:
         trainer = TorchTrainer(
             partial(_run_rank, recipe, attempt, job),
             torch_config=TorchConfig(backend="nccl" if gpu else "gloo"),
@@ -488,29 +449,19 @@ def _run_distributed(recipe: Recipe, attempt: Attempt, job: _Job) -> Outcome:
     return Outcome(dict(done["result"]))
 
 
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray Train leaves a handler behind, in a process that other tasks will use."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # not in the main thread, where none was set either
-            signal.signal(signal.SIGINT, handler)
-
-
 def _run_rank(recipe: Recipe, attempt: Attempt, job: _Job) -> None:
     """Run an attempt in one rank."""
+    ddp = (None, "auto", "ddp", "ddp_find_unused_parameters_true")
     from ray import train  # an extra
-    from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment
+    from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment  # an extra
 
     def make_strategy(asked: Any) -> Any:
-        if not isinstance(asked, (str, type(None))) or asked not in _STRATEGIES:
+        if asked not in ddp:
             raise ConfigurationError(
                 f"trainer= has strategy={asked!r}; a member on several devices is trained by DDP. "
-                f"Leave it out, or use one of {', '.join(filter(None, _STRATEGIES))}."
+                f"Leave it out, or use {', '.join(filter(None, ddp))}."
             )
-        return RayDDPStrategy(**_STRATEGIES[asked])
+        return RayDDPStrategy(find_unused_parameters=asked == "ddp_find_unused_parameters_true")
 
     context, place = train.get_context(), _place(job.needs)
     device = f"{context.get_world_size()} x {place.facts['device'].split()[0]}"
@@ -583,7 +534,7 @@ def remove_groups(memory: Collection[int]) -> int:
         How many there were.
     """
     import ray  # an extra
-    from ray.util.placement_group import PlacementGroup, placement_group_table
+    from ray.util.placement_group import PlacementGroup, placement_group_table  # an extra
 
     removed = 0
     for name, group in placement_group_table().items():

@@ -16,9 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import pytorch_lightning as pl
-
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import pl
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["Factories", "Parts", "Recipe", "factory_name"]
@@ -98,10 +97,10 @@ class Factories:
             if name == "trainer" and isinstance(factory, Mapping):
                 continue
             if not callable(factory) or isinstance(factory, Strategy):
-                wanted = "a function that makes it: live objects do not travel to the workers"
-                if name == "trainer":
-                    wanted = "a mapping of options of Trainer, or a function that gives one"
-                raise ConfigurationError(f"{name}= is {wanted}; got {type(factory).__name__}.")
+                raise ConfigurationError(
+                    f"{name}= is a function that makes it{' or a mapping' * (name == 'trainer')}, "
+                    f"as live objects do not travel to the workers; got {type(factory).__name__}."
+                )
             _check_signature(name, factory)
 
     @property
@@ -116,13 +115,7 @@ class Factories:
         data = _call(self.make_datamodule, given, only_needed=True)
         if not callable(self.trainer):
             return Parts(strategy, data, dict(self.trainer))
-        trainer = _call(self.trainer, given)
-        if not isinstance(trainer, Mapping):
-            raise ConfigurationError(
-                f"trainer={factory_name(self.trainer)} returns a {type(trainer).__name__}; it "
-                "gives a mapping of options of Trainer."
-            )
-        return Parts(strategy, data, dict(trainer), shared=False)
+        return Parts(strategy, data, dict(_call(self.trainer, given)), shared=False)
 
     def build_strategy(self, members: Sequence[int], seed: int, folder: str = "") -> Strategy:
         """Make the strategy alone, where there may be no data."""
@@ -175,17 +168,13 @@ def _call(factory: Callable[..., Any], given: Mapping[str, Any], only_needed: bo
 
 def _described(factory: Callable[..., Any]) -> str:
     """The name of a function, and of a partial the plain values that are bound to it."""
-    name = factory_name(factory)
     if not isinstance(factory, partial):
-        return name
+        return factory_name(factory)
     plain = (bool, int, float, str, type(None), Path)
-    bound = [repr(value) for value in factory.args if isinstance(value, plain)]
-    bound += [
-        f"{key}={value!r}"
-        for key, value in sorted(factory.keywords.items())
-        if isinstance(value, plain)
-    ]
-    return f"{name}({', '.join(bound)})" if bound else name
+    bound = [("", value) for value in factory.args]
+    bound += [(f"{key}=", value) for key, value in sorted(factory.keywords.items())]
+    values = [f"{key}{value!r}" for key, value in bound if isinstance(value, plain)]
+    return factory_name(factory) + (f"({', '.join(values)})" if values else "")
 
 
 def factory_name(factory: Any) -> str:

@@ -89,11 +89,10 @@ class RunRecords:
         body = json_value(description, "run")
         if patiently(lambda: self.files.create("run.json", _sealed("run", body))):
             return body
-        found = self.run()
-        assert found is not None
-        for name in [*found, *body]:
-            was, now = found.get(name), body.get(name)
-            if name == "units" and was is not None and now is not None and now[: len(was)] == was:
+        before = self.run() or {}
+        for name in [*before, *body]:
+            was, now = before.get(name), body.get(name)
+            if name == "units" and now and now[: len(was or ())] == was:
                 continue  # the same, or more members than before
             if was != now:
                 hint = "Members can be added after full stacks only. " if name == "units" else ""
@@ -102,7 +101,7 @@ class RunRecords:
                     f"{name}={now!r:.200}. {hint}Use the same options to resume it, or another "
                     "storage= for a new run."
                 )
-        if found != body:
+        if before != body:
             patiently(lambda: self.files.put("run.json", _sealed("run", body)))
         return body
 
@@ -213,11 +212,9 @@ class RunRecords:
         body = json_value({"attempt": attempt, "result": result}, "commit")
         name = f"units/{unit.name}/commit.json"
         if not patiently(lambda: self.files.create(name, _sealed("commit", body))):
-            first = self.committed(unit)
-            assert first is not None
+            first = (self.committed(unit) or {}).get("attempt")
             raise FencedError(
-                f"Attempt {attempt} of {unit} may not commit: attempt {first['attempt']} has done "
-                "so before."
+                f"Attempt {attempt} of {unit} may not commit: attempt {first} has done so before."
             )
 
     def committed(self, unit: Unit) -> dict[str, Any] | None:
@@ -250,12 +247,12 @@ class RunRecords:
             return None
         checks = {"run": _check_run, "lease": _check_attempt, "commit": _check_attempt}
         try:
-            sealed = unseal(data, f"{self.files}: {name}", _FORMAT.format(kind), checks[kind])
+            record = unseal(data, f"{self.files}: {name}", _FORMAT.format(kind), checks[kind])
         except PosteriorFormatError as error:
             raise ConfigurationError(
                 f"{error} If this is no storage of a run, choose another storage=."
             ) from error
-        return {key: sealed[key] for key in sealed if key not in ("format", "version", "sha256")}
+        return {key: record[key] for key in record if key not in ("format", "version", "sha256")}
 
 
 def _sealed(kind: str, body: Mapping[str, Any]) -> bytes:

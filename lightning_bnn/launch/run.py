@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from lightning_bnn.checks import check_option, check_whole
+from lightning_bnn.checks import check_number, check_option, check_whole
 from lightning_bnn.diagnostics import Diagnosis
 from lightning_bnn.errors import ConfigurationError, LaunchError
 from lightning_bnn.launch.backend import Attempt, Backend
@@ -132,28 +132,18 @@ def launch_recipe(
     seed = check_whole("seed", seed, 0)
     check_whole("retries", retries, 0)
     check_option("on_failure", on_failure, ("raise", "skip"))
+    check_number("checkpoint_seconds", checkpoint_seconds, positive=False)
+    check_number("lost_after", lost_after)
     if check_whole("min_members", min_members, 1) > members:
         raise ConfigurationError(
             f"min_members={min_members} of members={members} can never be reached."
         )
-    seconds = {"checkpoint_seconds": (checkpoint_seconds, 0.0), "lost_after": (lost_after, 1.0)}
-    for name, (value, least) in seconds.items():
-        if not isinstance(value, (int, float)) or not value >= least:
-            raise ConfigurationError(
-                f"{name}= is a number of seconds, at least {least:g}; got {value!r}."
-            )
     check_trainer_options(recipe.trainer_options())
     records = RunRecords(storage)
     backend.open(recipe)
+    run_facts = {"units": [list(unit.members) for unit in units], "seed": seed}
     try:
-        records.begin(
-            {
-                "units": [list(unit.members) for unit in units],
-                "seed": seed,
-                "devices": backend.devices,
-                **recipe.description(),
-            }
-        )
+        records.begin({**run_facts, "devices": backend.devices, **recipe.description()})
     except OSError as error:
         raise ConfigurationError(
             f"storage={str(storage)!r} cannot be written: {type(error).__name__}: {error}. Name a "
@@ -168,9 +158,10 @@ def launch_recipe(
         if missing := run.missing():
             backend.check_storage(records.storage)
         stop_early = on_failure == "raise"
-        run._begin(
-            Driver(backend, records, missing, template, retries, lost_after, stop_early, release)
+        driver = Driver(
+            backend, records, missing, template, retries, lost_after, stop_early, release
         )
+        run._begin(driver)
     except BaseException:
         release()
         raise
@@ -179,16 +170,14 @@ def launch_recipe(
 
 def _warn_if_others(run: LaunchedRun, recipe: Recipe) -> None:
     """Warn where members that are done were trained for another time than is asked for now."""
-    options = recipe.trainer_options()
     for name in ("max_epochs", "max_steps"):
-        asked = options.get(name)
+        asked = recipe.trainer_options().get(name)
         for unit, result in run.committed().items():
             was = result.get("asked", {}).get(name)
-            if asked not in (None, -1) and was not in (None, -1, asked):
+            if not {None, -1} & {asked, was} and was != asked:
                 warnings.warn(
-                    f"{run.storage}: {unit} is done and was trained with {name}={was}; the "
-                    f"{name}={asked} of now is for members that are not done. Use another storage= "
-                    "to train all of them so.",
+                    f"{run.storage}: {unit} is done and was trained with {name}={was}; "
+                    f"{name}={asked} is for members that are not done.",
                     stacklevel=4,
                 )
                 return
@@ -270,17 +259,16 @@ class LaunchedRun(StoredRun):
             return
         if not bad:
             raise LaunchError(
-                f"The run was cancelled: {good} members are done and {cut} are not. All that is "
-                f"done is in {self.storage}; launching again runs only what is missing."
+                f"The run was cancelled: {good} members are done and {cut} are not. Launch it "
+                f"again with storage={self.storage!r} to run only what is missing."
             )
         first, fix = bad[0], "With on_failure='skip' the run continues without them."
         if self.on_failure == "skip":
             fix = f"At least min_members={self.min_members} are needed."
         raise LaunchError(
             f"{good} members are done and {len(bad) + cut} are not; member {first.member} "
-            f"{first.status}: {(first.error or '').rstrip('.')}. {fix} All that is done is in "
-            f"{self.storage}; launching again runs only what is missing, and a member of a stack "
-            "that has diverged stays so."
+            f"{first.status}: {(first.error or '').rstrip('.')}. {fix} Launching again with "
+            f"storage={self.storage!r} runs only what is missing."
         )
 
     def posterior(

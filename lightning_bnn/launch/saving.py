@@ -10,12 +10,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, cast
 
-import pytorch_lightning as pl
-
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
+from lightning_bnn.lightning import pl
 from lightning_bnn.posteriors import MixturePosterior, WeightPosterior
 from lightning_bnn.storage.files import open_directory
 from lightning_bnn.strategies.bank_strategy import BankStrategy
@@ -42,7 +41,7 @@ def adopt_draws(
         before: The attempt whose checkpoint it resumes from, if any.
     """
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    collectors = [one for one in callbacks if isinstance(one, SampleCollector) and one.dirpath]
+    collectors = [each for each in callbacks if isinstance(each, SampleCollector) and each.dirpath]
     for number, collector in enumerate(collectors):
         name = "draws" if number == 0 else f"draws-{number}"
         collector.dirpath = f"{folder}/{name}"

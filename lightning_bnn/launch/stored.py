@@ -15,7 +15,12 @@ from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
+from lightning_bnn.posteriors import (
+    DrawsPosterior,
+    MixturePosterior,
+    Posterior,
+    WeightPosterior,
+)
 from lightning_bnn.storage.files import open_directory
 
 __all__ = [
@@ -44,6 +49,7 @@ class MemberResult:
         attempt: The attempt that ended it, from 1.
         metrics: What was logged last, by name; of a stack, of all its members together.
         node: The node that it ran on last.
+        host: The name of that machine.
         uri: Where its posterior is.
         error: What went wrong, if something did.
         seconds: How long its last attempt took.
@@ -63,6 +69,7 @@ class MemberResult:
     error: str | None = None
     seconds: float | None = None
     steps: int | None = None
+    host: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -74,21 +81,15 @@ def member_results(
     records: RunRecords, unit: Unit, result: Mapping[str, Any]
 ) -> list[MemberResult]:
     """The results of the members of a unit that was committed."""
-    places = result["members"]["posterior"]
+    names = ("attempt", "metrics", "node", "seconds", "steps", "host")
+    facts: dict[str, Any] = {name: result.get(name) for name in names}
 
     def of_member(member: int) -> MemberResult:
-        place = places.get(str(member))
-        return MemberResult(
-            member,
-            "diverged" if place is None else "done",
-            attempt=result["attempt"],
-            metrics=result["metrics"],
-            node=result.get("node"),
-            uri=None if place is None else f"{records.folder(unit)}/{place['place']}",
-            error="its weights are not finite" if place is None else None,
-            seconds=result.get("seconds"),
-            steps=result.get("steps"),
-        )
+        place = result["members"]["posterior"].get(str(member))
+        ended: dict[str, Any] = {"status": "diverged", "error": "its weights are not finite"}
+        if place is not None:
+            ended = {"status": "done", "uri": f"{records.folder(unit)}/{place['place']}"}
+        return MemberResult(member, **ended, **facts)
 
     return [of_member(member) for member in unit.members]
 
@@ -115,16 +116,16 @@ def load_run(storage: str | os.PathLike[str]) -> StoredRun:
 
 def load_posterior(
     directory: str | os.PathLike[str], net: nn.Module, likelihood: Likelihood | None = None
-) -> WeightPosterior:
+) -> Posterior:
     """Read a saved posterior, or that of a launched run, whichever the directory holds.
 
     Args:
-        directory: What was given to ``WeightPosterior.save`` or to ``launch``.
+        directory: What was given to ``Posterior.save`` or to ``launch``.
         net: A network of the architecture of the posterior; its values do not matter.
         likelihood: Needed only if it is one of your own.
     """
     if open_directory(directory).get("run.json", 1) is None:
-        return WeightPosterior.load(directory, net, likelihood)
+        return Posterior.load(directory, net, likelihood)
     return load_run(directory).posterior(net, likelihood)
 
 
@@ -197,27 +198,17 @@ class StoredRun:
                     f"{sorted(committed['members'])}. For 'swag' the trainer needs SWAGMoments."
                 )
             for place in committed["members"][kind].values():  # in the order of the members
-                components.append(self._load(unit, place, net, likelihood))
+                folder = f"{self.records.folder(unit)}/{place['place']}"
+                stored: Any = WeightPosterior.load(folder, net, likelihood)
+                components.append(stored.chain(place["chain"]) if "chain" in place else stored)
         if running:
             components += self._running(net, likelihood)
         if not components:
-            drawn = ", and no chain has a draw" if running else ""
             raise ConfigurationError(
-                f"No member of the run in {self.storage} is done yet{drawn}; there are "
-                f"{self.members}. Wait for the first, or launch the run again to resume it."
+                f"No member of the run in {self.storage} is done yet; there are {self.members}. "
+                "Wait for the first, or launch the run again to resume it."
             )
         return MixturePosterior(components)
-
-    def _load(
-        self, unit: Unit, place: Mapping[str, Any], net: nn.Module, likelihood: Likelihood | None
-    ) -> WeightPosterior:
-        stored = WeightPosterior.load(
-            f"{self.records.folder(unit)}/{place['place']}", net, likelihood
-        )
-        if "chain" not in place:
-            return stored
-        assert isinstance(stored, DrawsPosterior)
-        return stored.chain(place["chain"])
 
     def _running(self, net: nn.Module, likelihood: Likelihood | None) -> list[WeightPosterior]:
         """The chains of units that are not done, with the draws that they have so far."""
@@ -263,8 +254,7 @@ def diagnose_chains(
             "ensembles and of variational inference are no chains."
         )
     diagnosis = diagnose(MixturePosterior(drawn), inputs, **options)
-    if len(drawn) == chains:
+    if (missing := chains - len(drawn)) == 0:
         return diagnosis
-    missing = chains - len(drawn)
     note = f"{missing} of {chains} chains have fewer than {_LEAST_DRAWS} draws: left out."
     return replace(diagnosis, notes=(*diagnosis.notes, note))

@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import fsspec
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.pruning.compact import compact
 from lightning_bnn.pruning.curve import (
     FRACTIONS,
@@ -50,11 +50,14 @@ __all__ = ["main", "stored_bytes"]
 _NEED_DATA = ("fractions", "report", "figure", "export")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, load: Callable[..., Posterior] = Posterior.load
+) -> int:
     """Run the command and return the exit code.
 
     Args:
         arguments: The words after ``lightning-bnn prune``.
+        load: Reads a posterior from its folder.
 
     Raises:
         ConfigurationError: A folder, a file, a fraction or a combination of options is wrong.
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     fractions = _check(options)
     source = folder_of(options.posterior)
-    posterior = _load(source, options.config)
+    posterior = _load(source, options.config, load)
     data = None
     if options.data is not None:
         data = instantiate(read_configuration(options.data), "data", options.data)
@@ -127,12 +130,14 @@ def _check_new(directory: str) -> None:
         )
 
 
-def _load(source: str, configuration: str | None) -> WeightPosterior:
+def _load(
+    source: str, configuration: str | None, load: Callable[..., Posterior]
+) -> WeightPosterior:
     net = likelihood = None
     if configuration is not None:
         model = instantiate(read_configuration(configuration), "model", configuration)
         net, likelihood = model.net, model.likelihood
-    posterior = load_posterior(source, net, likelihood)
+    posterior = load_posterior(source, net, likelihood, load)
     if not isinstance(posterior, WeightPosterior):
         raise ConfigurationError(
             f"Only a posterior over weights can be pruned; {source} holds a "
@@ -171,7 +176,8 @@ def _save(posterior: WeightPosterior, source: str, directory: str, configuration
 def stored_bytes(directory: str | os.PathLike[str]) -> int:
     """The bytes of all files of a stored posterior, its manifest included.
 
-    What else lies in the folder (a log, a configuration) does not count.
+    What else lies in the folder (a log, a configuration) does not count; of a launched run all that
+    its members left does.
 
     Example:
         >>> import torch
@@ -182,7 +188,7 @@ def stored_bytes(directory: str | os.PathLike[str]) -> int:
         True
     """
     filesystem, name = fsspec.core.url_to_fs(os.fspath(directory))
-    paths = [f"{name.rstrip('/')}/{entry}" for entry in (MANIFEST, "blobs", "records")]
+    paths = [f"{name.rstrip('/')}/{entry}" for entry in (MANIFEST, "blobs", "records", "units")]
     return sum(int(filesystem.du(path)) for path in paths if filesystem.exists(path))
 
 

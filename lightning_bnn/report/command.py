@@ -10,9 +10,10 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.posteriors import Posterior
 from lightning_bnn.report.document import check_page_name, folder_problem
 from lightning_bnn.report.networks import (
     instantiate,
@@ -25,11 +26,14 @@ from lightning_bnn.report.posteriors import report_posteriors
 __all__ = ["main"]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, load: Callable[..., Posterior] = Posterior.load
+) -> int:
     """Run the command and return the exit code.
 
     Args:
         arguments: The words after ``lightning-bnn report``.
+        load: Reads a posterior from its folder.
 
     Raises:
         ConfigurationError: A folder, a file or a name is wrong.
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = instantiate(read_configuration(options.config), "model", options.config)
     net, likelihood = (None, None) if given is None else (given.net, given.likelihood)
     posteriors = {
-        name: load_posterior(path, net, likelihood)
+        name: load_posterior(path, net, likelihood, load)
         for name, path in zip(names, options.posterior, strict=True)
     }
     data = instantiate(read_configuration(options.data), "data", options.data)

@@ -8,7 +8,7 @@ above. Where there is none, the network has to be given.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -129,7 +129,10 @@ def make_posterior(
 
 
 def load_posterior(
-    path: Path, net: nn.Module | None = None, likelihood: Likelihood | None = None
+    path: Path,
+    net: nn.Module | None = None,
+    likelihood: Likelihood | None = None,
+    load: Callable[..., Posterior] = Posterior.load,
 ) -> Posterior:
     """The posterior in a folder, with the network of its configuration, else with ``net``.
 
@@ -138,6 +141,7 @@ def load_posterior(
             ``posterior``.
         net: The network where there is no ``config.yaml`` in the folder or above it.
         likelihood: The likelihood to go with ``net``, where it is one of the user's own.
+        load: Reads the folder; the command line passes one that opens launched runs as well.
 
     Raises:
         PosteriorFormatError: There is no posterior.
@@ -147,14 +151,14 @@ def load_posterior(
     file = find_configuration(path)
     if file is not None:
         strategy = instantiate(read_configuration(file), "model", file)
-        return Posterior.load(path, strategy.net, _if_own(strategy.likelihood))
+        return load(path, strategy.net, _if_own(strategy.likelihood))
     if net is None:
         raise ConfigurationError(
             f"{os.fspath(path)} holds weights, and nothing says of which network: there is no "
             "config.yaml in it or in the folder above, as `lightning-bnn fit` leaves it. Give the "
             "configuration of the fit with --config FILE, or pass the network in Python."
         )
-    return Posterior.load(path, net, _if_own(likelihood))
+    return load(path, net, _if_own(likelihood))
 
 
 def folder_of(path: Path) -> str:
@@ -162,8 +166,12 @@ def folder_of(path: Path) -> str:
     given = os.fspath(path).rstrip("/") or "/"
     try:
         filesystem, name = fsspec.core.url_to_fs(given)
-        for folder, shown in ((name, given), (f"{name}/posterior", f"{given}/posterior")):
-            if filesystem.exists(f"{folder.rstrip('/')}/{MANIFEST}"):
+        for place, shown in (
+            (MANIFEST, given),
+            (f"posterior/{MANIFEST}", f"{given}/posterior"),
+            ("run.json", given),  # a launched run
+        ):
+            if filesystem.exists(f"{name.rstrip('/')}/{place}"):
                 return shown
     except Exception as error:  # what a file system of fsspec raises is its own
         raise ConfigurationError(

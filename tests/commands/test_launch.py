@@ -15,12 +15,14 @@ from lightning_bnn.commands.launch import ConfigurationRecipe, main, read_recipe
 from lightning_bnn.commands.status import main as status
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch import LaunchedRun, launch, load_run
+from lightning_bnn.launch.run import launch_recipe
 from lightning_bnn.launch.saving import member_ids
 from lightning_bnn.launch.stored import diagnose_chains
 from lightning_bnn.nets import MLP
 from lightning_bnn.posteriors import MixturePosterior
 from tests.launch.faults import wait_for
 from tests.launch.programs import Slowly, fit_by_hand, make_chains, make_data, make_ensemble
+from tests.launch.simulated import Threads
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -66,6 +68,27 @@ def test_chains_from_a_configuration(
     assert main(words) == 0
     records = load_run(storage).records
     assert [records.attempts(unit) for unit in records.units()] == [[1], [1]]
+
+
+def test_report_and_prune_take_the_storage_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--trainer.max_epochs", "1", "--trainer.callbacks", "null"]
+    recipe, seed, _ = read("digits_ensemble", *options)
+    storage, data = str(tmp_path / "run"), str(CONFIGS / "data" / "digits.yaml")
+    run = launch_recipe(
+        recipe, Threads(), 2, storage=storage, stack=2, seed=seed, on_failure="raise",
+        min_members=1, retries=0, checkpoint_seconds=60.0, lost_after=60.0,
+    )  # fmt: skip
+    run.records.files.put("config.yaml", recipe.text.encode())
+    run.wait()
+    given = ["--posterior", storage, "--data", data]
+    page = str(tmp_path / "report.html")
+    assert command_line(["report", *given, "--out", page]) == 0, capsys.readouterr().err
+    small = str(tmp_path / "small")
+    assert command_line(["prune", *given, "--fraction", "0.5", "--out", small]) == 0
+    assert f"The pruned posterior is in {small}" in capsys.readouterr().out
+    assert command_line(["report", "--posterior", small, "--data", data, "--out", page]) == 0
 
 
 @pytest.mark.parametrize(
@@ -146,7 +169,7 @@ def test_chains_and_restarts(tmp_path: Path) -> None:
     recipe, _, members = read("digits_vi", "--model.init_args.seed", "3")
     assert (recipe.ids_option, members) == (None, None)
     first, second = (recipe.build([0], 0, str(tmp_path)).strategy for _ in range(2))
-    assert first.noise.seed != second.noise.seed  # type: ignore[attr-defined]
+    assert first.noise.stream.seed != second.noise.stream.seed  # type: ignore[attr-defined]
 
 
 def test_what_must_not_change_between_two_starts() -> None:

@@ -59,8 +59,7 @@ class Poison(pl.Callback):
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, *args: Any) -> None:
         if trainer.global_step == self.step:
             with torch.no_grad():
-                for parameter in module._stacked_parameters():
-                    parameter[self.row] = float("nan")
+                module.weights[self.row] = float("nan")
 
 
 class Raise(pl.Callback):

@@ -6,18 +6,16 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ray.train import ControllerError, WorkerGroupError
 from ray.util.placement_group import placement_group, placement_group_table
 
 from lightning_bnn import Posterior
-from lightning_bnn.errors import ConfigurationError, LaunchError
+from lightning_bnn.errors import LaunchError
 from lightning_bnn.launch import Attempt, LaunchedRun, MemberResult, Outcome, launch
 from lightning_bnn.launch.checkpoints import last_checkpoint
 from lightning_bnn.launch.ray_backend import RankError, group_memory, judge, remove_groups
@@ -25,6 +23,7 @@ from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.storage.files import open_directory
 from tests.launch.distributed_programs import make_bad_data, make_trainer
+from tests.launch.faults import PATIENCE, ROOT, wait_for
 from tests.launch.programs import (
     make_chains,
     make_data,
@@ -35,8 +34,6 @@ from tests.launch.programs import (
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
-ROOT = Path(__file__).parents[2]
-PATIENCE = 600.0  # for what takes seconds on an idle machine
 start = partial(launch, allow_open_cluster=True, seed=0, devices=2, checkpoint_seconds=0)
 
 
@@ -96,7 +93,7 @@ def test_a_killed_rank_changes_nothing(by_hand: Posterior, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_a_cancelled_run_leaves_nothing_behind(by_hand: Posterior, tmp_path: Path) -> None:
     run = _start_with_trouble(tmp_path, kill=False)
-    _wait_for(lambda: (tmp_path / "trouble").exists())
+    wait_for(lambda: (tmp_path / "trouble").exists())
     run.cancel()
     _check_second_attempt(_start_with_trouble(tmp_path, kill=False), by_hand)
 
@@ -125,40 +122,35 @@ def test_a_diverging_member_is_not_tried_again(tmp_path: Path) -> None:
     assert RunRecords(tmp_path).attempts(Unit((0,))) == [1]
 
 
-def test_ranks_do_not_share_a_gpu(tmp_path: Path) -> None:
-    half = {"GPU": 0.5}
-    with pytest.raises(ConfigurationError, match=r"2 devices .* GPU of its own.* got .*0\.5"):
-        start(make_chains, make_data, 2, storage=tmp_path, trainer=make_trainer, resources=half)
+LOST, AWAY = Outcome(error="RuntimeError: closed by peer"), Outcome(error="OSError: away")
+MISTAKE = Outcome(error="TypeError: no", final=True, early=True)
+ECHO = Outcome(error="ConfigurationError: On the first rank: OSError: away", final=True)
 
 
-def _rank_error(text: str, final: bool = False, early: bool = False) -> RankError:
-    return RankError(Outcome(error=text, final=final, early=early))
-
-
-def test_a_killed_rank_is_the_cause_of_what_the_others_say() -> None:
-    mistake = _rank_error("ValueError: broken pipe", final=True)
-    outcome = judge(WorkerGroupError("", {0: mistake, 1: RuntimeError("the actor died\nat once")}))
-    assert outcome == Outcome(error="rank 1: the actor died")
-
-
-def test_the_first_mistake_counts_wherever_it_was_made() -> None:
-    lost = _rank_error("RuntimeError: connection closed by peer")
-    mistake = _rank_error("TypeError: no", final=True, early=True)
-    outcome = judge(WorkerGroupError("", {0: lost, 1: mistake}))
-    assert outcome == Outcome(error="rank 1: TypeError: no", final=True, early=True)
-
-
-def test_an_echo_of_the_first_rank_is_no_mistake() -> None:
-    echo = _rank_error("ConfigurationError: On the first rank: OSError: away", final=True)
-    away = _rank_error("OSError: away")
-    both = judge(WorkerGroupError("", {0: away, 1: echo}))
-    assert both == Outcome(error="rank 0: OSError: away")
-    assert not judge(WorkerGroupError("", {1: echo})).final
-
-
-def test_what_ray_train_itself_raises_is_tried_again() -> None:
-    outcome = judge(ControllerError(RuntimeError("no workers")))
-    assert outcome == Outcome(error="RuntimeError: no workers")
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        # a killed rank is the cause of what the others say
+        (
+            WorkerGroupError("", {0: RankError(MISTAKE), 1: OSError("the actor died\nat once")}),
+            Outcome(error="rank 1: the actor died"),
+        ),
+        # else the first mistake counts, wherever it was made
+        (
+            WorkerGroupError("", {0: RankError(LOST), 1: RankError(MISTAKE)}),
+            Outcome(error="rank 1: TypeError: no", final=True, early=True),
+        ),
+        # an echo of the first rank is none
+        (
+            WorkerGroupError("", {0: RankError(AWAY), 1: RankError(ECHO)}),
+            Outcome(error="rank 0: OSError: away"),
+        ),
+        # what Ray Train itself raises is tried again
+        (ControllerError(RuntimeError("no workers")), Outcome(error="RuntimeError: no workers")),
+    ],
+)
+def test_what_several_ranks_say_is_one_outcome(error: Exception, outcome: Outcome) -> None:
+    assert judge(error) == outcome
 
 
 def test_all_ranks_take_the_checkpoint_of_the_first(tmp_path: Path) -> None:
@@ -189,7 +181,7 @@ def test_groups_are_found_by_their_mark() -> None:
     assert group.wait(PATIENCE)
     assert remove_groups([other]) == 0
     assert remove_groups([memory]) == 1
-    _wait_for(lambda: placement_group_table(group)["state"] == "REMOVED")
+    wait_for(lambda: placement_group_table(group)["state"] == "REMOVED")
     assert remove_groups([memory]) == 0
 
 
@@ -201,10 +193,3 @@ def _wait(run: LaunchedRun) -> list[MemberResult]:
         except TimeoutError:
             run.cancel()  # else the pool would wait for ever
             raise
-
-
-def _wait_for(condition: Any) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.2)

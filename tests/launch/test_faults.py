@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, LaunchError
 from lightning_bnn.launch import launch
 from lightning_bnn.launch.records import RunRecords
@@ -27,10 +25,8 @@ from tests.launch.faults import (
 )
 from tests.launch.programs import (
     Slowly,
-    make_chains,
     make_data,
     make_ensemble,
-    make_variational,
 )
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -39,98 +35,7 @@ start = partial(launch, allow_open_cluster=True, seed=0)
 UNIT = Unit((0,))
 
 
-# ------------------------------------------------------------------------------- killed workers
-
-
 EPOCHS = 3  # of four steps
-# Which strategy a member has, what is done besides, and after which step its first attempt is
-# killed: in an epoch, at its end, after the last step, when all is done but the saving, before
-# there is a checkpoint, and at the beginning of an epoch.
-KILLED: list[tuple[Any, str, int | None]] = [
-    (make_ensemble, "swag", 6),
-    (make_chains, "draws", 8),
-    (make_variational, "swag", 12),
-    (make_chains, "draws", None),
-    (make_ensemble, "", 1),
-    (make_chains, "draws", 9),
-]
-
-
-def make_killed(members: list[int], seed: int) -> Any:
-    make_bnn = KILLED[members[0]][0]
-    return make_bnn() if make_bnn is make_variational else make_bnn(members, seed)
-
-
-def calm_trainer(members: list[int], folder: str) -> dict[str, Any]:
-    callbacks: list[Any] = [Note(folder)]
-    kind = KILLED[members[0]][1]
-    if kind == "draws":
-        callbacks.insert(0, SampleCollector(every=2, dirpath="draws"))
-    elif kind == "swag":
-        callbacks.insert(0, SWAGMoments(start=0))
-    return {"max_epochs": EPOCHS, "callbacks": callbacks}
-
-
-def killed_trainer(members: list[int], folder: str) -> dict[str, Any]:
-    options = calm_trainer(members, folder)
-    if attempt_number(folder) == 1:
-        options["callbacks"].append(Kill(KILLED[members[0]][2]))
-    return options
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], dict[str, Any]]:
-    """What each member of the killed ones leaves behind if it is not killed, in this process."""
-    storage, known = tmp_path_factory.mktemp("undisturbed"), {}
-
-    def find(member: int) -> dict[str, Any]:
-        if member not in known:
-            unit = Unit((member,))
-            records = run_by_hand(
-                storage, make_killed, calm_trainer, unit, checkpoint_seconds=3600.0
-            )
-            known[member] = left_behind(records, unit)
-        return known[member]
-
-    return find
-
-
-@pytest.fixture(scope="module")
-def killed(local_ray: Any, tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
-    """A run of which the worker of every member was killed once."""
-    storage = tmp_path_factory.mktemp("killed")
-    run = start(
-        make_killed,
-        make_data,
-        len(KILLED),
-        storage=storage,
-        trainer=killed_trainer,
-        checkpoint_seconds=0,
-    )
-    results = run.wait()
-    assert [(one.member, one.attempt, one.status) for one in results] == [
-        (member, 2, "done") for member in range(len(KILLED))
-    ]
-    return RunRecords(storage)
-
-
-@pytest.mark.slow
-def test_killed_members_end_as_undisturbed_ones(
-    killed: RunRecords, undisturbed: Callable[[int], dict[str, Any]]
-) -> None:
-    for member, (_, kind, step) in enumerate(KILLED):
-        unit = Unit((member,))
-        assert left_behind(killed, unit) == undisturbed(member)
-        last = 12 if step is None else step
-        assert noted_steps(killed, unit, 1) == list(range(last + 1))
-        # there is none after the last step, and that of the step before is the one to resume from
-        assert noted_steps(killed, unit, 2) == list(range(min(last, 12) - 1, 13))
-        if kind == "draws":
-            drawn = undisturbed(member)[f"posterior {member}"]
-            assert list(drawn) == [2, 4, 6, 8, 10, 12]
-
-
-# ------------------------------------------------------------------------------- lost and cancelled
 
 
 def stopping_trainer(members: list[int], folder: str) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.launch.recipe import Factories, factory_name
+from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.saving import member_ids
-from tests.launch.programs import make_data, make_ensemble, make_variational
+from tests.launch.programs import make_data, make_ensemble
 
 
 def test_factories_get_what_they_take() -> None:
@@ -27,12 +27,6 @@ def test_factories_get_what_they_take() -> None:
     assert seen == {"bnn": ([2, 3], 7), "folder": "place"}
     assert member_ids(parts.strategy) == (2, 3)
     assert parts.trainer == {"max_epochs": 2}
-
-
-def test_a_factory_without_arguments() -> None:
-    recipe = Factories(make_variational, make_data, {})
-    assert not recipe.takes_members
-    assert type(recipe.build([5], 0, "").strategy).__name__ == "VariationalBNN"
 
 
 def test_options_bound_by_partial() -> None:
@@ -66,17 +60,12 @@ def test_what_is_bound_or_has_a_default_stays() -> None:
     assert given == {"bnn": ([2], 7), "data": ("there", 5)}
 
 
-def test_a_trainer_function_gives_options() -> None:
-    with pytest.raises(ConfigurationError, match="returns a NoneType; it gives a mapping"):
-        Factories(make_ensemble, make_data, lambda folder: None).build([0], 0, "")  # type: ignore[arg-type,return-value]
-
-
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
         ((make_ensemble([0], 0), make_data, {}), "function that makes it"),
         ((make_ensemble, 3, {}), "make_datamodule= is a function"),
-        ((make_ensemble, make_data, 5), "trainer= is a mapping"),
+        ((make_ensemble, make_data, 5), "trainer= is a function that makes it or a mapping"),
         ((lambda width: None, make_data, {}), "needs 'width'"),
     ],
 )
@@ -88,8 +77,3 @@ def test_what_is_no_factory(arguments: Any, match: str) -> None:
 def test_what_a_factory_returns_must_be_a_strategy() -> None:
     with pytest.raises(ConfigurationError, match="returns a DataLoader; a launch needs a strategy"):
         Factories(make_data, make_data, {}).build([0], 0, "")
-
-
-def test_names_of_factories() -> None:
-    assert factory_name(make_data) == "tests.launch.programs.make_data"
-    assert factory_name(partial(make_data)) == "tests.launch.programs.make_data"

@@ -7,16 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pytest
-import torch
 
-from lightning_bnn import DrawsPosterior, Posterior
 from lightning_bnn.errors import ConfigurationError, FencedError
 from lightning_bnn.launch import Attempt, load_run
 from lightning_bnn.launch.member import run_attempt
 from lightning_bnn.launch.recipe import Factories
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
-from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.storage.files import open_directory
 from tests.launch.programs import fit_by_hand, make_data, make_ensemble, make_net, same_weights
 from tests.launch.s3_server import BUCKET, s3_server
@@ -75,11 +72,3 @@ def test_an_attempt_from_beginning_to_posterior(storage: str) -> None:
     by_hand = fit_by_hand(make_ensemble, 0, max_epochs=3)
     assert same_weights(posterior, by_hand)
     assert not open_directory(f"{records.folder(unit, 1)}/checkpoints").names()
-
-
-def test_a_posterior_is_written_and_read(storage: str) -> None:
-    net = make_net()
-    draws = [{name: torch.randn_like(p) for name, p in net.named_parameters()} for _ in range(3)]
-    DrawsPosterior(net, Gaussian(0.1), draws).save(f"{storage}/posterior")
-    again = Posterior.load(f"{storage}/posterior", net)
-    assert torch.equal(again.sample(3)["0.weight"], torch.stack([d["0.weight"] for d in draws]))
