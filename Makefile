@@ -3,19 +3,25 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# what is installed: the package alone, and what the tests and the lint need as well
+PLAIN = $(VENV)/.installed-plain
 STAMP = $(VENV)/.installed
 
 .PHONY: demo test test-slow lint install clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(PLAIN): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $(PLAIN)
+
+$(STAMP): $(PLAIN)
 	$(BIN)/python -m pip install --quiet --editable ".[test,lint]"
 	touch $(STAMP)
 
-demo: $(STAMP)
+demo: $(PLAIN)
 	$(BIN)/lightning-bnn demo --out demo
 
 test: $(STAMP)
@@ -29,6 +35,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python .ci/layers.py
 
 clean:
 	rm -rf $(VENV) demo build dist *.egg-info

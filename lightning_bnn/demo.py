@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ def fit_toy(seed: int = 0, epochs: int = TOY_EPOCHS) -> tuple[Posterior, ToyRegr
         optimizer=partial(Adam, lr=1e-2),
         scheduler=lambda optimizer: CosineAnnealingLR(optimizer, epochs),
     )
-    demo_digits.make_trainer(epochs).fit(bnn, data)
+    demo_digits.make_trainer(epochs, "Toy regression").fit(bnn, data)
     return bnn.posterior(), data
 
 
@@ -70,7 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # networks this small lose more than they gain by a second thread
     console = Console()
 
-    console.print("Fitting the toy regression by variational inference ...")
     toy, toy_data = fit_toy()
     toy.save(out / "toy_posterior")
     grid = toy_data.grid(281)
@@ -82,35 +81,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{float(sd[0]):.3f} and {float(sd[-1]):.3f} at the edges."
     )
 
-    named = _fit_digits(console, out)
+    # the callback writes a report of the variational fit on its own
+    own_report = CalibrationReport(out / "variational")
+    named = {
+        "plain Adam": demo_digits.fit_plain(),
+        "variational": demo_digits.fit_variational(callbacks=[own_report]),
+        "SG-MCMC": demo_digits.fit_chains(),
+        "deep ensemble": demo_digits.fit_ensemble(),
+    }
     named["variational"].save(out / "digits_posterior")
+    console.print("Comparing them on the test digits ...")
     report = demo_digits.compare(named)
     report.save(out / "report.html")
     console.print(_table(report.numbers))
     console.print(str(report), markup=False, highlight=False)
     two = {name: named[name] for name in ("variational", "plain Adam")}
     _picture(out / "predictive.png", grid, curve, toy_data, two)
-    for path in (
-        "predictive.png", "toy_posterior", "digits_posterior", "variational/fit.html", "report.html"
-    ):  # fmt: skip
-        console.print(f"wrote {out / path}")
-
-
-def _fit_digits(console: Console, out: Path) -> dict[str, Posterior]:
-    """The digits four ways; the callback writes a report of the variational fit on its own."""
-    fits: dict[str, Callable[[], Posterior]] = {
-        "plain Adam": demo_digits.fit_plain,
-        "variational": partial(
-            demo_digits.fit_variational, callbacks=[CalibrationReport(out / "variational")]
-        ),
-        "SG-MCMC": demo_digits.fit_chains,
-        "deep ensemble": demo_digits.fit_ensemble,
-    }
-    named = {}
-    for name, fit in fits.items():
-        console.print(f"Fitting the digits: {name} ...")
-        named[name] = fit()
-    return named
+    console.print(f"wrote predictive.png, report.html and two posteriors to {out}")
 
 
 def _table(numbers: Mapping[str, Any]) -> Table:
@@ -124,11 +111,7 @@ def _table(numbers: Mapping[str, Any]) -> Table:
 
 
 def _picture(
-    path: Path,
-    grid: Tensor,
-    curve: Any,
-    toy: ToyRegression,
-    named: dict[str, Posterior],
+    path: Path, grid: Tensor, curve: Any, toy: ToyRegression, named: Mapping[str, Posterior]
 ) -> None:
     matplotlib.use("Agg")
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10.5, 4), width_ratios=(1.7, 1))

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.optim import Adam
 from torch.optim.lr_scheduler import CosineAnnealingLR
@@ -28,18 +29,7 @@ from lightning_bnn.report import Report, report_posteriors
 from lightning_bnn.samplers import SGHMC, Cyclical
 from lightning_bnn.strategies import SGMCMC, DeepEnsemble, VariationalBNN
 
-__all__ = [
-    "compare",
-    "digits_net",
-    "evaluate",
-    "fit_chains",
-    "fit_ensemble",
-    "fit_plain",
-    "fit_variational",
-    "held_out",
-    "make_trainer",
-    "make_variational",
-]
+__all__ = ["compare", "evaluate", "fit_chains", "fit_ensemble", "fit_plain", "fit_variational"]
 
 EPOCHS, CHAIN_EPOCHS, ENSEMBLE_EPOCHS = 60, 180, 80
 STEPS = 17  # batches in an epoch
@@ -82,16 +72,17 @@ def fit_variational(
     pl.seed_everything(seed, verbose=False)
     bnn = make_variational(epochs)
     options = {"limit_val_batches": None, "check_val_every_n_epoch": epochs} if callbacks else {}
-    make_trainer(epochs, callbacks=list(callbacks), **options).fit(bnn, Digits())
+    trainer = make_trainer(epochs, "Digits, variational", callbacks=callbacks, **options)
+    trainer.fit(bnn, Digits())
     return bnn.posterior()
 
 
 class PlainClassifier(pl.LightningModule):
     """The same network without anything Bayesian, to compare with."""
 
-    def __init__(self, net: nn.Module, epochs: int) -> None:
+    def __init__(self, epochs: int) -> None:
         super().__init__()
-        self.net = net
+        self.net = digits_net()
         self.epochs = epochs
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -107,8 +98,8 @@ class PlainClassifier(pl.LightningModule):
 def fit_plain(seed: int = 0, epochs: int = EPOCHS) -> Posterior:
     """Train the digits' network by plain Adam: a posterior of one draw."""
     pl.seed_everything(seed, verbose=False)
-    module = PlainClassifier(digits_net(), epochs)
-    make_trainer(epochs).fit(module, Digits())
+    module = PlainClassifier(epochs)
+    make_trainer(epochs, "Digits, plain Adam").fit(module, Digits())
     return DrawsPosterior(module.net, Categorical(), [dict(module.net.named_parameters())])
 
 
@@ -132,7 +123,7 @@ def fit_chains(seed: int = 0, epochs: int = CHAIN_EPOCHS) -> Posterior:
         scheduler=partial(Cyclical, cycle_length=2 * warm_up, exploration=0.25),
     )
     collector = SampleCollector(burn_in=warm_up, every=2 * STEPS)
-    make_trainer(epochs, callbacks=[collector]).fit(bnn, Digits())
+    make_trainer(epochs, "Digits, SG-MCMC", callbacks=[collector]).fit(bnn, Digits())
     return bnn.posterior()
 
 
@@ -146,7 +137,7 @@ def fit_ensemble(seed: int = 0, epochs: int = ENSEMBLE_EPOCHS) -> Posterior:
         members=10,
         optimizer=partial(Adam, lr=3e-3),
     )
-    make_trainer(epochs).fit(ensemble, Digits())
+    make_trainer(epochs, "Digits, deep ensemble").fit(ensemble, Digits())
     return ensemble.posterior()
 
 
@@ -183,13 +174,53 @@ def evaluate(
     return {name: float(value) for name, value in metrics.compute().items()}
 
 
-def make_trainer(epochs: int, **options: Any) -> pl.Trainer:
-    """A trainer that leaves nothing behind and says nothing, and does not validate unless told."""
+class FitProgress(pl.Callback):
+    """A bar of the epochs of a fit; where the output is no terminal, one line at its end.
+
+    Args:
+        title: What is fitted.
+    """
+
+    def __init__(self, title: str) -> None:
+        self.progress = Progress(
+            TextColumn(f"{title:<22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        )
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show the bar."""
+        self.task = self.progress.add_task("", total=trainer.max_epochs)
+        self.progress.start()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Move it by one epoch."""
+        self.progress.advance(self.task)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Leave it as it is."""
+        self.progress.stop()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Give the terminal back."""
+        self.progress.stop()
+
+
+def make_trainer(
+    epochs: int, title: str = "", callbacks: Sequence[pl.Callback] = (), **options: Any
+) -> pl.Trainer:
+    """A trainer that leaves nothing behind, and does not validate unless told.
+
+    Args:
+        epochs: How many.
+        title: What is fitted, for a bar of its epochs; no bar if empty.
+        callbacks: What else it calls.
+        **options: Of the trainer.
+    """
     quiet: dict[str, Any] = {
         "logger": False,
         "enable_checkpointing": False,
         "enable_model_summary": False,
         "enable_progress_bar": False,
         "limit_val_batches": 0,
+        "callbacks": [*([FitProgress(title)] if title else []), *callbacks],
     }
     return pl.Trainer(max_epochs=epochs, accelerator="cpu", devices=1, **{**quiet, **options})

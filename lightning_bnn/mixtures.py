@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -84,21 +84,15 @@ def reshape_targets(targets: Tensor, shape: Sequence[int], fix: str = "") -> Ten
     Raises:
         DataError: The two shapes do not hold the same numbers in the same order.
     """
-
-    def trimmed(sizes: Sequence[int]) -> tuple[int, ...]:
-        kept = list(sizes)
-        while len(kept) > 1 and kept[-1] == 1:
-            kept.pop()
-        return tuple(kept)
-
-    if trimmed(targets.shape) != trimmed(shape):
+    axes = max(targets.ndim, len(shape))
+    padded = [(*sizes, *[1] * (axes - len(sizes))) for sizes in (targets.shape, shape)]
+    if targets.ndim == 0 or padded[0] != padded[1]:
         if targets.ndim == 0 or targets.shape[0] != shape[0]:
             fix = "The first axis is the batch, and must have the same size in both."
         elif not fix:
             fix = (
                 f"The network gives {math.prod(shape[1:])} and the targets hold "
-                f"{math.prod(targets.shape[1:])} numbers per example: change the network's last "
-                "layer or the targets so that they agree."
+                f"{math.prod(targets.shape[1:])} numbers per example."
             )
         raise DataError(
             f"expected targets of shape {tuple(shape)}, the shape of the network's predictions; "
@@ -121,9 +115,8 @@ class Predictive(ABC):
     def __init__(self, outputs: Tensor) -> None:
         if outputs.ndim < 2 or outputs.shape[0] == 0:
             raise DataError(
-                "a predictive needs outputs with an axis of draws and an axis of examples, "
-                f"(S, B, ...) with S >= 1; got shape {tuple(outputs.shape)}. "
-                "For a single draw add the axis: outputs[None]."
+                "a predictive needs outputs of shape (S, B, ...): draws S >= 1, then examples; got "
+                f"{tuple(outputs.shape)}. For a single draw add the axis: outputs[None]."
             )
         self.outputs = outputs
 
@@ -248,18 +241,13 @@ class Predictive(ABC):
         if not predictives:
             raise DataError("expected at least one predictive to join, got an empty list.")
         first = predictives[0]
-        for position, other in enumerate(predictives):
+        for other in predictives:
             same = other.draws == first.draws if axis == 1 else len(other) == len(first)
             if type(other) is not type(first) or not same:
-                fix = (
-                    "Only batches predicted by one posterior with the same draws= can be joined."
-                    if axis == 1
-                    else "Only predictives of the same examples can be mixed."
-                )
+                what = "the same number of draws" if axis == 1 else "the same examples"
                 raise DataError(
-                    f"predictive 0 is a {type(first).__name__} of {first.draws} draws and "
-                    f"{len(first)} examples, predictive {position} a {type(other).__name__} of "
-                    f"{other.draws} and {len(other)}. {fix}"
+                    f"only predictives of one kind and of {what} can be joined; got "
+                    f"{first} and {other}."
                 )
         tensors = [predictive.tensors() for predictive in predictives]
         return type(first)(
@@ -369,28 +357,16 @@ class ClassPredictive(Predictive):
 
     def columns(self) -> dict[str, Tensor]:
         """Class, its probability and the uncertainties; a row per example, or per position."""
-        columns = {
-            "class": self.mode,
-            "probability": self.mean.amax(1),
-            "entropy": self.entropy,
-            "aleatoric": self.aleatoric,
-            "mutual_information": self.mutual_information,
-        }
+        columns = {"class": self.mode, "probability": self.mean.amax(1), **self.uncertainties()}
         if self.mode.ndim > 1:
             positions = torch.arange(math.prod(self.mode.shape[1:])).repeat(len(self))
             columns = {"position": positions, **columns}
         return {name: column.reshape(-1) for name, column in columns.items()}
 
-    def quantile(self, q: float) -> NoReturn:
-        """Raise: classes have no order, so they have no quantiles."""
-        raise ConfigurationError(
-            f"{type(self).__name__} has no quantile({q}) and no interval: classes have no order. "
-            "Use .mean for the class probabilities, or .entropy for the spread."
-        )
-
-    def interval(self, level: float = 0.9) -> NoReturn:
-        """Raise: classes have no order, so they have no intervals."""
-        self.quantile(level)
+    def uncertainties(self) -> dict[str, Tensor]:
+        """Entropy and its two parts, by name."""
+        names = ("entropy", "aleatoric", "mutual_information")
+        return {name: getattr(self, name) for name in names}
 
 
 def check_class_shapes(shape: Sequence[int], targets: Tensor) -> None:
@@ -401,18 +377,12 @@ def check_class_shapes(shape: Sequence[int], targets: Tensor) -> None:
             f"axis 1; got {tuple(shape)}. For one logit per example use Bernoulli()."
         )
     expected = (shape[0], *shape[2:])
-    if tuple(targets.shape) == expected:
-        return
-    if tuple(targets.shape) == tuple(shape):
-        fix = "If they are one-hot, pass targets.argmax(1)."
-    elif targets.ndim == len(shape) and targets.shape[1] == 1:
-        fix = "Pass targets.squeeze(1)."
-    else:
-        fix = "Give one class index per example (and position), with the class axis left out."
-    raise DataError(
-        f"expected class indices of shape {expected} for logits of shape {tuple(shape)}; "
-        f"got targets of shape {tuple(targets.shape)}. {fix}"
-    )
+    if tuple(targets.shape) != expected:
+        raise DataError(
+            f"expected class indices of shape {expected} for logits of shape {tuple(shape)}; got "
+            f"targets of shape {tuple(targets.shape)}. If they are one-hot, pass "
+            "targets.argmax(1); if they have an axis too many, targets.squeeze(1)."
+        )
 
 
 class OrderedPredictive(Predictive):
@@ -517,7 +487,7 @@ class OrderedPredictive(Predictive):
     @torch.no_grad()
     def quantile(self, q: float) -> Tensor:
         """The smallest value whose distribution function reaches q, for each output."""
-        self._check_probability(q, "q")
+        check_probability("q", q)
         wide = self._wide
         lower, upper = wide._bracket(q)
         for _ in range(BISECTIONS):
@@ -539,12 +509,13 @@ class OrderedPredictive(Predictive):
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """The central interval of the mixture that holds ``level`` of its probability."""
-        lower, upper = self._tails(level)
-        return self.quantile(lower), self.quantile(upper)
+        check_probability("level", level)
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def covers(self, targets: Tensor, level: float = 0.9) -> Tensor:
         """Whether each target lies in the central interval; cheaper than finding its ends."""
-        lower, upper = self._tails(level)
+        check_probability("level", level)
+        lower, upper = (1 - level) / 2, (1 + level) / 2
         wide = self._wide
         values = wide.align(targets)
         reached = wide.cdf(values)
@@ -601,25 +572,16 @@ class OrderedPredictive(Predictive):
         """The same predictive in full precision; not kept, as it takes twice the memory."""
         return self.map(full_precision)
 
-    @staticmethod
-    def _tails(level: float) -> tuple[float, float]:
-        OrderedPredictive._check_probability(level, "level")
-        return (1 - level) / 2, (1 + level) / 2
 
-    @staticmethod
-    def _check_probability(value: float, name: str) -> None:
-        if not 0 < value < 1:
-            raise ConfigurationError(
-                f"expected {name} strictly between 0 and 1, got {value}. For 90 percent pass 0.9."
-            )
+def check_probability(name: str, value: float) -> None:
+    """Raise unless a level or a quantile is strictly between 0 and 1."""
+    if not 0 < value < 1:
+        raise ConfigurationError(f"{name}= is a number between 0 and 1, such as 0.9; got {value}.")
 
 
 def numbered_columns(columns: dict[str, Tensor]) -> dict[str, Tensor]:
     """Split columns of several outputs into one for each, numbered if there is more than one."""
-    flat = {
-        name: column.flatten(1) if column.ndim > 1 else column[:, None]
-        for name, column in columns.items()
-    }
+    flat = {name: column.reshape(len(column), -1) for name, column in columns.items()}
     size = next(iter(flat.values())).shape[1]
     if size == 1:
         return {name: column[:, 0] for name, column in flat.items()}

@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lightning_bnn.checks import check_number
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.selection import FlatLayout
 
@@ -62,9 +63,8 @@ class Prior(ABC):
         number = isinstance(loc, (int, float)) and math.isfinite(loc)
         if not number and loc != "pretrained":
             raise ConfigurationError(f"A prior's loc is a number or 'pretrained'; got {loc!r}.")
-        _check_positive(type(self).__name__, "scale", scale)
         self.loc: Location = loc
-        self.scale = float(scale)
+        self.scale = check_number("scale", scale)
         self.fan_in = bool(fan_in)
 
     @abstractmethod
@@ -102,8 +102,6 @@ class Prior(ABC):
             sd = sd.detach().requires_grad_()
             draw = torch.addcmul(mean, sd, noise)
             energy = self.expected_energy(mean, sd, draw, loc, scale)
-            if not energy.requires_grad:  # a flat prior
-                return
             by_mean, by_sd = torch.autograd.grad(energy, (mean, sd), materialize_grads=True)
         mean_gradient.addcmul_(by_mean, weight)
         sd_gradient.addcmul_(by_sd, weight)
@@ -126,13 +124,7 @@ class Prior(ABC):
         self, gradient: Tensor, weight: Tensor, weights: Tensor, loc: Tensor | float, scale: float
     ) -> None:
         """Add ``weight`` times the gradient of :meth:`energy`, in place."""
-        with torch.enable_grad():
-            weights = weights.detach().requires_grad_()
-            energy = self.energy(weights, loc, scale).sum()
-            if not energy.requires_grad:  # a flat prior
-                return
-            (by_weights,) = torch.autograd.grad(energy, weights)
-        gradient.addcmul_(by_weights, weight)
+        gradient.addcmul_(self.slope(weights, loc, scale), weight)
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
@@ -240,8 +232,7 @@ class StudentT(Prior):
         self, loc: Location = 0.0, scale: float = 1.0, df: float = 4.0, fan_in: bool = False
     ) -> None:
         super().__init__(loc, scale, fan_in)
-        _check_positive("StudentT", "df", df)
-        self.df = float(df)
+        self.df = check_number("df", df)
 
     def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
         """The log density of each weight."""
@@ -281,13 +272,10 @@ class ScaleMixture(Prior):
         fan_in: bool = False,
     ) -> None:
         super().__init__(loc, scale, fan_in)
-        if not 0 < narrow < 1:
+        if not (0 < narrow < 1 and 0 < mix < 1):
             raise ConfigurationError(
-                f"ScaleMixture(narrow=) is a share of scale and lies between 0 and 1; got {narrow}."
-            )
-        if not 0 < mix < 1:
-            raise ConfigurationError(
-                f"ScaleMixture(mix=) lies between 0 and 1; got {mix}. For one Gaussian use Normal."
+                "ScaleMixture expected narrow= (a share of scale) and mix= between 0 and 1; got "
+                f"{narrow} and {mix}. For one Gaussian use Normal."
             )
         self.narrow = float(narrow)
         self.mix = float(mix)
@@ -337,23 +325,20 @@ class BoundPrior(nn.Module):
         super().__init__()
         layout = FlatLayout(tensors)
         self._segments: list[tuple[int, int, Prior, float]] = []
-        # 1/scale² of each tensor, where all have a Gaussian around 0: the gradient is then simple
-        self.precisions: list[float] | None = []
         start = 0
+        precisions, simple = [], True
         for name, size in zip(layout.names, layout.sizes, strict=True):
             chosen = _match(prior, name)
-            scale = chosen.scale
-            if chosen.fan_in:
-                scale /= math.sqrt(fan_in(net, name))
-            if self.precisions is not None:
-                simple = type(chosen) is Normal and chosen.loc == 0.0
-                self.precisions = [*self.precisions, scale**-2] if simple else None
-            last = self._segments[-1] if self._segments else None
-            if last is not None and last[2] is chosen and last[3] == scale:
-                self._segments[-1] = (last[0], start + size, chosen, scale)
-            else:
-                self._segments.append((start, start + size, chosen, scale))
+            scale = chosen.scale / (math.sqrt(fan_in(net, name)) if chosen.fan_in else 1.0)
+            precisions.append(scale**-2)
+            simple = simple and type(chosen) is Normal and chosen.loc == 0.0
+            begin = start
+            if self._segments and self._segments[-1][2:] == (chosen, scale):
+                begin = self._segments.pop()[0]
+            self._segments.append((begin, start + size, chosen, scale))
             start += size
+        # 1/scale² of each tensor, where all have a Gaussian around 0: the gradient is then simple
+        self.precisions = precisions if simple else None
         pretrained = any(chosen.loc == "pretrained" for _, _, chosen, _ in self._segments)
         # A buffer: a resumed run must find the prior where the first run put it.
         self.register_buffer("pretrained", layout.flatten(tensors) if pretrained else None)
@@ -374,8 +359,8 @@ class BoundPrior(nn.Module):
         """
         parts = []
         for a, b, prior, loc, scale in self.segments():
-            some, centre = _kept(keep, a, b, loc, weights)
-            parts.append(prior.energy(some[0], centre, scale))
+            (some,), centre = _kept(keep, a, b, loc, weights)
+            parts.append(prior.energy(some, centre, scale))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def add_energy_gradient(self, gradient: Tensor, weight: Tensor, weights: Tensor) -> None:
@@ -464,29 +449,22 @@ def check_prior(prior: PriorLike, names: Iterable[str]) -> None:
     """
     if isinstance(prior, Prior):
         return
-    if not isinstance(prior, Mapping):
+    if not (isinstance(prior, Mapping) and all(isinstance(p, Prior) for p in prior.values())):
         raise ConfigurationError(
             "prior= is a prior such as Normal(0.0, 1.0), or a mapping from name patterns to "
             f"priors; got {prior!r}."
         )
     names = list(names)
-    for pattern, candidate in prior.items():
-        if not isinstance(candidate, Prior):
-            raise ConfigurationError(
-                f"The prior's pattern {pattern!r} needs a prior such as Normal(0.0, 1.0); got "
-                f"{candidate!r}."
-            )
+    for pattern in prior:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigurationError(
                 f"The prior's pattern {pattern!r} matches no trainable parameter of the network. "
-                f"Their names begin with {names[:3]}; patterns are shell-style, as in 'fc.*'. "
-                "Correct the pattern or leave it out."
+                f"Their names begin with {names[:3]}; patterns are shell-style, as in 'fc.*'."
             )
-    late = list(prior)[list(prior).index("*") + 1 :] if "*" in prior else []
-    if late:
+    if "*" in prior and list(prior)[-1] != "*":
         raise ConfigurationError(
-            f"The prior's pattern {late[0]!r} comes after '*', which matches every name; the first "
-            "match decides, so it would never be used. Put '*' last."
+            f"The prior's pattern {list(prior)[-1]!r} comes after '*', which matches every name, "
+            "and would never be used. Put '*' last."
         )
 
 
@@ -500,8 +478,3 @@ def _match(prior: PriorLike, name: str) -> Prior:
         f"No prior for the parameter {name!r}: it matches none of the patterns {list(prior)}. "
         "Add a last pattern '*' for the rest."
     )
-
-
-def _check_positive(owner: str, name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigurationError(f"{owner}({name}=) must be a positive number; got {value!r}.")

@@ -45,7 +45,12 @@ def test_demo_writes_a_picture_posteriors_and_reports(
     own = json.loads((tmp_path / "variational" / "fit.json").read_text())
     assert own["data"]["examples"] == 359  # the validation digits
 
-    printed = " ".join(capsys.readouterr().out.split())
+    output = capsys.readouterr().out
+    printed = " ".join(output.split())
     assert "360 test examples" in printed
-    assert all(name in printed for name in names)
+    for name in ("Toy regression ", *(f"Digits, {name} " for name in names)):
+        # no terminal: one line for each fit, at its end
+        lines = [line for line in output.splitlines() if line.startswith(name) and "━" in line]
+        assert len(lines) == 1
+        assert "5/5" in lines[0] if "SG-MCMC" in name else "1/1" in lines[0]
     assert " ".join(numbers["summary"][0]["text"].split()) in printed

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import Posterior, VariationalBNN
@@ -139,16 +139,13 @@ class TestEveryLikelihood:
             vmap(gradient)(members), torch.stack([gradient(member) for member in members])
         )
 
-    def test_predictive_of_one_draw_is_the_likelihood(self, name):
-        likelihood, outputs, targets = CASES[name]
-        predictive = likelihood.predictive(outputs[None])
-        assert torch.equal(predictive.outputs, outputs[None])
-        torch.testing.assert_close(
-            predictive.log_prob(targets), likelihood.log_prob(outputs, targets)
-        )
-
     def test_predictive_mixes_draws(self, name):
         likelihood, outputs, targets = CASES[name]
+        assert torch.equal(likelihood.predictive(outputs[None]).outputs, outputs[None])
+        torch.testing.assert_close(
+            likelihood.predictive(outputs[None]).log_prob(targets),
+            likelihood.log_prob(outputs, targets),
+        )
         draws = torch.stack([outputs, -outputs, outputs + 1])
         by_draw = torch.stack([likelihood.log_prob(draw, targets) for draw in draws])
         torch.testing.assert_close(
@@ -160,6 +157,9 @@ class TestEveryLikelihood:
         metrics = likelihood.metrics()
         metrics.update(likelihood.predictive(outputs[None].detach()), targets)
         values = metrics.compute()
+        classes = ("accuracy", "nll", "brier", "ece")
+        regression = ("rmse", "nll", "crps", "coverage")
+        assert set(values) == set(classes if likelihood.task == "classification" else regression)
         assert all(value.isfinite() and value.ndim == 0 for value in values.values())
         nll = -likelihood.log_prob(outputs, targets).mean()
         torch.testing.assert_close(values["nll"].double(), nll, rtol=1e-5, atol=1e-5)
@@ -176,19 +176,7 @@ class TestEveryLikelihood:
         )
 
 
-def test_metric_names():
-    names = {"accuracy", "nll", "brier", "ece"}
-    assert set(Categorical().metrics()) == set(Bernoulli().metrics()) == names
-    names = {"rmse", "nll", "crps", "coverage"}
-    assert set(Gaussian().metrics()) == set(HeteroscedasticGaussian().metrics()) == names
-    assert set(Poisson().metrics()) == {"rmse", "nll", "crps", "coverage"}
-
-
 class TestGaussianScale:
-    def test_fixed_scale_has_no_parameters_or_state(self):
-        assert not list(Gaussian(0.1).parameters())
-        assert not Gaussian([0.1, 0.2]).state_dict()
-
     def test_learned_scale_reaches_the_maximum_of_the_likelihood(self):
         residuals = 3 * randn(200)
         likelihood = Gaussian(1.0, learn=True).double()
@@ -209,27 +197,11 @@ class TestGaussianScale:
         torch.testing.assert_close(predictive.aleatoric, root_mean_square.square().expand(4))
         assert likelihood.config() == {"scale": 1.0, "learn": True}
 
-    def test_stacked_scales(self):
-        likelihood = Gaussian(1.0, learn=True).double()
-        outputs, targets, scales = randn(3, BATCH), randn(BATCH, seed=1), randn(3)
-
-        def log_prob(log_scale, output):
-            return functional_call(likelihood, {"log_scale": log_scale}, (output, targets))
-
-        likelihood.forward = likelihood.log_prob  # functional_call calls forward
-        expected = stats.norm(outputs.numpy(), scales.exp().numpy()[:, None]).logpdf(targets)
-        actual = vmap(log_prob)(scales, outputs)
-        np.testing.assert_allclose(actual.detach().numpy(), expected)
-
-    @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), [], [1.0, 0.0]])
-    def test_scale_must_be_positive(self, scale):
-        with pytest.raises(ConfigurationError, match="expected a positive standard deviation"):
-            Gaussian(scale)
-
-    @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
-    def test_minimum_scale_must_be_positive(self, scale):
-        with pytest.raises(ConfigurationError, match="positive minimum_scale, got"):
-            HeteroscedasticGaussian(scale)
+    @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), [1.0, 0.0]])
+    def test_scales_must_be_positive(self, scale):
+        for kind in (Gaussian, HeteroscedasticGaussian):
+            with pytest.raises(ConfigurationError, match="scale= is a number greater than 0; got"):
+                kind(scale)
 
     def test_scales_must_match_the_outputs(self):
         likelihood = Gaussian([1.0, 2.0, 3.0])
@@ -251,7 +223,6 @@ BAD = [
     (Categorical(), randn(6, 2), randint(2, 6).bool(), r"got torch.bool.*targets.long\(\)"),
     (Categorical(), randn(6, 3), randn(6, 3), r"one-hot, pass targets.argmax\(1\)"),
     (Categorical(), randn(6, 3), randint(3, 6, 1), r"got targets of shape \(6, 1\).*squeeze\(1\)"),
-    (Categorical(), randn(6, 3), randint(3, 5), r"indices of shape \(6,\).*got .* \(5,\)"),
     (Categorical(), randn(6, 3, 4), randint(3, 6), r"indices of shape \(6, 4\)"),
     (
         Categorical(),
@@ -262,19 +233,15 @@ BAD = [
     ),
     (Categorical(), randn(2, 3), torch.tensor([0, -100]), "the first being -100"),
     (Bernoulli(), randn(2), torch.tensor([0.0, 0.5]), "0 or 1; 1 of 2 are not.* 0.5 at index"),
-    (Bernoulli(), randn(2), torch.tensor([0.0, NAN]), "being nan"),
     (Bernoulli(), randn(2), torch.tensor([0, 2]), r"being 2 at index \(1,\).*Categorical\(\)"),
-    (Bernoulli(), randn(2), torch.tensor([0, 1 + 1j]), "real targets, got torch.complex64"),
     (Bernoulli(), randn(6, 3), randint(2, 6), "gives 3 and the targets hold 1 numbers"),
     (Bernoulli(), randn(6, 1), randint(2, 5), r"got \(5,\). The first axis is the batch"),
     (Gaussian(), randn(6, 1), randn(6, 6), r"shape \(6, 1\).*got \(6, 6\)"),
     (Gaussian(), randn(6), randn(1, 6), r"got \(1, 6\). The first axis is the batch"),
     (Gaussian(), randn(6), torch.tensor(1.0), r"got \(\). The first axis is the batch"),
-    (Gaussian(), randn(6, 2, 3), randn(6, 3, 2), r"shape \(6, 2, 3\).*got \(6, 3, 2\)"),
     (Gaussian(), randn(2), torch.tensor([1.0, NAN]), r"finite.*1 of 2.*nan at index \(1,\)"),
-    (Gaussian(), randn(2), torch.tensor([1.0, -float("inf")]), "being -inf"),
     (Gaussian(), randn(2), torch.tensor([True, False]), "real numbers, got torch.bool"),
-    (Gaussian(), randint(3, 2), randn(2), "floating-point outputs .* got torch.int64"),
+    (Gaussian(), randint(3, 2), randn(2), "floating-point outputs.* got torch.int64"),
     (Gaussian(), (randn(2), randn(2)), randn(2), "outputs to be one tensor, got tuple"),
     (Gaussian(), randn(2), [1.0, 2.0], "the targets to be one tensor, got list"),
     (HeteroscedasticGaussian(), randn(6, 3), randn(6, 3), "even number .* got 3 .*2 x D"),
@@ -301,7 +268,6 @@ SHAPES = [
     (Gaussian(), (6, 1), (6, 6), torch.float32),
     (Gaussian(), (6,), (1, 6), torch.float32),
     (Gaussian(), (6, 1), (1,), torch.float32),
-    (Gaussian(), (6,), (), torch.float32),
     (HeteroscedasticGaussian(), (6, 2), (6, 2), torch.float32),
     (HeteroscedasticGaussian(), (6, 3), (6, 3), torch.float32),
     (Poisson(), (6, 3), (6,), torch.int64),

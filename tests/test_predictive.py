@@ -3,6 +3,7 @@
 import itertools
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -55,21 +56,15 @@ EXAMPLES: list[Predictive] = [
 ]
 
 
-def same_as_parts(predictive: Predictive) -> None:
-    """Everything a predictive gives has the batch axis first and joins batch by batch."""
-    part = predictive[2:5]
-    names = ["mean", "variance", "aleatoric", "epistemic", "entropy", "mutual_information"]
-    for name in names:
-        torch.testing.assert_close(getattr(part, name), getattr(predictive, name)[2:5])
-
-
 @pytest.mark.parametrize("predictive", EXAMPLES, ids=repr)
 class TestContract:
     def test_batch_axis_first(self, predictive):
         assert len(predictive) == BATCH
         assert predictive.draws == DRAWS
         assert f"draws={DRAWS}" in repr(predictive)
-        same_as_parts(predictive)
+        part = predictive[2:5]
+        for name in ("mean", "variance", "aleatoric", "epistemic", "entropy", "mutual_information"):
+            torch.testing.assert_close(getattr(part, name), getattr(predictive, name)[2:5])
 
     def test_concatenate_undoes_split(self, predictive):
         parts = [predictive[piece] for piece in (slice(0, 3), slice(3, 4), slice(4, 7))]
@@ -132,44 +127,14 @@ class TestCategorical:
         logits = randn(DRAWS, BATCH, 3, 4)
         targets = torch.randint(3, (BATCH, 4), generator=torch.Generator().manual_seed(1))
         probabilities = softmax(logits.numpy(), axis=2)
-        expected = [
-            np.log(
-                np.mean(
-                    [
-                        np.prod([probabilities[s, b, targets[b, t], t] for t in range(4)])
-                        for s in range(DRAWS)
-                    ]
-                )
-            )
-            for b in range(BATCH)
-        ]
+        observed = np.take_along_axis(probabilities, targets.numpy()[None, :, None], 2)[:, :, 0]
+        expected = np.log(observed.prod(2).mean(0))
         close(CategoricalPredictive(logits).log_prob(targets), expected)
 
     def test_extreme_logits_stay_finite(self):
         predictive = CategoricalPredictive(torch.tensor([[[1e4, 0.0]], [[1e4, 0.0]]]))
         assert torch.equal(predictive.log_prob(torch.tensor([1])), torch.tensor([-1e4]))
         assert torch.equal(predictive.entropy, torch.zeros(1))
-
-    def test_one_draw_is_the_softmax(self):
-        logits = randn(1, BATCH, 3, dtype=torch.float32)
-        predictive = CategoricalPredictive(logits)
-        assert torch.equal(predictive.mean, logits[0].log_softmax(1).exp())
-        assert torch.equal(predictive.epistemic, torch.zeros(BATCH))
-
-    def test_classes_have_no_order(self):
-        for predictive in (EXAMPLES[0], EXAMPLES[2]):
-            with pytest.raises(ConfigurationError, match="classes have no order"):
-                predictive.quantile(0.5)
-            with pytest.raises(ConfigurationError, match="classes have no order"):
-                predictive.interval(0.9)
-
-    def test_wrong_shapes(self):
-        with pytest.raises(DataError, match=r"\(S, B, K, ...\).*got \(5, 7\)"):
-            CategoricalPredictive(randn(DRAWS, BATCH))
-        predictive = CategoricalPredictive(randn(DRAWS, BATCH, 3))
-        for method in (predictive.log_prob, predictive.brier, predictive.hits):
-            with pytest.raises(DataError, match=r"shape \(7,\).*got targets of shape \(7, 1\)"):
-                method(torch.zeros(BATCH, 1, dtype=torch.long))
 
 
 class TestBernoulli:
@@ -200,15 +165,6 @@ class TestBernoulli:
         torch.testing.assert_close(binary.log_prob(targets), classes.log_prob(targets))
         torch.testing.assert_close(2 * binary.brier(targets), classes.brier(targets))
         assert torch.equal(binary.hits(targets), classes.hits(targets))
-
-    def test_columns_of_one(self):
-        logits = randn(DRAWS, BATCH, 1)
-        targets = torch.tensor([0, 1, 1, 0, 1, 0, 0])
-        column = BernoulliPredictive(logits)
-        assert column.brier(targets).shape == (BATCH, 1)
-        flat = BernoulliPredictive(logits[..., 0])
-        assert torch.equal(column.log_prob(targets), flat.log_prob(targets))
-        assert torch.equal(flat.log_prob(targets[:, None]), flat.log_prob(targets))
 
 
 def scipy_mixture(means, scales):
@@ -250,19 +206,6 @@ class TestGaussian:
         close(upper, 10 + stats.norm.ppf(0.9), 1e-9)
         matched = predictive.mean + stats.norm.ppf(0.95) * predictive.variance.sqrt()
         assert (matched - upper).abs().item() > 1
-
-    def test_float32_quantile_is_the_rounded_float64_one(self):
-        predictive = gaussian(3).map(lambda tensor: tensor.float())
-        exact = predictive.map(lambda tensor: tensor.double())
-        assert torch.equal(predictive.quantile(0.2), exact.quantile(0.2).float())
-
-    def test_covers_agrees_with_interval(self):
-        predictive = gaussian(draws=3)
-        lower, upper = predictive.interval(0.8)
-        for target in torch.linspace(-12, 12, 97, dtype=torch.float64):
-            targets = target.expand(BATCH)
-            expected = (targets >= lower) & (targets <= upper)
-            assert torch.equal(predictive.covers(targets, 0.8), expected)
 
     def test_one_draw_is_the_component(self):
         predictive = gaussian(2, draws=1)
@@ -306,10 +249,6 @@ class TestGaussian:
         actual = mixture.mixture_entropy(torch.tensor(m)[:, None], torch.tensor(s)[:, None])
         close(actual, expected, 1e-8)
 
-    def test_mutual_information_of_far_components_is_log_draws(self):
-        means = torch.tensor([[0.0], [50.0], [100.0]], dtype=torch.float64)
-        close(GaussianPredictive(means, torch.tensor(1.0)).mutual_information, math.log(3), 1e-9)
-
     def test_crps_against_numerical_integration(self):
         predictive, targets = gaussian(), randn(BATCH, seed=6)
         means, scales = predictive.means.numpy(), predictive.scales.numpy()
@@ -326,31 +265,11 @@ class TestGaussian:
 
     def test_chunks_do_not_change_the_numbers(self, monkeypatch):
         predictive, targets = gaussian(3), randn(BATCH, 3)
-        whole = predictive.crps(targets), mixture.mixture_entropy(*predictive_parts(predictive))
+        parts = predictive.means, predictive.scales
+        whole = predictive.crps(targets), mixture.mixture_entropy(*parts)
         monkeypatch.setattr(mixture, "BUDGET", 1)
         torch.testing.assert_close(predictive.crps(targets), whole[0])
-        torch.testing.assert_close(mixture.mixture_entropy(*predictive_parts(predictive)), whole[1])
-
-    def test_broadcasting_is_an_error(self):
-        predictive = GaussianPredictive(randn(DRAWS, BATCH, 1), torch.tensor(1.0))
-        targets = randn(BATCH)
-        assert predictive.crps(targets).shape == (BATCH, 1)
-        assert predictive.log_prob(targets).shape == (BATCH,)
-        with pytest.raises(DataError, match=r"expected targets of shape \(7, 1\).*got \(1, 7\)"):
-            predictive.log_prob(targets[None])
-        with pytest.raises(DataError, match="gives 1 and the targets hold 7 numbers per example"):
-            predictive.crps(randn(BATCH, 7))
-
-    @pytest.mark.parametrize("level", [0.0, 1.0, 90])
-    def test_levels_are_probabilities(self, level):
-        with pytest.raises(ConfigurationError, match=f"between 0 and 1, got {level}"):
-            gaussian().interval(level)
-        with pytest.raises(ConfigurationError, match=f"q strictly between 0 and 1, got {level}"):
-            gaussian().quantile(level)
-
-
-def predictive_parts(predictive: GaussianPredictive) -> tuple[torch.Tensor, torch.Tensor]:
-    return predictive.means, predictive.scales
+        torch.testing.assert_close(mixture.mixture_entropy(*parts), whole[1])
 
 
 class TestPoisson:
@@ -358,13 +277,6 @@ class TestPoisson:
 
     def predictive(self) -> PoissonPredictive:
         return PoissonPredictive(torch.tensor(self.rates).log())
-
-    def test_moments(self):
-        predictive = self.predictive()
-        close(predictive.mean, self.rates.mean(0))
-        close(predictive.aleatoric, self.rates.mean(0))
-        close(predictive.epistemic, self.rates.var(0))
-        close(predictive.variance, self.rates.mean(0) + self.rates.var(0))
 
     def test_against_scipy(self):
         predictive, component = self.predictive(), stats.poisson(self.rates)
@@ -376,29 +288,17 @@ class TestPoisson:
         close(predictive.cdf(torch.full((4,), -1)), 0.0)
         support = np.arange(2000)
         pmf = stats.poisson(self.rates[..., None]).pmf(support)
-        close(predictive.entropy, stats.entropy(pmf.mean(0), axis=1), 1e-10)
+        close(predictive.mean, self.rates.mean(0))
+        close(predictive.aleatoric, self.rates.mean(0))
+        close(predictive.epistemic, self.rates.var(0))
+        close(predictive.entropy, stats.entropy(pmf.mean(0), axis=1), 1e-7)
         within = stats.entropy(pmf, axis=2).mean(0)
-        close(predictive.mutual_information, predictive.entropy.numpy() - within, 1e-10)
+        close(predictive.mutual_information, predictive.entropy.numpy() - within, 1e-7)
 
     @pytest.mark.parametrize("q", [1e-4, 0.05, 0.5, 0.95, 0.9999])
     def test_quantile_is_the_smallest_count_that_reaches_q(self, q):
         cdf = stats.poisson(self.rates[..., None]).cdf(np.arange(2000)).mean(0)
         close(self.predictive().quantile(q), (cdf >= q).argmax(1))
-
-    def test_one_draw_is_the_component(self):
-        predictive = PoissonPredictive(torch.tensor(self.rates[:1]).log())
-        component = stats.poisson(self.rates[0])
-        for q in (0.01, 0.5, 0.99):
-            close(predictive.quantile(q), component.ppf(q))
-        close(predictive.entropy, component.entropy(), 1e-7)
-
-    def test_covers_agrees_with_interval(self):
-        predictive = self.predictive()
-        lower, upper = predictive.interval(0.7)
-        for count in (*range(120), 880, 900, 950, 1000, 1100, 1200):
-            targets = torch.full((4,), count)
-            expected = (targets >= lower) & (targets <= upper)
-            assert torch.equal(predictive.covers(targets, 0.7), expected)
 
     def test_huge_rates(self):
         predictive = PoissonPredictive(torch.tensor([[20.0], [20.5]], dtype=torch.float64))
@@ -406,7 +306,7 @@ class TestPoisson:
         components = stats.poisson(np.exp([20.0, 20.5]))
         assert components.cdf(lower.item()).mean() >= 0.25 > components.cdf(lower.item() - 1).mean()
         assert components.cdf(upper.item()).mean() >= 0.75 > components.cdf(upper.item() - 1).mean()
-        with pytest.raises(DataError, match=r"largest rate 8e\+08 .* limit is 65536"):
+        with pytest.raises(DataError, match=r"largest rate 8e\+08 are more than 65536"):
             _ = predictive.entropy
 
     def test_not_finite_is_not_a_hang(self):
@@ -415,31 +315,39 @@ class TestPoisson:
         with pytest.raises(DataError, match="Poisson mixture sums over the counts"):
             _ = bad.entropy
 
-    def test_chunks_do_not_change_the_numbers(self, monkeypatch):
-        whole = self.predictive().entropy
-        monkeypatch.setattr(poisson_module, "BUDGET", 1)
-        torch.testing.assert_close(self.predictive().entropy, whole)
 
-
-def test_bad_outputs_and_joins():
-    with pytest.raises(DataError, match=r"S >= 1; got shape \(3,\)"):
-        BernoulliPredictive(randn(3))
-    with pytest.raises(DataError, match=r"got shape \(0, 3\)"):
-        BernoulliPredictive(randn(0, 3))
-    with pytest.raises(DataError, match="empty list"):
-        Predictive.concatenate([])
-    with pytest.raises(DataError, match=r"of 5 draws and 2 .* 1 a \w+ of 4 and 2\. Only batches"):
-        Predictive.concatenate([BernoulliPredictive(randn(5, 2)), BernoulliPredictive(randn(4, 2))])
-    with pytest.raises(DataError, match=r"a BernoulliPredictive .* a PoissonPredictive"):
-        Predictive.concatenate([BernoulliPredictive(randn(5, 2)), PoissonPredictive(randn(5, 2))])
-    with pytest.raises(DataError, match="empty list"):
-        Predictive.mix([])
-    with pytest.raises(
-        DataError, match=r"5 draws and 2 .* 1 a \w+ of 5 and 3\. Only .* the same ex"
+def test_bad_outputs_levels_and_joins():
+    for shape in ((3,), (0, 3)):
+        with pytest.raises(DataError, match=rf"draws S >= 1.*got {re.escape(str(shape))}"):
+            BernoulliPredictive(randn(*shape))
+    for level in (0.0, 1.0, 90):
+        with pytest.raises(ConfigurationError, match=f"level= is a number between 0.*got {level}"):
+            gaussian().interval(level)
+        with pytest.raises(ConfigurationError, match=f"q= is a number between 0.*got {level}"):
+            gaussian().quantile(level)
+    labels, counts = BernoulliPredictive(randn(5, 2)), PoissonPredictive(randn(5, 2))
+    for join, other, what in (
+        (Predictive.concatenate, BernoulliPredictive(randn(4, 2)), "the same number of draws"),
+        (Predictive.mix, BernoulliPredictive(randn(5, 3)), "the same examples"),
     ):
-        Predictive.mix([BernoulliPredictive(randn(5, 2)), BernoulliPredictive(randn(5, 3))])
-    with pytest.raises(DataError, match=r"a BernoulliPredictive .* a PoissonPredictive"):
-        Predictive.mix([BernoulliPredictive(randn(5, 2)), PoissonPredictive(randn(5, 2))])
+        with pytest.raises(DataError, match="empty list"):
+            join([])
+        for wrong in (other, counts):
+            with pytest.raises(
+                DataError, match=f"{what}.* got Bernoulli.* and {type(wrong).__name__}"
+            ):
+                join([labels, wrong])
+
+
+@pytest.mark.parametrize("level", [0.3, 0.7, 0.9])
+@pytest.mark.parametrize("predictive", EXAMPLES[4:11], ids=repr)
+def test_covers_agrees_with_interval(predictive, level):
+    lower, upper = predictive.interval(level)
+    step = 1.0 if predictive.discrete else 0.25
+    for value in torch.arange(-12, 40, step, dtype=torch.float64):
+        targets = torch.full_like(lower, value.item())
+        expected = (targets >= lower) & (targets <= upper)
+        assert torch.equal(predictive.covers(targets, level), expected)
 
 
 class TestPoissonCrps:
@@ -493,27 +401,11 @@ class TestPoissonCrps:
         huge = PoissonPredictive(torch.tensor([[1e12]], dtype=torch.float64).log())
         close(huge.crps(torch.tensor([0])), 1e12, 1e-5)
 
-    def test_values_that_are_no_counts(self):
-        """Between counts the score is a straight line, as E|X - y| is; below 0 it goes on."""
-        two, half, three, below, zero = self.crps(np.full((1, 5), 2.7), [2.0, 2.5, 3.0, -1.0, 0.0])
-        assert half == pytest.approx(((two + three) / 2).item())
-        assert below == pytest.approx(zero.item() + 1)
-
     def test_a_bad_rate_spoils_only_its_own_example(self):
         rates = np.array([[3.0, np.nan, np.inf, 400.0], [4.0, 2.0, 3.0, np.nan]])
         crps = self.crps(rates, [2, 2, 2, 2])
         close(crps[:1], self.expected(rates[:, :1], [2]), 1e-10)
         assert not crps[1:].isfinite().any()
-
-    def test_it_is_proper(self):
-        """On average over true counts the true rate scores best, by its own spread."""
-        counts = np.arange(40)
-        weights = stats.poisson(4.0).pmf(counts)
-        scores = [
-            weights @ self.crps(np.full((1, 40), rate), counts).numpy()
-            for rate in (3.0, 3.8, 4.0, 4.2, 5.0)
-        ]
-        assert min(scores) == scores[2]
 
     def test_shapes_dtypes_and_chunks(self, monkeypatch):
         outputs = randn(DRAWS, BATCH, 2, dtype=torch.float32)
@@ -553,15 +445,6 @@ class TestInherited:
             assert (components.cdf(quantile).mean(0) >= q - 1e-12).all()
             below = quantile - (1 if predictive.discrete else 1e-9)
             assert (components.cdf(below).mean(0) < q).all()
-
-    @pytest.mark.parametrize("level", [0.3, 0.9])
-    def test_covers_agrees_with_interval(self, level):
-        for predictive in (self.logistic, self.geometric):
-            lower, upper = predictive.interval(level)
-            for value in range(-8, 30):
-                targets = torch.full((4,), value)
-                expected = (targets >= lower) & (targets <= upper)
-                assert torch.equal(predictive.covers(targets, level), expected)
 
     def test_moments_and_density(self):
         targets = torch.tensor([0, 1, 2, 5])

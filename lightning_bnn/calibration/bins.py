@@ -24,7 +24,7 @@ __all__ = [
     "ReliabilityCurve",
     "bin_index",
     "bin_sums",
-    "binomial_quantile",
+    "binomial_band",
     "mass_edges",
     "reliability_curve",
     "width_edges",
@@ -140,9 +140,18 @@ class BinSums:
             observed: Whether the stated event was observed, 0 or 1, of shape (n,).
             group: The group of each, or of all.
         """
-        stated = np.asarray(stated, dtype=np.float64)
-        place = bin_index(stated, self.edges) + np.asarray(group, dtype=np.intp) * self.bins
-        self._add(place, stated, place, np.asarray(observed, dtype=np.float64), stated)
+        p, y = np.asarray(stated, dtype=np.float64), np.asarray(observed, dtype=np.float64)
+        place = bin_index(p, self.edges) + np.asarray(group, dtype=np.intp) * self.bins
+
+        def add_up(terms: Array | None) -> Any:
+            sums = np.bincount(place, terms, minlength=self.count.size)
+            return sums.reshape(self.count.shape)
+
+        self.count += add_up(None)
+        self.stated += add_up(p)
+        self.observed += add_up(y)
+        self.stated_squared += add_up(p * p)
+        self.stated_observed += add_up(p * y)
 
     def add_classes(self, probabilities: Array, targets: Integers) -> None:
         """Add for each class k, as group k, the statement "it is class k".
@@ -151,17 +160,8 @@ class BinSums:
             probabilities: Of shape (n, groups).
             targets: The observed classes, of shape (n,).
         """
-        place = bin_index(probabilities, self.edges)
-        place += np.arange(self.groups) * self.bins
-        rows = np.arange(len(targets))
-        # Only one class of a row is observed, so these sums need one entry a row, not K.
-        self._add(
-            place.ravel(),
-            probabilities.ravel(),
-            place[rows, targets],
-            np.ones(len(targets)),
-            probabilities[rows, targets],
-        )
+        classes = np.tile(np.arange(self.groups), len(targets))
+        self.add(probabilities.ravel(), np.repeat(targets, self.groups) == classes, classes)
 
     def merge(self, other: BinSums) -> None:
         """Add the sums of another part of the data, in the same bins and groups."""
@@ -170,25 +170,6 @@ class BinSums:
         self.observed += other.observed
         self.stated_squared += other.stated_squared
         self.stated_observed += other.stated_observed
-
-    def _add(
-        self,
-        place: NDArray[np.intp],
-        stated: Array,
-        observed_place: NDArray[np.intp],
-        observed: Array,
-        observed_stated: Array,
-    ) -> None:
-        """Add one entry a statement, and one entry an outcome that may be 1."""
-        self.count += self._sum(place).astype(np.int64)
-        self.stated += self._sum(place, stated)
-        self.stated_squared += self._sum(place, stated * stated)
-        self.observed += self._sum(observed_place, observed)
-        self.stated_observed += self._sum(observed_place, observed * observed_stated)
-
-    def _sum(self, place: NDArray[np.intp], weights: Array | None = None) -> Array:
-        added = np.bincount(place, weights, minlength=self.count.size)
-        return added.reshape(self.count.shape).astype(np.float64, copy=False)
 
 
 def bin_sums(stated: Array, observed: Array, edges: Array) -> BinSums:
@@ -258,19 +239,31 @@ def reliability_curve(sums: BinSums, group: int = 0, level: float = 0.99) -> Rel
         [0.3, 0.9]
     """
     count = sums.count[group]
-    stated, observed = np.full(sums.bins, np.nan), np.full(sums.bins, np.nan)
-    lower, upper = stated.copy(), stated.copy()
+    stated, observed, lower, upper = np.full((4, sums.bins), np.nan)
     full = count > 0
     if full.any():
         n = count[full]
         # Rounding of a sum can leave [0, 1] by one digit.
         stated[full] = np.clip(sums.stated[group, full] / n, 0, 1)
         observed[full] = sums.observed[group, full] / n
-        tail = (1 - level) / full.sum() / 2
-        lower[full] = binomial_quantile(tail, n, stated[full]) / n
-        # By the symmetry of failures and successes, so that 1 − tail is not rounded.
-        upper[full] = (n - binomial_quantile(tail, n, 1 - stated[full])) / n
+        band = binomial_band((1 - level) / full.sum(), n, stated[full])
+        lower[full], upper[full] = band[0] / n, band[1] / n
     return ReliabilityCurve(sums.edges, count.copy(), stated, observed, lower, upper)
+
+
+def binomial_band(
+    false_alarm: float, trials: NDArray[np.int64], probability: Array
+) -> tuple[Array, Array]:
+    """Give the smallest and the largest count that binomials leave with ``false_alarm`` only.
+
+    Example:
+        >>> binomial_band(0.1, np.array([100]), np.array([0.5]))
+        (array([42.]), array([58.]))
+    """
+    lower = binomial_quantile(false_alarm / 2, trials, probability)
+    # By the symmetry of failures and successes, so that 1 − tail is not rounded.
+    upper = trials - binomial_quantile(false_alarm / 2, trials, 1 - probability)
+    return lower.astype(np.float64), upper.astype(np.float64)
 
 
 def binomial_quantile(

@@ -44,8 +44,6 @@ MOST_REPLICATES = 1000
 FEWEST_REPLICATES = 200
 # Replicates times examples, up to which there are as many replicates as wanted.
 DRAWN = 10_000_000
-# Numbers drawn at a time: few enough that counting them stays in the processor's cache.
-_CHUNK = 2**17
 # Numbers of float64 that a product holds at a time: 32 MB.
 _BUDGET = 2**22
 
@@ -84,22 +82,12 @@ def resample_weights(example: NDArray[np.int64], count: int, seed: int = 0) -> W
                [3., 3., 0., 0.]], dtype=float32)
     """
     names, inverse = np.unique(example, return_inverse=True)
-    drawn = _draw_counts(len(names), count, seed)
-    if len(names) == len(example) and np.array_equal(inverse, np.arange(len(inverse))):
-        return drawn  # one row an example, in order: nothing to copy
-    return drawn[:, inverse]
-
-
-def _draw_counts(examples: int, count: int, seed: int) -> Weights:
-    generator = np.random.default_rng(seed)
+    examples, generator = len(names), np.random.default_rng(seed)
     drawn = np.empty((count, examples), np.float32)
-    step = max(1, _CHUNK // examples)
-    for start in range(0, count, step):
-        part = drawn[start : start + step]
-        chosen = generator.integers(0, examples, size=part.shape)
-        chosen += np.arange(len(part))[:, None] * examples
-        part[:] = np.bincount(chosen.ravel(), minlength=part.size).reshape(part.shape)
-    return drawn
+    for row in drawn:
+        chosen = generator.integers(0, examples, size=examples)
+        row[:] = np.bincount(chosen, minlength=examples)
+    return drawn[:, inverse]
 
 
 def mean_replicates(column: Array, weights: NDArray[np.floating]) -> Array:
@@ -148,9 +136,8 @@ def percentile_interval(values: Array, level: float = 0.95) -> tuple[float, floa
     if len(known) == 0:
         return float("nan"), float("nan")
     # One of the replicates and not a point between two, because infinite ones have no middle.
-    ends = [(1 - level) / 2, (1 + level) / 2]
-    lower, upper = np.quantile(known, ends, method="nearest")
-    return float(lower), float(upper)
+    ends = np.quantile(known, [(1 - level) / 2, (1 + level) / 2], method="nearest")
+    return float(ends[0]), float(ends[1])
 
 
 def basic_interval(estimate: float, values: Array, level: float = 0.95) -> tuple[float, float]:

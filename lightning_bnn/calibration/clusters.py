@@ -10,7 +10,7 @@ the statistic smaller.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -45,11 +45,8 @@ class ClusterSums:
 
     def __add__(self, other: ClusterSums) -> ClusterSums:
         """The sums over the examples of both, which have none in common."""
-        return ClusterSums(
-            self.examples + other.examples,
-            self.squares + other.squares,
-            self.cubes + other.cubes,
-        )
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return ClusterSums(*(ours + theirs for ours, theirs in pairs))
 
 
 def cluster_sums(example: Any, values: Array) -> ClusterSums:

@@ -22,13 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv
 
-from lightning_bnn.calibration.bins import (
-    Array,
-    bin_index,
-    binomial_quantile,
-    mass_edges,
-    width_edges,
-)
+from lightning_bnn.calibration.bins import Array, bin_index, binomial_band, mass_edges, width_edges
 
 __all__ = ["Coverage", "PitHistogram", "coverage_curve", "error_by_sd", "pit_histogram"]
 
@@ -71,7 +65,8 @@ def pit_histogram(counts_per_bin: NDArray[np.number], level: float = 0.99) -> Pi
     """
     count = np.asarray(counts_per_bin, dtype=np.float64)
     share = np.full(len(count), 1 / len(count))
-    lower, upper = _binomial_band(int(count.sum()), share, (1 - level) / len(count))
+    trials = np.full(len(count), count.sum(), np.int64)
+    lower, upper = binomial_band((1 - level) / len(count), trials, share)
     return PitHistogram(width_edges(len(count)), count, lower, upper)
 
 
@@ -111,11 +106,11 @@ def coverage_curve(
         (array([0.55, 0.8 ]), array([0.36, 0.81]), array([0.64, 0.97]))
     """
     nominal = np.asarray(levels, dtype=np.float64)
-    if count == 0:
-        unknown = np.full(len(nominal), np.nan)
-        return Coverage(nominal, unknown, unknown, unknown)
-    lower, upper = _binomial_band(count, nominal, (1 - level) / len(nominal))
-    return Coverage(nominal, np.asarray(central_counts) / count, lower / count, upper / count)
+    trials = np.full(len(nominal), count, np.int64)
+    band = binomial_band((1 - level) / len(nominal), trials, nominal)
+    with np.errstate(invalid="ignore"):  # of no rows: NaN
+        observed = np.asarray(central_counts, dtype=np.float64) / trials
+        return Coverage(nominal, observed, band[0] / trials, band[1] / trials)
 
 
 def error_by_sd(
@@ -152,30 +147,14 @@ def error_by_sd(
         return {name: np.empty(0) for name in ("sd", "rmse", "count", "lower", "upper")}
     index = np.unique(bin_index(sd, mass_edges(sd, bins)), return_inverse=True)[1]
     count = np.bincount(index).astype(np.float64)
-    # Squares of squares leave the range of float64 early, so the largest sd of a bin is the unit.
-    unit = np.zeros(len(count))
-    np.maximum.at(unit, index, sd)
-    variance = np.square(np.divide(sd, unit[index], out=np.zeros_like(sd), where=sd > 0))
-    total = np.bincount(index, weights=variance)
-    squares: Array = np.bincount(index, weights=variance**2).astype(np.float64)
-    if rate is not None:
-        tails = np.divide(rate, unit[index] ** 4, out=np.zeros_like(sd), where=sd > 0)
-        squares = squares + np.bincount(index, weights=tails) / 2
+    total = np.bincount(index, weights=sd**2)
+    squares = np.bincount(index, weights=sd**4 + (0 if rate is None else rate / 2))
     # A bin of certain predictions (sd = 0) has a band of no width, whatever the freedom.
     freedom = np.divide(total**2, squares, out=np.ones_like(total), where=squares > 0)
-    mean_sd = unit * np.sqrt(total / count)
+    mean_sd = np.sqrt(total / count)
     tail = (1 - level) / len(count) / 2
     lower, upper = (
         mean_sd * np.sqrt(2 * gammaincinv(freedom / 2, p) / freedom) for p in (tail, 1 - tail)
     )
     rmse = np.sqrt(np.bincount(index, weights=np.square(error)) / count)
     return {"sd": mean_sd, "rmse": rmse, "count": count, "lower": lower, "upper": upper}
-
-
-def _binomial_band(count: int, share: Array, false_alarm: float) -> tuple[Array, Array]:
-    """Smallest and largest count that a binomial stays within, but for ``false_alarm``."""
-    trials, tail = np.full(len(share), count, dtype=np.int64), false_alarm / 2
-    lower = binomial_quantile(tail, trials, share)
-    # Successes that are many are failures that are few, so that 1 - tail is not rounded.
-    upper = count - binomial_quantile(tail, trials, 1 - share)
-    return lower.astype(np.float64), upper.astype(np.float64)

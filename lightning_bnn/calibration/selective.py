@@ -105,7 +105,6 @@ def aurc_replicates(confidence: Array, wrong: Array, weights: NDArray[np.floatin
     """
     order, starts = _order(confidence)
     wrong = np.asarray(wrong, dtype=np.float64)[order]
-    ties = len(starts) < len(order)
     totals = weights.sum(axis=1, dtype=np.float64)
     if not len(order):
         return np.full(len(weights), np.nan)
@@ -114,11 +113,9 @@ def aurc_replicates(confidence: Array, wrong: Array, weights: NDArray[np.floatin
     areas = np.empty(len(weights))
     step = max(1, _BLOCK // len(order))
     for first in range(0, len(weights), step):
-        block = weights[first : first + step].astype(np.float64)[:, order]
-        errors = block * wrong
-        if ties:
-            errors = np.add.reduceat(errors, starts, axis=1)
-            block = np.add.reduceat(block, starts, axis=1)
+        drawn = weights[first : first + step].astype(np.float64)[:, order]
+        errors = np.add.reduceat(drawn * wrong, starts, axis=1)
+        block = np.add.reduceat(drawn, starts, axis=1)
         covered, mistaken = np.cumsum(block, axis=1), np.cumsum(errors, axis=1)
         rise = harmonic[covered.astype(np.intp)]
         rise[:, 1:] -= rise[:, :-1].copy()
@@ -133,5 +130,4 @@ def _order(confidence: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Give the order of falling confidence, and where in it each tie starts."""
     order = np.argsort(-confidence, kind="stable")
     ranked = confidence[order]
-    new = np.concatenate([np.ones(min(1, len(ranked)), dtype=bool), ranked[1:] != ranked[:-1]])
-    return order, np.flatnonzero(new)
+    return order, np.flatnonzero(np.diff(ranked, prepend=np.nan) != 0)  # NaN: the first is new

@@ -92,16 +92,14 @@ def auroc_replicates(
     areas = np.full(len(inside_weights), np.nan)
     step = max(1, _BUDGET // max(1, len(inside), len(outside)))
     for start in range(0, len(areas), step):
-        near = _columns(inside_weights[start : start + step])[inside_order]
-        far = _columns(outside_weights[start : start + step])[outside_order]
+        # a row for each score, so that sorting the scores moves whole rows
+        near, far = (
+            np.ascontiguousarray(weights[start : start + step].T, dtype=np.float64)[order]
+            for weights, order in ((inside_weights, inside_order), (outside_weights, outside_order))
+        )
         lighter = np.zeros((len(inside) + 1, near.shape[1]))
         np.cumsum(near, axis=0, out=lighter[1:])
         won = np.einsum("ir,ir->r", far, lighter[below] + lighter[up_to]) / 2
         pairs = near.sum(0) * far.sum(0)
         np.divide(won, pairs, out=areas[start : start + step], where=pairs > 0)
     return areas
-
-
-def _columns(weights: NDArray[np.floating]) -> Array:
-    """A copy with a row for each score, so that sorting the scores moves whole rows."""
-    return np.ascontiguousarray(weights.T, dtype=np.float64)

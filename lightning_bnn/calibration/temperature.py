@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
+from scipy.special import log_softmax, softmax
 
 from lightning_bnn.calibration.bins import Array, bin_sums, width_edges
 from lightning_bnn.calibration.error import expected_calibration_error
@@ -36,8 +37,6 @@ __all__ = ["apply_temperature", "cross_fitted", "fit_temperature", "scaled"]
 Integers = NDArray[np.int64]
 
 COLDEST, HOTTEST = 0.01, 100.0
-# Numbers of float64 in each temporary array of a pass over the rows: 2 MB, about a cache's size.
-_BUDGET = 2**18
 
 
 def fit_temperature(log_probabilities: Array, targets: Integers) -> float:
@@ -85,14 +84,8 @@ def fit_temperature(log_probabilities: Array, targets: Integers) -> float:
 
 def _slope(log_ratios: Array, inverse: float) -> float:
     """Derivative of the mean negative log likelihood in the inverse temperature."""
-    slope = 0.0
-    step = max(1, _BUDGET // log_ratios.shape[1])
-    for start in range(0, len(log_ratios), step):
-        block = log_ratios[start : start + step]
-        weights = np.exp(inverse * (block - block.max(1, keepdims=True)))
-        finite = np.where(np.isneginf(block), 0.0, block)  # they weigh 0, and 0 * inf is NaN
-        slope += ((weights * finite).sum(1) / weights.sum(1)).sum()
-    return slope / len(log_ratios)
+    finite = np.where(np.isneginf(log_ratios), 0.0, log_ratios)  # they weigh 0; 0 * inf is NaN
+    return float((softmax(inverse * log_ratios, axis=1) * finite).sum(1).mean())
 
 
 def apply_temperature(log_probabilities: Array, temperature: float | Array) -> Array:
@@ -108,11 +101,7 @@ def apply_temperature(log_probabilities: Array, temperature: float | Array) -> A
         >>> np.exp(apply_temperature(np.log([[0.9, 0.1]]), 2.0)).round(6)  # odds of 9 become 3
         array([[0.75, 0.25]])
     """
-    temperature = np.asarray(temperature, dtype=np.float64)
-    cooled = log_probabilities / temperature.reshape(-1, 1)
-    cooled -= cooled.max(1, keepdims=True)
-    cooled -= np.log(np.exp(cooled).sum(1, keepdims=True))
-    return cooled
+    return log_softmax(log_probabilities / np.reshape(temperature, (-1, 1)), axis=1)
 
 
 def scaled(
@@ -156,17 +145,17 @@ def scaled(
     else:
         value = fit_temperature(log_probabilities, targets)
         temperature = cross_fitted(log_probabilities, targets, examples)
-    known = bool(np.isfinite(temperature).all())
-    after = apply_temperature(log_probabilities, temperature) if known else None
+    after = verdict = None
+    if np.isfinite(temperature).all():
+        after = apply_temperature(log_probabilities, temperature)
+        verdict = rows_verdict(after, targets, examples, bins).label
     return {
         "value": value,
         "fitted_on": "cross-fit" if validation is None else "validation",
         "rows": len(targets if validation is None else validation[1]),
         "before": _scores(log_probabilities, targets, bins),
         "after": _scores(after, targets, bins),
-        "verdict_after": None
-        if after is None
-        else rows_verdict(after, targets, examples, bins).label,
+        "verdict_after": verdict,
     }
 
 
@@ -203,13 +192,11 @@ def _scores(log_probabilities: Array | None, targets: Integers, bins: int) -> di
     rows = np.arange(len(targets))
     probabilities = np.exp(log_probabilities)
     predicted = probabilities.argmax(1)
-    sums = bin_sums(
-        probabilities[rows, predicted], (predicted == targets).astype(np.float64), width_edges(bins)
-    )
+    sums = bin_sums(probabilities[rows, predicted], predicted == targets, width_edges(bins))
     nll = -log_probabilities[rows, targets].mean()
     probabilities[rows, targets] -= 1
     return {
         "nll": float(nll),
         "ece": expected_calibration_error(sums),
-        "brier": float(np.einsum("ij,ij->", probabilities, probabilities) / len(rows)),
+        "brier": float(np.square(probabilities).sum() / len(rows)),
     }

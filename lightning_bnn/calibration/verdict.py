@@ -132,14 +132,15 @@ def rows_verdict(log_probabilities: Array, targets: Any, examples: Any, bins: in
     index, predicted = np.arange(len(targets)), log_probabilities.argmax(1)
     confidence = np.minimum(probabilities[index, predicted], 1.0)
     sums = bin_sums(confidence, predicted == targets, width_edges(bins))
-    score, variance, third = score_moments(log_probabilities, probabilities, targets)
-    clusters = cluster_sums(examples, score)
+    moments = score_moments(log_probabilities, probabilities, targets)
+    clusters = cluster_sums(examples, moments[0])
+    score, variance, third = (float(moment.sum()) for moment in moments)
     return class_verdict(
         reliability_curve(sums, level=CLASS_BAND_LEVEL),
-        float(score.sum()),
-        float(variance.sum()),
-        float(third.sum()),
-        clusters if clusters.examples < len(score) else None,
+        score,
+        variance,
+        third,
+        clusters if clusters.examples < len(targets) else None,
     )
 
 

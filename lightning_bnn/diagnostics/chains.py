@@ -14,6 +14,7 @@ Draws are read a few at a time, so memory holds the watched numbers and not the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -90,6 +91,7 @@ def function_values(outputs: Tensor, likelihood: Likelihood, targets: Tensor | N
     return values
 
 
+@torch.no_grad()
 def watch(
     posterior: WeightPosterior,
     examples: Examples | None,
@@ -105,49 +107,47 @@ def watch(
             that None is none of them.
         elements: How many elements of each quantity to keep, a fixed choice; all if None.
     """
+    if examples is None and weights is None:
+        raise ConfigurationError(
+            "There is nothing to watch: pass inputs= for predictions there, weights= for weights "
+            "(such as '*' or '*.bias'), or both."
+        )
     parts = _parts(posterior)
     names = _weight_names(posterior.net, parts, weights)
-    records = [_watch_part(part, examples, names, elements) for part in parts]
-    draws = [len(part) // part.chains for part in parts]
-    notes: tuple[str, ...] = ()
-    if len(set(draws)) > 1:
-        notes = (
-            f"Chains of unequal length, from {min(draws)} to {max(draws)} draws: of each the first "
-            f"{min(draws)} are used.",
+    # apart: a weight may have the name of a prediction
+    function, weight_record = _Record(elements), _Record(elements)
+    for part in parts:
+        # A generator of its own: asking for draws must not move the global one.
+        for draw in part.draws(len(part), torch.Generator(part.device)):
+            weight_record.add({name: draw[name] for name in names})
+            if examples is not None:
+                function.add(_predictions(part, draw, examples))
+        function.end_part(part.chains)
+        weight_record.end_part(part.chains)
+    lengths = [len(part) // part.chains for part in parts]
+    shortest, notes = min(lengths), []
+    if max(lengths) > shortest:
+        notes.append(
+            f"Chains of unequal length, from {shortest} to {max(lengths)} draws: of each the first "
+            f"{shortest} are used."
         )
     return Watched(
-        _join([record.function for record in records], min(draws)),
-        _join([record.weights for record in records], min(draws)),
-        records[0].function_shapes,
-        records[0].weight_shapes,
-        notes,
-    )
-
-
-@torch.no_grad()
-def _watch_part(
-    part: DrawsPosterior, examples: Examples | None, names: Sequence[str], elements: int | None
-) -> Watched:
-    """The quantities of one posterior of draws."""
-    # Apart: a weight may have the name of a prediction.
-    function, weights = _Record(elements), _Record(elements)
-    # A generator of its own: asking for draws must not move the global one.
-    for draw in part.draws(len(part), torch.Generator(part.device)):
-        weights.add({name: draw[name] for name in names})
-        if examples is None:
-            continue
-        dtype = next(tensor.dtype for tensor in draw.values() if tensor.is_floating_point())
-        here = examples.to(part.device, dtype)
-        outputs = part.outputs(draw, here.inputs)
-        if here.targets is not None and not function.shapes:
-            part.likelihood.check(outputs[0], here.targets)
-        function.add(function_values(outputs, part.likelihood, here.targets))
-    return Watched(
-        function.by_chain(part.chains),
-        weights.by_chain(part.chains),
+        function.join(shortest),
+        weight_record.join(shortest),
         function.shapes,
-        weights.shapes,
+        weight_record.shapes,
+        tuple(notes),
     )
+
+
+def _predictions(part: DrawsPosterior, draw: Weights, examples: Examples) -> Weights:
+    """What a chunk of draws predicts at the examples."""
+    dtype = next(tensor.dtype for tensor in draw.values() if tensor.is_floating_point())
+    here = examples.to(part.device, dtype)
+    outputs = part.outputs(draw, here.inputs)
+    if here.targets is not None:
+        part.likelihood.check(outputs[0], here.targets)
+    return function_values(outputs, part.likelihood, here.targets)
 
 
 class _Record:
@@ -156,31 +156,31 @@ class _Record:
     def __init__(self, elements: int | None) -> None:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._elements = elements
-        self._pieces: dict[str, list[NDArray[np.float64]]] = {}
+        self._chunks: dict[str, list[NDArray[np.float64]]] = {}
+        self._parts: dict[str, list[NDArray[np.float64]]] = {}
 
     def add(self, values: Weights) -> None:
+        """Add a chunk of draws."""
         for name, value in values.items():
             self.shapes[name] = tuple(value.shape[1:])
             if self._elements is not None:
                 value = take_elements(value, self._elements)
-            self._pieces.setdefault(name, []).append(value.cpu().double().numpy())
+            self._chunks.setdefault(name, []).append(value.cpu().double().numpy())
 
-    def by_chain(self, chains: int) -> dict[str, NDArray[np.float64]]:
-        """Each quantity as ``(chains, draws, ...)``: draw i is of chain i % chains."""
-        arrays = {name: np.concatenate(pieces) for name, pieces in self._pieces.items()}
+    def end_part(self, chains: int) -> None:
+        """Make ``(chains, draws, ...)`` of the chunks so far: draw i is of chain i % chains."""
+        for name, chunks in self._chunks.items():
+            array = np.concatenate(chunks)
+            by_chain = array.reshape(-1, chains, *array.shape[1:]).swapaxes(0, 1)
+            self._parts.setdefault(name, []).append(by_chain)
+        self._chunks = {}
+
+    def join(self, draws: int) -> dict[str, NDArray[np.float64]]:
+        """The chains of all parts, of each the first ``draws``."""
         return {
-            name: array.reshape(-1, chains, *array.shape[1:]).swapaxes(0, 1)
-            for name, array in arrays.items()
+            name: np.concatenate([part[:, :draws] for part in parts])
+            for name, parts in self._parts.items()
         }
-
-
-def _join(
-    groups: Sequence[Mapping[str, NDArray[np.float64]]], draws: int
-) -> dict[str, NDArray[np.float64]]:
-    """The chains of all groups, of each the first ``draws``."""
-    return {
-        name: np.concatenate([group[name][:, :draws] for group in groups]) for name in groups[0]
-    }
 
 
 def choose_elements(shape: Sequence[int], count: int) -> list[int]:
@@ -190,11 +190,10 @@ def choose_elements(shape: Sequence[int], count: int) -> list[int]:
         >>> choose_elements((2, 2), 8), len(choose_elements((100, 100), 8))
         ([0, 1, 2, 3], 8)
     """
-    total = int(np.prod(shape, dtype=np.int64))
+    total = math.prod(shape)
     if total <= count:
         return list(range(total))
-    chosen = np.random.default_rng(total).choice(total, count, replace=False)
-    return sorted(int(index) for index in chosen)
+    return sorted(np.random.default_rng(total).choice(total, count, replace=False).tolist())
 
 
 def take_elements(values: Tensor, count: int) -> Tensor:
@@ -224,9 +223,8 @@ def label_elements(
         return [name]
     labels = []
     for index in choose_elements(shape, count):
-        place = [int(i) for i in np.unravel_index(index, tuple(shape))]
-        if first is not None:
-            place[0] = first[place[0]]
+        row, *others = map(int, np.unravel_index(index, tuple(shape)))
+        place = [row if first is None else first[row], *others]
         labels.append(f"{name}[{', '.join(str(i) for i in place)}]")
     return labels
 

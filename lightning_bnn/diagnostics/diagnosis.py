@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_bnn.checks import check_whole
 from lightning_bnn.diagnostics.chains import Watched, label_elements, watch
 from lightning_bnn.diagnostics.examples import Examples, choose_examples
 from lightning_bnn.diagnostics.statistics import (
@@ -23,7 +24,6 @@ from lightning_bnn.diagnostics.statistics import (
     compute_statistics,
     reduce_known,
 )
-from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.selection import Choice
 
@@ -113,13 +113,12 @@ class Diagnosis:
     @property
     def advice(self) -> str:
         """What to do, in a sentence or two."""
-        parts = [_advise(self)]
-        if self.chains == 1:
-            parts.append(
-                "One chain cannot disagree with another: R-hat compares its own parts only. Run "
-                "four or more (chains=4)."
-            )
-        return " ".join(parts)
+        if self.chains > 1:
+            return _advise(self)
+        return (
+            f"{_advise(self)} One chain cannot disagree with another: R-hat compares its own parts "
+            "only. Run four or more (chains=4)."
+        )
 
     def _join(self, name: str) -> Any:
         """One number of every scalar that decides: of function space, or of weights alone."""
@@ -177,13 +176,7 @@ def diagnose(
         >>> diagnosis.converged, diagnosis.draws, diagnosis.min_ess > 200
         (True, 400, True)
     """
-    if inputs is None and weights is None:
-        raise ConfigurationError(
-            "diagnose needs something to watch: pass inputs= for predictions there, weights= for "
-            "weights (such as '*' or '*.bias'), or both."
-        )
-    if elements < 1:
-        raise ConfigurationError(f"elements= is at least 1; got {elements}.")
+    check_whole("elements", elements, 1)
     chosen = None if inputs is None else choose_examples(inputs, examples)
     return diagnose_watched(watch(posterior, chosen, weights, elements), chosen, elements)
 
@@ -192,27 +185,17 @@ def diagnose_watched(
     watched: Watched, examples: Examples | None, elements: int, by_chain: bool = True
 ) -> Diagnosis:
     """The diagnosis of what :func:`~lightning_bnn.diagnostics.chains.watch` recorded."""
-
-    def compute(group: Mapping[str, Floats], shapes: Any, first: Any = None) -> dict[str, Any]:
-        return {
-            name: compute_statistics(
-                array, label_elements(name, shapes[name], elements, first), by_chain
-            )
-            for name, array in group.items()
-        }
-
-    # not the log likelihood of each example: the predictions tell as much
-    function = {n: array for n, array in watched.function.items() if n != "log_likelihood"}
-    indices = None if examples is None else examples.indices
-    arrays = (*watched.function.values(), *watched.weights.values())
-    chains, draws = arrays[0].shape[:2]
-    return Diagnosis(
-        chains,
-        draws,
-        compute(function, watched.function_shapes, indices),
-        compute(watched.weights, watched.weight_shapes),
-        watched.notes,
-    )
+    function, weights = {}, {}
+    for name, array in watched.function.items():
+        if name != "log_likelihood":  # of each example: the predictions tell as much
+            indices = None if examples is None else examples.indices
+            labels = label_elements(name, watched.function_shapes[name], elements, indices)
+            function[name] = compute_statistics(array, labels, by_chain)
+    for name, array in watched.weights.items():
+        labels = label_elements(name, watched.weight_shapes[name], elements)
+        weights[name] = compute_statistics(array, labels, by_chain)
+    chains, draws = next(iter((watched.function or watched.weights).values())).shape[:2]
+    return Diagnosis(chains, draws, function, weights, watched.notes)
 
 
 def _advise(diagnosis: Diagnosis) -> str:
@@ -288,12 +271,9 @@ def format_diagnosis(diagnosis: Diagnosis) -> str:
             lines += [_row(f"  {name}", group[name], first) for name in group]
     lines.append("")
     lines += _worst(diagnosis)
-    for title, labels in (
-        ("constant:", diagnosis.constant),
-        ("not finite:", diagnosis.not_finite),
-    ):
+    for title, labels in (("constant", diagnosis.constant), ("not finite", diagnosis.not_finite)):
         if labels:
-            lines += wrap(f"{title} {_shorten(labels)}", _WIDTH)
+            lines += wrap(f"{title}: {_shorten(labels)}", _WIDTH)
     lines += [line for note in diagnosis.notes for line in wrap(f"note: {note}", _WIDTH)]
     verdict = "yes" if diagnosis.converged else "no"
     lines.append(f"converged: {verdict} (R-hat at most {RHAT_LIMIT})")
@@ -309,10 +289,11 @@ def _row(name: str, statistics: Statistics, first: int) -> str:
         ("ess_tail", np.min, ".0f"),
         ("chain_ess", np.min, ".0f"),
     ):
-        values = getattr(statistics, field)
-        known = values[~np.isnan(values)]
-        pair = [format(np.median(known), form), format(worst(known), form)] if known.size else "--"
-        cells += f"{pair[0]:>9}{pair[1]:>7}"
+        pair = [
+            reduce_known(function, getattr(statistics, field)) for function in (np.median, worst)
+        ]
+        median, extreme = ("-" if np.isnan(number) else format(number, form) for number in pair)
+        cells += f"{median:>9}{extreme:>7}"
     return cells
 
 

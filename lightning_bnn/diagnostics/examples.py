@@ -6,16 +6,17 @@ be indexed (data are often sorted by class), else the first ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.checks import check_whole
+from lightning_bnn.errors import DataError
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.target import split_batch
 
@@ -48,13 +49,12 @@ class Examples:
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Examples:
         """The same examples on a device, floating inputs as ``dtype`` if it is given."""
 
-        def moved(leaf: Any, dtype: torch.dtype | None = None) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
+        def moved(leaf: Tensor) -> Tensor:
             return leaf.to(device, dtype if leaf.is_floating_point() else None)
 
-        inputs = tree_map(lambda leaf: moved(leaf, dtype), self.inputs)
-        return Examples(inputs, tree_map(moved, self.targets), self.indices)
+        inputs = tree_map_only(Tensor, moved, self.inputs)
+        targets = tree_map_only(Tensor, lambda leaf: leaf.to(device), self.targets)
+        return Examples(inputs, targets, self.indices)
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:
@@ -82,8 +82,7 @@ def choose_examples(source: Any, count: int) -> Examples:
         >>> choose_examples((inputs, targets), 4).targets
         tensor([0, 3, 6, 9])
     """
-    if count < 1:
-        raise ConfigurationError(f"examples= is at least 1; got {count}.")
+    check_whole("examples", count, 1)
     if isinstance(source, (Tensor, Mapping)) or _is_batch(source):
         inputs, targets = inputs_and_targets(source)
         return choose_from_batch(inputs, targets, count)
@@ -93,13 +92,24 @@ def choose_examples(source: Any, count: int) -> Examples:
             batch = source.collate_fn([source.dataset[index] for index in chosen])
             inputs, targets = inputs_and_targets(batch)
             return Examples(inputs, targets, tuple(chosen))
-        return _first(source, count)
+        batches, total = [], 0
+        for batch in source:
+            batches.append(inputs_and_targets(batch))
+            total += batch_length(batches[-1][0])
+            if total >= count:
+                break
+    if not batches:
+        raise DataError("The loader of inputs to watch gave no batch.")
+    return _take(tree_map(lambda *leaves: torch.cat(leaves), *batches), range(min(count, total)))
 
 
 def choose_from_batch(inputs: Any, targets: Any, count: int) -> Examples:
     """At most ``count`` examples of a batch, evenly chosen."""
-    chosen = evenly_spaced(batch_length(inputs), count)
-    inputs, targets = _take((inputs, targets), chosen)
+    return _take((inputs, targets), evenly_spaced(batch_length(inputs), count))
+
+
+def _take(batch: tuple[Any, Any], chosen: Sequence[int]) -> Examples:
+    inputs, targets = tree_map_only(Tensor, lambda leaf: leaf[list(chosen)], batch)
     return Examples(inputs, targets, tuple(chosen))
 
 
@@ -114,11 +124,8 @@ def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
 
 def batch_length(inputs: Any) -> int:
     """The length of the first axis that all tensors among the inputs share."""
-    lengths = {
-        leaf.shape[0] if leaf.ndim else 0
-        for leaf in tree_flatten(inputs)[0]
-        if isinstance(leaf, Tensor)
-    }
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    lengths = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
     if len(lengths) != 1 or 0 in lengths:
         raise DataError(
             "The inputs to watch need one common batch axis of at least 1, first in every tensor; "
@@ -138,39 +145,5 @@ def _is_batch(source: Any) -> bool:
 
 
 def _can_be_indexed(loader: Any) -> bool:
-    data = getattr(loader, "dataset", None)
-    return (
-        isinstance(getattr(loader, "sampler", None), _WHOLE)
-        and getattr(loader, "batch_size", None) is not None
-        and hasattr(data, "__getitem__")
-        and hasattr(data, "__len__")
-    )
-
-
-def _first(loader: Any, count: int) -> Examples:
-    if not isinstance(loader, Iterable):
-        raise DataError(
-            "Expected inputs to watch predictions at: a data loader, a (inputs, targets) pair or a "
-            f"tensor; got {type(loader).__name__}."
-        )
-    batches, total = [], 0
-    for batch in loader:
-        batches.append(inputs_and_targets(batch))
-        total += batch_length(batches[-1][0])
-        if total >= count:
-            break
-    if not batches:
-        raise DataError("The loader of inputs to watch gave no batch.")
-    joined = tree_map(
-        lambda *leaves: torch.cat(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *batches
-    )
-    chosen = list(range(min(count, total)))
-    inputs, targets = _take(joined, chosen)
-    return Examples(inputs, targets, tuple(chosen))
-
-
-def _take(parts: Any, chosen: list[int]) -> Any:
-    index = torch.tensor(chosen)
-    return tree_map(
-        lambda leaf: leaf[index.to(leaf.device)] if isinstance(leaf, Tensor) else leaf, parts
-    )
+    whole = isinstance(getattr(loader, "sampler", None), _WHOLE)
+    return whole and loader.batch_size is not None and hasattr(loader.dataset, "__getitem__")

@@ -9,18 +9,14 @@ the targets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_bnn.diagnostics.chains import Watched, watch
-from lightning_bnn.diagnostics.examples import Examples, choose_examples
+from lightning_bnn.diagnostics.chains import watch
+from lightning_bnn.diagnostics.examples import choose_examples
 from lightning_bnn.diagnostics.statistics import require_arviz
-from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.selection import Choice
 
@@ -57,15 +53,24 @@ def to_arviz(
         >>> sorted(data.posterior.data_vars)
         ['bias', 'mean_log_likelihood', 'prediction']
     """
-    require_arviz()
-    if inputs is None and weights is None:
-        raise ConfigurationError(
-            "to_arviz needs something to put into the data: pass inputs= to watch predictions "
-            "there, weights= to watch weights (such as '*' or '*.bias'), or both."
-        )
     chosen = None if inputs is None else choose_examples(inputs, examples)
     watched = watch(posterior, chosen, weights)
-    groups, coordinates, dimensions = _groups(watched, chosen)
+    function = dict(watched.function)
+    by_example = function.pop("log_likelihood", None)
+    groups: dict[str, dict[str, Any]] = {"posterior": dict(function)}
+    for name, array in watched.weights.items():
+        free = name.replace("/", ".")
+        taken = free in function or free in _RESERVED
+        groups["posterior"][f"weight.{free}" if taken else free] = array
+    coordinates: dict[str, Any] = {}
+    dimensions = {name: ["example"] for name in function if name != "mean_log_likelihood"}
+    if chosen is not None:
+        coordinates["example"] = list(chosen.indices)
+        if by_example is not None and isinstance(chosen.targets, Tensor):
+            groups["log_likelihood"] = {"target": by_example}
+            # through a list: NumPy has no bfloat16
+            groups["observed_data"] = {"target": np.asarray(chosen.targets.tolist())}
+            dimensions["target"] = ["example"]
     return from_groups(groups, coords=coordinates, dims=dimensions)
 
 
@@ -75,49 +80,3 @@ def from_groups(groups: dict[str, dict[str, Any]], **options: Any) -> Any:
     if int(arviz.__version__.split(".")[0]) < 1:
         return arviz.from_dict(**groups, **options)
     return arviz.from_dict(groups, **options)
-
-
-def _groups(
-    watched: Watched, examples: Examples | None
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any], dict[str, list[str]]]:
-    """Groups of variables, coordinates, and the dimensions of each variable."""
-    function = dict(watched.function)
-    groups: dict[str, dict[str, Any]] = {}
-    by_example = function.pop("log_likelihood", None)
-    names = _free_names(list(watched.weights), {*function, *_RESERVED})
-    weights = {names[name]: array for name, array in watched.weights.items()}
-    groups["posterior"] = {**function, **weights}
-    coordinates: dict[str, Any] = {}
-    dimensions = {name: ["example"] for name in function if name != "mean_log_likelihood"}
-    if examples is not None:
-        coordinates["example"] = list(examples.indices)
-    if by_example is not None and examples is not None and isinstance(examples.targets, Tensor):
-        groups["log_likelihood"] = {"target": by_example}
-        groups["observed_data"] = {"target": _array(examples.targets)}
-        dimensions["target"] = ["example"]
-    return groups, coordinates, dimensions
-
-
-def _array(targets: Tensor) -> NDArray[Any]:
-    targets = targets.detach().cpu()
-    # NumPy has no bfloat16
-    return np.asarray(targets.float() if targets.dtype == torch.bfloat16 else targets)
-
-
-def _free_names(names: Sequence[str], taken: set[str]) -> dict[str, str]:
-    """What to call each of the names, no two alike.
-
-    Example:
-        >>> _free_names(["bias", "prediction", "a/b"], taken={"prediction"})
-        {'bias': 'bias', 'prediction': 'weight.prediction', 'a/b': 'a.b'}
-    """
-    kept = {name for name in names if name not in taken and "/" not in name}
-    taken = taken | kept
-    free = {name: name for name in names}
-    for name in names:
-        if name not in kept:
-            free[name] = name.replace("/", ".")
-            while free[name] in taken:
-                free[name] = f"weight.{free[name]}"
-            taken.add(free[name])
-    return free

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_bnn.diagnostics.chains import choose_elements
+from lightning_bnn.checks import check_whole
+from lightning_bnn.diagnostics.chains import choose_elements, label_elements
 from lightning_bnn.diagnostics.export import from_groups, to_arviz
 from lightning_bnn.diagnostics.statistics import compute_statistics, require_arviz
 from lightning_bnn.errors import ConfigurationError
@@ -101,24 +102,15 @@ def _figure(plot: str, series: dict[str, Any], **options: Any) -> Figure:
 
 def _worst(source: Any, inputs: Any, weights: Choice, count: int) -> dict[str, Any]:
     """The scalars of the largest R-hat by name, each ``(chains, draws)``."""
-    if count < 1:
-        raise ConfigurationError(f"count= is at least 1; got {count}.")
+    check_whole("count", count, 1)
     data = to_arviz(source, inputs, weights) if hasattr(source, "likelihood") else source
-    try:
-        variables = dict(data["posterior"].data_vars)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ConfigurationError(
-            "A figure of chains is drawn from a posterior or from what to_arviz returned; got "
-            f"{type(source).__name__}."
-        ) from error
     blocks, labels = [], []
-    for name, variable in variables.items():
-        chosen = choose_elements(variable.shape[2:], _ELEMENTS)
-        blocks.append(variable.values.reshape(*variable.shape[:2], -1)[:, :, chosen])
-        axes = [variable[dimension].values for dimension in variable.dims[2:]]
-        for place in (np.unravel_index(index, variable.shape[2:]) for index in chosen):
-            indices = ", ".join(str(axis[i]) for axis, i in zip(axes, place, strict=True))
-            labels.append(f"{name}[{indices}]" if axes else name)
+    for name, variable in data["posterior"].data_vars.items():
+        shape = variable.shape[2:]
+        flat = variable.values.reshape(*variable.shape[:2], -1)
+        blocks.append(flat[:, :, choose_elements(shape, _ELEMENTS)])
+        examples = variable["example"].values.tolist() if "example" in variable.dims else None
+        labels += label_elements(name, shape, _ELEMENTS, examples)
     values = np.concatenate(blocks, axis=2)
     statistics = compute_statistics(values, labels, by_chain=False)
     rhats = [f"R-hat {rhat:.3f}" if rhat == rhat else "constant" for rhat in statistics.rhat]

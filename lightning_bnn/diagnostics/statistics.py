@@ -31,7 +31,6 @@ __all__ = [
     "compute_statistics",
     "reduce_known",
     "require_arviz",
-    "smallest_number_of_draws",
 ]
 
 # Above this R-hat chains do not agree.
@@ -50,23 +49,13 @@ def require_arviz() -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # versions before 1 announce the next one on import
-            import arviz
+            import arviz  # optional
     except ImportError as error:
         raise ConfigurationError(
             "R-hat and effective sample sizes come from ArviZ, which is not installed. Install it "
             "with: pip install 'lightning-bnn[diagnostics]'."
         ) from error
     return arviz
-
-
-def smallest_number_of_draws(chains: int) -> int:
-    """The least number of draws per chain that R-hat can be computed from.
-
-    Example:
-        >>> smallest_number_of_draws(4), smallest_number_of_draws(1)
-        (4, 8)
-    """
-    return 4 if chains > 1 else 8
 
 
 def reduce_known(function: Callable[[Floats], Any], values: Floats) -> float:
@@ -148,11 +137,11 @@ def compute_statistics(values: Floats, labels: Sequence[str], by_chain: bool = T
     """
     arviz = require_arviz()
     chains, draws, count = values.shape
-    if draws < smallest_number_of_draws(chains):
+    least = 4 if chains > 1 else 8
+    if draws < least:
         raise ConfigurationError(
-            f"R-hat and ESS need at least {smallest_number_of_draws(chains)} draws per chain with "
-            f"{chains} chain{'s' * (chains > 1)}; got {draws}. Collect more draws: sample longer, "
-            "or thin less."
+            f"R-hat and ESS need at least {least} draws per chain with {chains} "
+            f"chain{'s' * (chains > 1)}; got {draws}. Sample longer, or thin less."
         )
     not_finite: Flags = np.asarray(~np.isfinite(values).all((0, 1)))
     moving = np.where(not_finite, 0.0, values)
@@ -166,20 +155,13 @@ def compute_statistics(values: Floats, labels: Sequence[str], by_chain: bool = T
     with np.errstate(all="ignore"):  # chains that stand still divide by zero
         for index in np.flatnonzero(~(constant | not_finite)):
             series = np.ascontiguousarray(moving[:, :, index], dtype=np.float64)
-            rhat[index] = arviz.rhat(_at_least_two(series), method="rank")
+            half = draws // 2
+            halves = np.stack([series[0, :half], series[0, -half:]])
+            rhat[index] = arviz.rhat(series if chains > 1 else halves, method="rank")
             bulk[index] = arviz.ess(series, method="bulk")
             tail[index] = arviz.ess(series, method="tail", prob=_TAILS)
             for chain in range(chains if by_chain else 0):
                 # a chain that stands still is worth one draw; ArviZ counts all of its draws
-                alone = series[chain : chain + 1]
-                still = within[chain, index]
+                alone, still = series[chain : chain + 1], within[chain, index]
                 chain_ess[chain, index] = 1.0 if still else arviz.ess(alone, method="bulk")
     return Statistics(tuple(labels), rhat, bulk, tail, chain_ess, constant, not_finite)
-
-
-def _at_least_two(series: Floats) -> Floats:
-    """Chains as they are; a single one as its two halves."""
-    if len(series) > 1:
-        return series
-    half = series.shape[1] // 2
-    return np.stack([series[0, :half], series[0, -half:]])

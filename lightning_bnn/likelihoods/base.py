@@ -102,17 +102,16 @@ class Likelihood(nn.Module):
                 )
         if outputs.ndim == 0 or not outputs.is_floating_point():
             raise DataError(
-                f"{kind} expected floating-point outputs with a batch axis, got "
-                f"{outputs.dtype} of shape {tuple(outputs.shape)}. The network's last layer should "
-                "give raw numbers, one row per example."
+                f"{kind} expected floating-point outputs, one row per example, got "
+                f"{outputs.dtype} of shape {tuple(outputs.shape)}."
             )
 
     def check_finite(self, targets: Tensor) -> None:
-        """Raise a DataError unless targets are finite real numbers."""
-        if targets.dtype == torch.bool or targets.is_complex():
+        """Raise a DataError unless targets are finite numbers."""
+        if targets.dtype == torch.bool:
             raise DataError(
                 f"{type(self).__name__} expected targets that are real numbers, got "
-                f"{targets.dtype}. Convert them, for example with targets.float()."
+                f"{targets.dtype}. Convert them with targets.float()."
             )
         # in every training step: one operation, and the rest only to say what is wrong
         if not math.isfinite(targets.sum().item()):

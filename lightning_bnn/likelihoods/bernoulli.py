@@ -8,14 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_bnn.errors import DataError
 from lightning_bnn.likelihoods.base import Likelihood
-from lightning_bnn.mixtures import (
-    ClassPredictive,
-    numbered_columns,
-    reshape_targets,
-    sum_event,
-)
+from lightning_bnn.mixtures import ClassPredictive, numbered_columns, reshape_targets, sum_event
 
 __all__ = ["Bernoulli", "BernoulliPredictive"]
 
@@ -80,13 +74,7 @@ class BernoulliPredictive(ClassPredictive):
     def columns(self) -> dict[str, Tensor]:
         """Label, probability of a 1 and the uncertainties; numbered where there are several."""
         return numbered_columns(
-            {
-                "label": self.mode,
-                "probability": self.mean,
-                "entropy": self.entropy,
-                "aleatoric": self.aleatoric,
-                "mutual_information": self.mutual_information,
-            }
+            {"label": self.mode, "probability": self.mean, **self.uncertainties()}
         )
 
 
@@ -110,10 +98,6 @@ class Bernoulli(Likelihood):
         """Check for zeros and ones in the shape of the outputs."""
         self.check_tensors(outputs, targets)
         reshape_targets(targets, outputs.shape)
-        if targets.is_complex():
-            raise DataError(
-                f"Bernoulli expected real targets, got {targets.dtype}. Pass zeros and ones."
-            )
         self.check_values(
             (targets == 0) | (targets == 1),
             targets,

@@ -9,12 +9,7 @@ from torch import Tensor
 
 from lightning_bnn.errors import DataError
 from lightning_bnn.likelihoods.base import Likelihood
-from lightning_bnn.mixtures import (
-    ClassPredictive,
-    at_least_float32,
-    check_class_shapes,
-    sum_event,
-)
+from lightning_bnn.mixtures import ClassPredictive, at_least_float32, check_class_shapes, sum_event
 
 __all__ = ["Categorical", "CategoricalPredictive"]
 
@@ -35,14 +30,6 @@ class CategoricalPredictive(ClassPredictive):
         >>> bool(predictive.epistemic > predictive.aleatoric)
         True
     """
-
-    def __init__(self, outputs: Tensor) -> None:
-        super().__init__(outputs)
-        if outputs.ndim < 3:
-            raise DataError(
-                "a categorical predictive needs logits of shape (S, B, K, ...): draws, examples, "
-                f"classes; got {tuple(outputs.shape)}."
-            )
 
     @cached_property
     def component_log_probabilities(self) -> Tensor:
@@ -82,7 +69,7 @@ class Categorical(Likelihood):
         """Check for integer class indices between 0 and K - 1 in the right shape."""
         self.check_tensors(outputs, targets)
         check_class_shapes(outputs.shape, targets)
-        if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        if targets.is_floating_point() or targets.dtype == torch.bool:
             raise DataError(
                 f"Categorical expected class indices of an integer dtype, got {targets.dtype}. "
                 "Convert them with targets.long()."
@@ -91,7 +78,7 @@ class Categorical(Likelihood):
         if classes < 2:
             raise DataError(
                 f"Categorical expected at least 2 logits per example, got {classes}. Give the "
-                "network's last layer one output per class, or use Bernoulli() for yes or no."
+                "network one output per class, or use Bernoulli() for yes or no."
             )
         # in every training step: one operation, and the rest only to say what is wrong
         if targets.numel() == 0 or all(0 <= int(end) < classes for end in targets.aminmax()):

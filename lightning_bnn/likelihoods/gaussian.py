@@ -28,7 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.checks import check_number
+from lightning_bnn.errors import DataError
 from lightning_bnn.likelihoods.base import Likelihood
 from lightning_bnn.mixtures import (
     OrderedPredictive,
@@ -195,14 +196,10 @@ class Gaussian(Likelihood):
 
     def __init__(self, scale: float | list[float] = 1.0, learn: bool = False) -> None:
         super().__init__()
-        values = list(scale) if isinstance(scale, (list, tuple)) else [scale]
-        if not values or not all(math.isfinite(value) and value > 0 for value in values):
-            raise ConfigurationError(
-                f"Gaussian expected a positive standard deviation, or a list of them; got "
-                f"scale={scale}. Pass the noise level of the targets, in their unit."
-            )
         self.initial_scale: float | list[float] = (
-            [float(value) for value in values] if isinstance(scale, (list, tuple)) else float(scale)
+            [check_number("scale", value) for value in scale]
+            if isinstance(scale, (list, tuple))
+            else check_number("scale", scale)
         )
         self.learn = learn
         log_scale = torch.tensor(self.initial_scale, dtype=torch.float64).log()
@@ -243,8 +240,7 @@ class Gaussian(Likelihood):
         if size != len(self.initial_scale):
             raise DataError(
                 f"Gaussian has {len(self.initial_scale)} scales, one per output, and the network "
-                f"gives {size} outputs per example. Pass a list of {size} scales, or one number "
-                "for all."
+                f"gives {size} outputs per example. Pass {size} scales, or one for all."
             )
 
     def config(self) -> dict[str, Any]:

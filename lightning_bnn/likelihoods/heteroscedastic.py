@@ -8,13 +8,13 @@ Weigend (1994), "Estimating the mean and variance of the target probability dist
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.checks import check_number
+from lightning_bnn.errors import DataError
 from lightning_bnn.likelihoods.base import Likelihood
 from lightning_bnn.likelihoods.gaussian import GaussianPredictive
 from lightning_bnn.mixtures import at_least_float32, reshape_targets
@@ -51,12 +51,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def __init__(self, minimum_scale: float = 1e-4) -> None:
         super().__init__()
-        if not (math.isfinite(minimum_scale) and minimum_scale > 0):
-            raise ConfigurationError(
-                f"HeteroscedasticGaussian expected a positive minimum_scale, got {minimum_scale}. "
-                "Pass something far below the noise of the targets, such as 1e-4."
-            )
-        self.minimum_scale = float(minimum_scale)
+        self.minimum_scale = check_number("minimum_scale", minimum_scale)
 
     def predictive(self, outputs: Tensor) -> GaussianPredictive:
         """Mixture of Gaussians from outputs ``(S, B, 2 D)``."""

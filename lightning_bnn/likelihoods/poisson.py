@@ -2,7 +2,7 @@ r"""Counts: :math:`y_d \sim \mathrm{Poisson}(e^{f_d})`.
 
 The predictive is a mixture of Poisson distributions with rates :math:`\lambda_s`. Its distribution
 function is :math:`F(k) = \frac1S\sum_s Q(k + 1, \lambda_s)` with the regularised incomplete gamma
-function Q. Entropies sum the support until the rest holds less than :math:`e^{-40}`.
+function Q.
 
 The ranked probability score (Epstein, 1969) is :math:`\sum_k (F(k) - 1[k \ge y])^2 = E|X - y| -
 \tfrac12 E|X - X'|` with X and X' two independent counts of the mixture. The first part has a closed
@@ -24,11 +24,7 @@ from torch import Tensor
 from lightning_bnn.errors import DataError
 from lightning_bnn.likelihoods.base import Likelihood
 from lightning_bnn.likelihoods.gaussian import BUDGET, expected_distance
-from lightning_bnn.mixtures import (
-    OrderedPredictive,
-    full_precision,
-    reshape_targets,
-)
+from lightning_bnn.mixtures import OrderedPredictive, full_precision, reshape_targets
 
 __all__ = ["Poisson", "PoissonPredictive"]
 
@@ -96,32 +92,6 @@ def _distance_with_large(rates: Tensor, large: Tensor) -> Tensor:
     return total
 
 
-def poisson_entropies(log_rates: Tensor) -> tuple[Tensor, Tensor]:
-    """Entropy of the mixture over axis 0, and mean entropy of its components, in nats.
-
-    Raises:
-        DataError: A rate is so large (or not finite) that the support is too long to sum.
-    """
-    wide = full_precision(log_rates)
-    largest = wide.max().exp().item() if wide.numel() else 0.0
-    longest = support_length(largest)
-    if not longest <= LONGEST_SUPPORT:
-        raise DataError(
-            f"the entropy of a Poisson mixture sums over the counts, which for the largest rate "
-            f"{largest:.3g} go up to {longest:.3g}; the limit is {LONGEST_SUPPORT}. Use .variance "
-            "or .interval() for such rates, or predict the counts in a larger unit."
-        )
-    total, within = torch.zeros_like(wide[0]), torch.zeros_like(wide[0])
-    step = max(1, BUDGET // max(1, wide.numel()))
-    support = torch.arange(math.ceil(longest) + 1, dtype=wide.dtype, device=wide.device)
-    for counts in support.split(step):
-        counts = counts.reshape(-1, *[1] * wide.ndim)
-        log_prob = counts * wide - wide.exp() - torch.lgamma(counts + 1)
-        within -= (log_prob.exp() * log_prob).sum(0).mean(0)
-        total += torch.special.entr(log_prob.exp().mean(1)).sum(0)
-    return total.to(log_rates.dtype), within.to(log_rates.dtype)
-
-
 class PoissonPredictive(OrderedPredictive):
     """A mixture of Poisson distributions for each output.
 
@@ -167,7 +137,13 @@ class PoissonPredictive(OrderedPredictive):
 
     @cached_property
     def _entropies(self) -> tuple[Tensor, Tensor]:
-        return poisson_entropies(self.float_outputs)
+        largest = self.rates.max().item() if self.rates.numel() else 0.0
+        if not support_length(largest) <= LONGEST_SUPPORT:
+            raise DataError(
+                "the entropy of a Poisson mixture sums over the counts, which for the largest rate "
+                f"{largest:.3g} are more than {LONGEST_SUPPORT}. Use .variance or .interval()."
+            )
+        return super()._entropies
 
     @torch.no_grad()
     def crps(self, targets: Tensor) -> Tensor:

@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.mixtures import ClassPredictive, OrderedPredictive, Predictive
+from lightning_bnn.mixtures import (
+    ClassPredictive,
+    OrderedPredictive,
+    Predictive,
+    check_probability,
+)
 
 __all__ = [
     "Accuracy",
@@ -197,10 +201,7 @@ class IntervalCoverage(MeanScore[OrderedPredictive]):
 
     def __init__(self, level: float = 0.9) -> None:
         super().__init__()
-        if not 0 < level < 1:
-            raise ConfigurationError(
-                f"expected level strictly between 0 and 1, got {level}. For 90 percent pass 0.9."
-            )
+        check_probability("level", level)
         self.level = level
 
     def score(self, predictive: OrderedPredictive, targets: Tensor) -> Tensor:

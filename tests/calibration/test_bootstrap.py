@@ -13,16 +13,9 @@ from lightning_bnn.calibration.bootstrap import (
     paired_difference_is_clear,
     paired_distance_is_clear,
     percentile_interval,
-    replicates,
     resample_weights,
 )
 from lightning_bnn.calibration.error import expected_calibration_errors
-
-
-def test_fewer_replicates_for_large_data():
-    assert [replicates(n) for n in (0, 1, 10_000)] == [1000] * 3
-    assert replicates(25_000) == 400
-    assert replicates(10**9) == 200
 
 
 class TestWeights:
@@ -53,21 +46,11 @@ class TestWeights:
         np.testing.assert_allclose(np.diag(covariance), 0.75, atol=0.06)
         np.testing.assert_allclose(covariance[0, 1:], -0.25, atol=0.03)
 
-    def test_replicates_differ_and_seeds_repeat(self, monkeypatch):
+    def test_replicates_differ_and_seeds_repeat(self):
         weights = resample_weights(np.arange(50), 40)
         assert len(np.unique(weights, axis=0)) == 40
         assert (weights == resample_weights(np.arange(50) + 7, 40)).all()
         assert (weights != resample_weights(np.arange(50), 40, seed=1)).any()
-        # The size of the chunks says nothing about the numbers that are drawn.
-        monkeypatch.setattr(bootstrap, "_CHUNK", 1)
-        assert (weights == resample_weights(np.arange(50), 40)).all()
-
-    def test_order_of_the_rows_is_kept(self):
-        example = np.array([5, 2, 5, 9, 2])
-        order = np.argsort(example, kind="stable")
-        weights = resample_weights(example, 6)
-        assert (weights[:, order] == resample_weights(example[order], 6)).all()
-        assert (weights[:, [0, 1, 3]] == resample_weights(np.arange(3), 6)[:, [1, 0, 2]]).all()
 
 
 class TestMeans:
@@ -104,11 +87,6 @@ class TestMeans:
 
 
 class TestPercentileInterval:
-    def test_quantiles(self):
-        values = np.random.default_rng(0).permutation(1001.0 * np.arange(1001))
-        assert percentile_interval(values) == (25 * 1001, 975 * 1001)
-        assert percentile_interval(values, 0.5) == (250 * 1001, 750 * 1001)
-
     def test_undefined_replicates(self):
         values = np.array([np.nan, *np.arange(101.0), np.nan])
         assert percentile_interval(values, 0.5) == (25, 75)
@@ -145,9 +123,6 @@ class TestBasicInterval:
         assert basic_interval(12, values) == (0, 16.75)
         assert basic_interval(30, values) == pytest.approx((30, 34.75))  # never above the estimate
         assert basic_interval(0, np.zeros(5)) == (0, 0)
-
-    def test_undefined(self):
-        assert np.isnan(basic_interval(np.nan, np.ones(3))).all()
         assert np.isnan(basic_interval(1.0, np.full(3, np.nan))).all()
 
     @staticmethod
@@ -179,11 +154,9 @@ class TestBasicInterval:
         """At least 95% of 300 seeds, minus 4 standard errors of 1.26% (false alarm 3e-5)."""
         lower, upper, *_ = self.intervals(shift, rows).T
         assert ((lower <= shift) & (upper >= shift)).mean() > 0.95 - 0.05
-
-    def test_tells_a_bad_predictor_from_a_calibrated_one(self):
-        lower, upper, *_ = self.intervals(0.2, 300).T
-        assert (lower > 0.05).mean() > 0.9
-        assert (upper < 0.3).mean() > 0.9
+        if shift == 0.2:  # and tells it from a calibrated one
+            assert (lower > 0.05).mean() > 0.9
+            assert (upper < 0.3).mean() > 0.9
 
 
 class TestPairedDifference:
@@ -197,6 +170,9 @@ class TestPairedDifference:
         assert percentile_interval(one)[1] > percentile_interval(two)[0]  # they overlap
         assert paired_difference_is_clear(one, two)
         assert paired_difference_is_clear(two, one)
+        assert not paired_difference_is_clear(one, one)
+        assert not paired_difference_is_clear(np.full(3, np.inf), np.full(3, np.inf))
+        assert paired_difference_is_clear(one, np.full(1000, np.inf))
 
     def test_false_alarms(self):
         """Two equal models: clear in 5% of 400 seeds, plus 4 standard errors of 1.1%."""
@@ -204,13 +180,6 @@ class TestPairedDifference:
         means = mean_replicates(differences, resample_weights(np.arange(200), 1000))
         clear = np.mean([paired_difference_is_clear(c, np.zeros(1000)) for c in means.T])
         assert 0.01 < clear < 0.10
-
-    def test_equal_or_undefined_is_not_clear(self):
-        values = np.random.default_rng(0).normal(size=100)
-        assert not paired_difference_is_clear(values, values)
-        assert not paired_difference_is_clear(values, np.full(100, np.nan))
-        assert not paired_difference_is_clear(np.full(3, np.inf), np.full(3, np.inf))
-        assert paired_difference_is_clear(values, np.full(100, np.inf))
 
 
 def test_two_true_models_have_calibration_errors_that_are_not_clear():

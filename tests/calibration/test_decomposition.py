@@ -62,14 +62,6 @@ def test_brier(seed, count, labels, sharpness, bins):
     assert parts["resolution"] == pytest.approx(resolution, abs=1e-12)
 
 
-def test_brier_of_one_group_is_that_of_a_yes_or_no_statement():
-    generator = np.random.default_rng(0)
-    p, y = generator.random(100), generator.integers(2, size=100)
-    parts = brier_decomposition(bin_sums(p, y, width_edges(5)))
-    total = parts["reliability"] - parts["resolution"] + parts["uncertainty"]
-    assert total == pytest.approx(((p - y) ** 2).mean(), abs=1e-12)
-
-
 def test_brier_of_a_million_sharp_rows_keeps_its_digits():
     generator = np.random.default_rng(1)
     p = 1 - 1e-4 * generator.random(1_000_000)
@@ -128,18 +120,6 @@ def test_nll_against_scikit_learn_and_in_bins_of_equal_mass():
     # The first part of the chain rule is the log score of "is the top class right?"
     binary = log_loss(right, confidence, labels=[0, 1])
     assert total == pytest.approx(binary, abs=1e-9)
-
-
-def test_nll_of_a_true_and_constant_statement_is_its_uncertainty():
-    right = np.arange(10) < 8
-    parts = nll_decomposition(bin_sums(np.full(10, 0.8), right, width_edges(15)), 0.5004, 0.0)
-    assert parts["reliability"] == pytest.approx(0, abs=1e-12)
-    assert parts["resolution"] == pytest.approx(0, abs=1e-4)
-
-
-def test_all_right_and_certain():
-    parts = nll_decomposition(bin_sums(np.ones(5), np.ones(5), width_edges(15)), 0.0, 0.0)
-    assert list(parts.values()) == pytest.approx([0, 0, 0, 0], abs=1e-12)
 
 
 def test_confidence_that_rounds_to_one_gives_finite_parts():

@@ -97,11 +97,6 @@ def test_a_target_beyond_all_that_was_possible():
     assert verdict.outside == [0]
 
 
-def test_one_row_says_nothing_of_spread():
-    assert regression_verdict(0.5, 0.25, 1).label == "calibrated"
-    assert regression_verdict(6.0, 36.0, 1).label == "biased"
-
-
 # ------------------------------------------------------------------ spread by sd
 
 
@@ -117,9 +112,7 @@ def test_a_spread_that_does_not_follow_the_errors_is_found():
         found.append(regression_verdict(z.sum(), (z**2).sum(), 2000, (), spread).label)
         assert set(spread.narrow) <= set(range(5))
         assert set(spread.wide) <= set(range(5, 10))
-    assert (
-        sum(label in ("miscalibrated", "over-confident", "under-confident") for label in found) > 95
-    )
+    assert sum(label not in ("calibrated", "biased") for label in found) > 95
 
 
 def test_spread_bins_of_true_predictions_are_rarely_outside():

@@ -41,36 +41,16 @@ class TestSeparation:
     def test_any_scores(self, inside, outside):
         check(inside, outside)
 
-    @pytest.mark.parametrize("size", [1, 7, 19, 20, 21, 99, 100, 101, 1000])
+    @pytest.mark.parametrize("size", [19, 20, 21, 99, 101, 1000])
     def test_random_scores(self, size):
         generator = np.random.default_rng(size)
         check(generator.normal(size=size), generator.normal(1, 2, size=2 * size))
-
-    def test_many_scores(self):
-        generator = np.random.default_rng(0)
-        inside, outside = generator.normal(size=60_000), generator.normal(1, 1, size=40_000)
-        result = separation(inside, outside)
-        is_outside = np.repeat([0, 1], [60_000, 40_000])
-        expected = roc_auc_score(is_outside, np.concatenate([inside, outside]))
-        assert result["auroc"] == pytest.approx(expected, abs=2e-6)
-
-    def test_constant_scores_are_guessing(self):
-        result = separation(np.full(6, 0.5), np.full(2, 0.5))
-        assert result == {"auroc": 0.5, "aupr": 0.25, "fpr95": 1.0}
-
-    def test_perfect_and_reversed(self):
-        low, high = np.arange(30.0), 100 + np.arange(30.0)
-        assert separation(low, high) == {"auroc": 1, "aupr": 1, "fpr95": 0}
-        result = separation(high, low)
-        assert (result["auroc"], result["fpr95"]) == (0, 1)
 
     def test_large_scores_are_not_squashed(self):
         """Read as logits all of these would be 1 in float64, and their order lost."""
         assert separation(np.array([50.0, 60.0]), np.array([70.0, 80.0]))["auroc"] == 1
         assert separation(np.array([50.0, 60.0]), np.array([np.inf]))["auroc"] == 1
-
-    def test_scores_closer_than_float32_are_told_apart(self):
-        inside, outside = 1 + np.arange(5) * 1e-12, 1 + (5 + np.arange(5)) * 1e-12
+        inside, outside = 1 + np.arange(5) * 1e-12, 1 + (5 + np.arange(5)) * 1e-12  # nor in float32
         assert separation(inside, outside)["auroc"] == 1
 
     @pytest.mark.parametrize("sizes", [(0, 3), (3, 0), (0, 0)])
@@ -95,20 +75,6 @@ class TestReplicates:
                 is_outside, np.concatenate([inside, outside]), sample_weight=weights
             )
             assert area == pytest.approx(expected, abs=1e-12)
-
-    def test_weights_of_one_give_the_plain_area(self):
-        generator = np.random.default_rng(0)
-        inside, outside = generator.integers(0, 9, 70) / 1.0, generator.integers(3, 12, 50) / 1.0
-        ones = np.ones((2, 70), np.float32), np.ones((2, 50), np.float32)
-        area = separation(inside, outside)["auroc"]
-        assert auroc_replicates(inside, outside, *ones) == pytest.approx([area] * 2, abs=1e-6)
-
-    def test_whole_counts_are_repeated_rows(self):
-        inside, outside = np.array([1.0, 2.0, 2.0, 5.0]), np.array([2.0, 3.0])
-        near, far = np.array([[0, 3, 1, 2]], np.float32), np.array([[2, 1]], np.float32)
-        repeated = np.repeat(inside, near[0].astype(int)), np.repeat(outside, far[0].astype(int))
-        wins = [(a < b) + (a == b) / 2 for a in repeated[0] for b in repeated[1]]
-        assert auroc_replicates(inside, outside, near, far)[0] == pytest.approx(np.mean(wins))
 
     def test_a_side_without_weight_is_nan(self):
         weights = np.array([[0.0, 0.0], [1.0, 0.0]])

@@ -16,7 +16,6 @@ from scipy.special import log_softmax, ndtri
 from lightning_bnn.calibration.bins import (
     BinSums,
     ReliabilityCurve,
-    bin_sums,
     reliability_curve,
     width_edges,
 )
@@ -26,6 +25,8 @@ from lightning_bnn.calibration.verdict import (
     Verdict,
     class_verdict,
     regression_verdict,
+    rows_verdict,
+    score_moments,
 )
 
 
@@ -54,20 +55,22 @@ def outcomes(logits: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 def judge(logits: np.ndarray, targets: np.ndarray) -> Verdict:
-    log_p = log_softmax(logits, axis=1)
+    return rows_verdict(log_softmax(logits, axis=1), targets, np.arange(len(targets)), bins=15)
+
+
+def test_moments_of_the_score_are_those_of_its_distribution():
+    log_p = log_softmax(np.random.default_rng(0).normal(size=(5, 4)), axis=1)
     p = np.exp(log_p)
-    deviation = log_p - (p * log_p).sum(axis=1, keepdims=True)
-    score = deviation[np.arange(len(targets)), targets].sum()
-    right = p.argmax(axis=1) == targets
-    sums = bin_sums(p.max(axis=1), right, width_edges(15))
-    curve = reliability_curve(sums, level=CLASS_BAND_LEVEL)
-    return class_verdict(curve, score, (p * deviation**2).sum(), (p * deviation**3).sum())
+    every = [score_moments(log_p, p, np.full(5, k)) for k in range(4)]
+    scores = np.stack([score for score, _, _ in every], axis=1)
+    for power, expected in ((1, 0.0), (2, every[0][1]), (3, every[0][2])):
+        np.testing.assert_allclose((p * scores**power).sum(1), expected, atol=1e-12)
 
 
 # ------------------------------------------------------------------ classes, statistically
 
 
-@pytest.mark.parametrize(("count", "classes"), [(200, 2), (2000, 10)])
+@pytest.mark.parametrize(("count", "classes"), [(200, 2), (1000, 10)])
 @pytest.mark.parametrize("kind", PREDICTORS)
 def test_true_classes_are_calibrated(kind, count, classes):
     generator = np.random.default_rng([count, classes])
@@ -116,17 +119,12 @@ def curve_of(count: int, hits: int, confidence: float = 0.5) -> ReliabilityCurve
 
 
 def test_symmetric_scores_have_the_normal_tail():
-    for z in (-5.0, -2.0, 0.5, 2.0, 5.0):
+    for z in (-3.0, -2.0, 0.5, 2.0, 3.0):
         verdict = class_verdict(curve_of(100, 50), 3 * z, 9.0, 0.0)
         assert verdict.z == pytest.approx(z)
         assert verdict.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), rel=1e-9)
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_the_tail_goes_over_into_the_normal_one(sign):
-    for z in (-3.0, 1.0, 3.0):
-        for third in (1.01e-4, 0.99e-4):  # λ = 1 / third² on both sides of the switch at 1e8
-            verdict = class_verdict(curve_of(100, 50), z, 1.0, sign * third)
+        for third in (1.01e-4, -0.99e-4):  # λ = 1 / third² on both sides of the switch at 1e8
+            verdict = class_verdict(curve_of(100, 50), z, 1.0, third)
             assert verdict.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), rel=2e-3)
 
 
@@ -138,11 +136,6 @@ def test_rare_surprises_have_the_poisson_tail(surprises):
     verdict = class_verdict(curve_of(1000, 500), cost * (rate - surprises), *moments)
     tails = stats.poisson.cdf(surprises, rate), stats.poisson.sf(surprises - 1, rate)
     assert verdict.p_value == pytest.approx(min(1, 2 * min(tails)), rel=1e-9, abs=1e-12)
-
-
-def test_sign_of_the_score_gives_the_direction():
-    assert class_verdict(curve_of(100, 50), -10.0, 1.0, 0.0).label == "over-confident"
-    assert class_verdict(curve_of(100, 50), 10.0, 1.0, 0.0).label == "under-confident"
 
 
 def test_half_of_the_false_alarms_is_for_the_score():
@@ -181,12 +174,7 @@ def test_bins_outside_decide_if_the_score_does_not(sides, label):
     verdict = class_verdict(curve_outside(*sides), 1.0, 1.0, 0.0)
     assert verdict.label == label
     assert verdict.outside == [index for index, side in enumerate(sides) if side]
-
-
-def test_score_goes_before_the_bins():
-    verdict = class_verdict(curve_outside(1, 0), -10.0, 1.0, 0.0)
-    assert verdict.label == "over-confident"
-    assert verdict.outside == [0]
+    assert class_verdict(curve_outside(*sides), -10.0, 1.0, 0.0).label == "over-confident"
 
 
 def test_certain_and_wrong():

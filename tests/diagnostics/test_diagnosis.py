@@ -13,8 +13,8 @@ from lightning_bnn.diagnostics import Diagnosis, diagnose
 from lightning_bnn.diagnostics.examples import evenly_spaced
 from lightning_bnn.diagnostics.statistics import compute_statistics
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.likelihoods import Categorical, Gaussian
-from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.posteriors import MixturePosterior
 from tests.diagnostics.chains import autoregressive, chained, independent_draws, interleave
 
 INPUTS = torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
@@ -45,6 +45,14 @@ def test_chains_that_agree() -> None:
     assert diagnosis.chain_ess.shape == (4, 3)
     assert "enough draws" in diagnosis.advice
     assert "converged: yes" in str(diagnosis)
+    short = of(autoregressive(0.5, (4, 60, 1)))
+    assert short.converged
+    assert short.min_ess < 100
+    assert "collect more draws" in short.advice
+    alone = of(noise(1, 400))  # may be good, but has nothing to compare
+    assert alone.converged
+    assert alone.advice.endswith("Run four or more (chains=4).")
+    assert str(alone).startswith("1 chain of 400 draws\n")
 
 
 @pytest.mark.parametrize(
@@ -60,17 +68,6 @@ def test_chains_that_agree() -> None:
         (np.ones((4, 100, 3)), "Nothing moves"),
         (noise(1, 400) + np.linspace(0, 9, 400)[:, None], "One chain cannot disagree"),
     ],
-    ids=[
-        "apart",
-        "drift",
-        "slow",
-        "slow and apart",
-        "few",
-        "few and far",
-        "nan",
-        "constant",
-        "one",
-    ],
 )
 def test_what_is_wrong_and_what_to_do(values: np.ndarray, advice: str) -> None:
     diagnosis = of(values)
@@ -79,9 +76,7 @@ def test_what_is_wrong_and_what_to_do(values: np.ndarray, advice: str) -> None:
     assert "converged: no" in str(diagnosis)
 
 
-@pytest.mark.parametrize(
-    ("chains", "draws", "least"), [(2, 4, 20), (2, 10, 20), (2, 19, 20), (1, 8, 40), (1, 39, 40)]
-)
+@pytest.mark.parametrize(("chains", "draws", "least"), [(2, 4, 20), (2, 19, 20), (1, 39, 40)])
 @pytest.mark.parametrize("apart", [0.0, 9.0])
 def test_so_few_draws_tell_nothing(chains: int, draws: int, least: int, apart: float) -> None:
     """Of 40 sets of 20 independent scalars R-hat passed 1.5 in all of 2 x 4, in 10 of 1 x 20."""
@@ -89,22 +84,7 @@ def test_so_few_draws_tell_nothing(chains: int, draws: int, least: int, apart: f
     advice = of(values).advice
     assert f"{draws} draws per chain are too few to judge by it" in advice
     assert f"collect at least {least} per chain" in advice
-    for longer in (noise(chains, least, 20), noise(chains, 200, 20)):
-        assert "too few to judge" not in of(longer).advice
-
-
-def test_one_chain_may_be_good_but_has_nothing_to_compare() -> None:
-    diagnosis = of(noise(1, 400))
-    assert diagnosis.converged
-    assert diagnosis.advice.endswith("Run four or more (chains=4).")
-    assert str(diagnosis).startswith("1 chain of 400 draws\n")
-
-
-def test_chains_that_agree_but_are_short() -> None:
-    diagnosis = of(autoregressive(0.5, (4, 60, 1)))
-    assert diagnosis.converged
-    assert diagnosis.min_ess < 100
-    assert "collect more draws" in diagnosis.advice
+    assert "too few to judge" not in of(noise(chains, least, 20)).advice
 
 
 def test_constant_scalars_are_named() -> None:
@@ -167,18 +147,6 @@ def test_permuted_hidden_units_are_no_disagreement() -> None:
     assert diagnosis.weights["0.weight"].max_rhat > 1.5
 
 
-def test_a_chain_elsewhere_is_found_in_function_space() -> None:
-    net = network()
-    one, other = (independent_draws(net, 150, seed) for seed in (0, 1))
-    for draw in other:
-        draw["2.bias"] = draw["2.bias"] + torch.tensor([3.0, 0.0, 0.0])
-    parts = [chained(net, Categorical(), draws, 1) for draws in (one, other)]
-    diagnosis = diagnose(MixturePosterior(parts), (INPUTS, CLASSES))
-    assert (diagnosis.chains, diagnosis.draws) == (2, 150)
-    assert not diagnosis.converged
-    assert diagnosis.function["mean_log_likelihood"].max_rhat > 1.05
-
-
 def test_a_common_shift_of_all_logits_is_no_disagreement() -> None:
     net = network()
     one, other = (independent_draws(net, 150, seed) for seed in (0, 1))
@@ -188,31 +156,13 @@ def test_a_common_shift_of_all_logits_is_no_disagreement() -> None:
     diagnosis = diagnose(posterior, (INPUTS, CLASSES), weights="2.bias")
     assert diagnosis.converged
     assert diagnosis.weights["2.bias"].max_rhat > 1.05
-
-
-def test_a_dead_network_breaks_nothing() -> None:
-    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1, bias=False))
-    draws = independent_draws(net, 40)
-    for draw in draws:
-        draw["0.bias"] = torch.full((3,), -1e6)
-    diagnosis = diagnose(chained(net, Gaussian(), draws, 4), (INPUTS, torch.zeros(30)), "*")
-    assert len(diagnosis.constant) == 30 + 1 + 3
-    assert np.isnan(diagnosis.max_rhat)
-    assert "Nothing moves" in diagnosis.advice
-    assert "worst in function space" not in str(diagnosis)
-    assert "worst in weights: " in str(diagnosis)
-
-
-def test_unequal_chains_are_noted() -> None:
-    net = network()
-    parts = [
-        DrawsPosterior(net, Categorical(), independent_draws(net, count, count))
-        for count in (40, 30)
-    ]
-    diagnosis = diagnose(MixturePosterior(parts), INPUTS)
-    assert diagnosis.draws == 30
-    assert "note: Chains of unequal length, from 30 to 40 draws" in str(diagnosis)
-    assert list(diagnosis.function) == ["prediction"]
+    for draw in other:  # of one logit only
+        draw["2.bias"] = draw["2.bias"] + torch.tensor([3.0, 0.0, 0.0])
+    parts = [chained(net, Categorical(), draws, 1) for draws in (one, other)]
+    diagnosis = diagnose(MixturePosterior(parts), (INPUTS, CLASSES))
+    assert (diagnosis.chains, diagnosis.draws) == (2, 150)
+    assert not diagnosis.converged
+    assert diagnosis.function["mean_log_likelihood"].max_rhat > 1.05
 
 
 class Named(nn.Module):
@@ -229,16 +179,6 @@ class Named(nn.Module):
         return x @ self.mean_log_likelihood[:, None] + self.prediction
 
 
-def test_weights_with_the_names_of_predictions() -> None:
-    net = Named()
-    posterior = chained(net, Gaussian(), independent_draws(net, 200), 4)
-    diagnosis = diagnose(posterior, (INPUTS, torch.zeros(30)), "*")
-    sizes = {name: len(one.labels) for name, one in diagnosis.function.items()}
-    assert sizes == {"mean_log_likelihood": 1, "prediction": 30}
-    sizes = {name: len(one.labels) for name, one in diagnosis.weights.items()}
-    assert sizes == {name: size for size, name in enumerate(net.names, start=1)}
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float32])
 def test_inputs_get_the_precision_of_the_draws(dtype: torch.dtype) -> None:
     net = network().to(dtype)
@@ -247,20 +187,6 @@ def test_inputs_get_the_precision_of_the_draws(dtype: torch.dtype) -> None:
     found = diagnose(posterior, DataLoader(TensorDataset(INPUTS, CLASSES), batch_size=8))
     expected = diagnose(posterior, (INPUTS.to(dtype), CLASSES))
     np.testing.assert_array_equal(found.rhat, expected.rhat)
-
-
-def test_inputs_that_are_no_numbers_with_a_fraction_stay_as_they_are() -> None:
-    net = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(6, 1)).double()
-    draws = [{k: v.double() for k, v in d.items()} for d in independent_draws(net, 40)]
-    assert diagnose(chained(net, Gaussian(), draws, 2), torch.ones(4, 3).long()).draws == 20
-
-
-def test_inputs_by_name() -> None:
-    net = nn.Linear(2, 3)
-    posterior = chained(net, Categorical(), independent_draws(net, 16), 2)
-    assert diagnose(posterior, {"input": INPUTS}).draws == 8
-    with pytest.raises(TypeError, match="label"):
-        diagnose(posterior, {"input": INPUTS, "label": CLASSES})
 
 
 def test_weights_alone() -> None:
@@ -276,9 +202,9 @@ def test_weights_alone() -> None:
     [
         (12, 4, {}, "at least 4 draws per chain with 4 chains; got 3"),
         (7, 1, {}, "at least 8 draws per chain with 1 chain; got 7"),
-        (16, 4, {"elements": 0}, "elements= is at least 1; got 0"),
-        (16, 4, {"examples": 0}, "examples= is at least 1; got 0"),
-        (16, 4, {"inputs": None}, "something to watch"),
+        (16, 4, {"elements": 0}, "elements= is a whole number, at least 1; got 0"),
+        (16, 4, {"examples": 0}, "examples= is a whole number, at least 1; got 0"),
+        (16, 4, {"inputs": None}, "nothing to watch: pass inputs="),
     ],
 )
 def test_bad_input(count: int, chains: int, options: Any, message: str) -> None:

@@ -64,25 +64,17 @@ def test_rank_bars_count_all_draws() -> None:
     assert heights[0, -1] > 3 * heights[1, -1]  # the chain that sits too high
 
 
-def test_pyplot_does_not_keep_the_figures() -> None:
-    before = pyplot.get_fignums()
-    trace_figure(shifted(), weights="bias", count=1)
-    assert pyplot.get_fignums() == before
-
-
 @pytest.mark.parametrize("draw", [trace_figure, rank_figure])
-@pytest.mark.parametrize("chains", [2, 9])
-def test_figures_render_without_clipping(draw: Any, chains: int) -> None:
-    figure = draw(shifted(chains), INPUTS[:4], count=3)
+def test_figures_render_without_clipping(draw: Any) -> None:
+    before = pyplot.get_fignums()
+    figure = draw(shifted(9), INPUTS[:4], count=3)
+    assert pyplot.get_fignums() == before  # pyplot does not keep it
     figure.savefig(BytesIO(), format="png", dpi=50)
     width, height = figure.canvas.get_width_height()
     for axes in figure.axes:
-        box = axes.get_tightbbox()
-        assert box is not None
-        assert box.x0 > -1
-        assert box.y0 > -1
-        assert box.x1 < width + 1
-        assert box.y1 < height + 1
+        box: Any = axes.get_tightbbox()
+        assert min(box.x0, box.y0) > -1
+        assert (box.x1 < width + 1, box.y1 < height + 1) == (True, True)
 
 
 def test_constant_scalars_can_be_drawn() -> None:
@@ -98,13 +90,6 @@ def test_one_chain_has_a_trace_but_no_ranks() -> None:
     assert len(trace_figure(posterior, weights="bias", count=1).axes) == 2
     with pytest.raises(ConfigurationError, match="there is one chain"):
         rank_figure(posterior, weights="bias")
-
-
-def test_bad_input() -> None:
-    with pytest.raises(ConfigurationError, match="got int"):
-        trace_figure(3)
-    with pytest.raises(ConfigurationError, match="count= is at least 1; got 0"):
-        trace_figure(shifted(), weights="bias", count=0)
 
 
 def test_drawing_libraries_are_imported_when_something_is_drawn() -> None:

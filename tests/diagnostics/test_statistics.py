@@ -5,12 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from lightning_bnn.diagnostics.statistics import (
-    RHAT_LIMIT,
-    compute_statistics,
-    require_arviz,
-    smallest_number_of_draws,
-)
+from lightning_bnn.diagnostics.statistics import RHAT_LIMIT, compute_statistics, require_arviz
 from lightning_bnn.errors import ConfigurationError
 from tests.diagnostics.chains import autoregressive
 
@@ -60,27 +55,21 @@ def test_ess_of_autoregressive_chains(correlation: float) -> None:
     assert statistics.max_rhat < RHAT_LIMIT
 
 
-@pytest.mark.parametrize("shift", [1.0, 5.0])
-def test_a_shifted_chain_is_found(shift: float) -> None:
+@pytest.mark.parametrize(("shift", "width"), [(1.0, 1.0), (5.0, 1.0), (0.0, 5.0)])
+def test_a_chain_elsewhere_or_of_another_width_is_found(shift: float, width: float) -> None:
     values = np.random.default_rng(2).normal(size=(4, 200, 3))
-    values[2, :, 1] += shift
+    values[2, :, 1] = width * values[2, :, 1] + shift
     statistics = compute_statistics(values, names(3))
     assert (statistics.rhat > RHAT_LIMIT).tolist() == [False, True, False]
     assert statistics.worst(1) == [1]
-    assert statistics.min_ess < 100 < statistics.ess_bulk[0]
-
-
-def test_a_chain_of_another_width_is_found() -> None:
-    """The folded part of R-hat: all means are equal."""
-    values = np.random.default_rng(3).normal(size=(4, 200, 1))
-    values[2] *= 5
-    assert compute_statistics(values, names(1)).max_rhat > RHAT_LIMIT
+    assert statistics.min_ess < statistics.ess_bulk[0]
 
 
 def test_constant_scalars_are_counted_and_not_in_the_way() -> None:
     values = np.random.default_rng(4).normal(size=(3, 50, 4))
     values[:, :, 1] = 0.0
     values[:, :, 2] = 7.0 + 1e-7 * values[:, :, 2]  # rounding of float32
+    values[:, :, 3] *= 1e-30  # a tiny probability
     statistics = compute_statistics(values, names(4))
     assert statistics.constant.tolist() == [False, True, True, False]
     for array in (statistics.rhat, statistics.ess_bulk, statistics.ess_tail):
@@ -89,12 +78,6 @@ def test_constant_scalars_are_counted_and_not_in_the_way() -> None:
     assert np.isfinite(statistics.max_rhat)
     assert np.isfinite(statistics.min_ess)
     assert statistics.worst(4)[2:] == [1, 2]
-
-
-def test_only_constant_scalars() -> None:
-    statistics = compute_statistics(np.ones((2, 10, 2)), names(2))
-    assert np.isnan(statistics.max_rhat)
-    assert np.isnan(statistics.min_ess)
 
 
 def test_chains_that_stand_still_in_different_places() -> None:
@@ -117,14 +100,6 @@ def test_one_value_that_is_not_finite(bad: float) -> None:
     assert not statistics.constant.any()
 
 
-def test_tiny_probabilities_are_not_constant() -> None:
-    values = 1e-30 * np.random.default_rng(6).uniform(size=(4, 100, 1))
-    statistics = compute_statistics(values, names(1))
-    assert not statistics.constant.any()
-    assert statistics.max_rhat < RHAT_LIMIT
-    assert statistics.min_ess > 200
-
-
 def test_one_chain_sees_its_own_drift() -> None:
     values = np.random.default_rng(7).normal(size=(1, 400, 2))
     values[0, :, 1] += np.linspace(0, 4, 400)
@@ -132,15 +107,6 @@ def test_one_chain_sees_its_own_drift() -> None:
     assert statistics.rhat[0] < RHAT_LIMIT < statistics.rhat[1]
     assert statistics.chain_ess.shape == (1, 2)
     np.testing.assert_array_equal(statistics.chain_ess[0], statistics.ess_bulk)
-
-
-@pytest.mark.parametrize("chains", [1, 3])
-def test_the_least_number_of_draws(chains: int) -> None:
-    least = smallest_number_of_draws(chains)
-    values = np.random.default_rng(8).normal(size=(chains, least, 1))
-    assert np.isfinite(compute_statistics(values, names(1)).max_rhat)
-    with pytest.raises(ConfigurationError, match=f"at least {least} draws per chain.*got"):
-        compute_statistics(values[:, 1:], names(1))
 
 
 def test_without_arviz_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

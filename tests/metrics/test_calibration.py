@@ -81,23 +81,5 @@ def test_the_report_gives_the_same_number_at_edges_and_at_one(bins, dtype):
     assert value == value.new_tensor(expected_calibration_error(sums))  # to the last digit
 
 
-def test_one_shares_the_last_bin():
-    probabilities, outcomes = torch.tensor([0.95, 1.0]), torch.tensor([True, False])
-    value = stating(probabilities, outcomes, bins=10)
-    assert value.item() == pytest.approx(0.475)  # in bins of their own: (0.05 + 1) / 2
-
-
-def test_float32_tenths_meet_their_edges():
-    probabilities = (torch.arange(11, dtype=torch.float64) / 10).float()
-    stated = probabilities.double().numpy()
-    down = stated < np.arange(11) / 10
-    assert 0 < down.sum() < 11  # rounding went both ways, down at 0.7 among others
-    assert down[7]
-    outcomes = torch.tensor([index % 3 == 0 for index in range(11)])
-    place = np.minimum(np.arange(11), 9)
-    expected = np.abs(np.bincount(place, stated - outcomes.numpy())).sum() / 11
-    assert stating(probabilities, outcomes, bins=10).item() == pytest.approx(expected, rel=1e-6)
-
-
 def test_a_prediction_that_is_not_a_number_shows():
     assert stating(torch.tensor([0.5, torch.nan]), torch.tensor([True, True])).isnan()

@@ -81,11 +81,6 @@ class TestEveryCollection:
             metric.merge_state(second[name])
         assert values(first) == pytest.approx(whole(kind), rel=1e-5)
 
-    def test_clone_with_prefix(self, kind):
-        metrics = MAKE[kind]().clone(prefix="test/")
-        metrics.update(*batch(kind, 9, 0))
-        assert set(metrics.compute()) == {f"test/{name}" for name in MAKE[kind]()}
-
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_equal_first_batch_does_not_merge_metrics(kind):
