@@ -60,36 +60,6 @@ def test_a_resumed_fit_is_bit_equal(
         )
 
 
-def test_a_second_fit_goes_on_with_the_weights() -> None:
-    ensemble = make()
-    fit(ensemble, 3)
-    before = ensemble.weights.detach().clone()
-    fit(ensemble, 1)
-    assert 0 < (ensemble.weights - before).abs().max() < 0.02  # one step of Adam at 1e-3
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"members": [0, 1, 4]}, r"members=\[0, 1, 2\]"),
-        ({"members": 2}, r"members=\[0, 1, 2\]"),
-        ({"optimizer": partial(Adam, lr=0.1)}, r"optimizer=\['SGD'\]"),
-        ({"snapshots": 2}, "snapshots=None"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused(
-    options: dict[str, Any], name: str, tmp_path: Path
-) -> None:
-    same: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1)}
-    fit(make(**same), 3).save_checkpoint(tmp_path / "saved.ckpt")
-    trainer = quiet_trainer(max_steps=6, max_epochs=-1)
-    with pytest.raises(ConfigurationError, match=f"checkpoint was made with {name}"):
-        trainer.fit(
-            make(**{**same, **options}), loader(make_data("mlp", "classification")),
-            ckpt_path=tmp_path / "saved.ckpt",
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("chunk", [None, 2])
 def test_precisions_run(precision: Any, chunk: int | None) -> None:
