@@ -22,6 +22,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn.callbacks.sample_collector import SampleCollector
+from lightning_bnn.checks import check_whole
 from lightning_bnn.diagnostics.chains import Watched, function_values, take_elements
 from lightning_bnn.diagnostics.diagnosis import Diagnosis, diagnose_watched
 from lightning_bnn.diagnostics.examples import (
@@ -78,17 +79,12 @@ class ChainMonitor(pl.Callback):
         examples: int = 32,
         elements: int = 32,
     ) -> None:
-        if every_n_steps < 1 or examples < 1 or elements < 1 or (burn_in or 0) < 0:
-            raise ConfigurationError(
-                "ChainMonitor expected every_n_steps, examples and elements of at least 1 and a "
-                f"burn_in of at least 0; got {every_n_steps}, {examples}, {elements} and {burn_in}."
-            )
         require_arviz()
-        self.every_n_steps = every_n_steps
-        self.burn_in = burn_in
+        self.every_n_steps = check_whole("every_n_steps", every_n_steps, 1)
+        self.burn_in = None if burn_in is None else check_whole("burn_in", burn_in, 0)
         self.inputs = inputs
-        self.examples = examples
-        self.elements = elements
+        self.examples = check_whole("examples", examples, 1)
+        self.elements = check_whole("elements", elements, 1)
         self._record = _Record()
         self._restored: _Record | None = None  # of a checkpoint, for a fit that resumes
         self._module: Any = None
@@ -109,9 +105,8 @@ class ChainMonitor(pl.Callback):
         """
         if not self.recorded:
             raise ConfigurationError(
-                "ChainMonitor has recorded nothing yet: a record is taken every "
-                f"{self.every_n_steps} steps while the strategy samples, after {self._first_step} "
-                "steps."
+                "ChainMonitor has recorded nothing yet: it does every "
+                f"{self.every_n_steps} steps of sampling, after {self._first_step} steps."
             )
         return self._diagnose(by_chain=True)
 
@@ -126,13 +121,9 @@ class ChainMonitor(pl.Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Check that the module runs chains."""
         self._restored = None
-        if stage != "fit":
-            return
-        if not isinstance(pl_module, SGMCMC):
-            raise ConfigurationError(
-                "ChainMonitor watches the chains of SGMCMC, and "
-                f"{type(pl_module).__name__} runs none."
-            )
+        if stage == "fit" and not isinstance(pl_module, SGMCMC):
+            name = type(pl_module).__name__
+            raise ConfigurationError(f"ChainMonitor watches the chains of SGMCMC; got {name}.")
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume the record or start a new one; choose given examples; find the burn-in."""
@@ -225,17 +216,12 @@ class ChainMonitor(pl.Callback):
         if self.recorded < ENOUGH:
             rank_zero_warn(
                 f"ChainMonitor recorded the chains {self.recorded} times, and tells nothing below "
-                f"{ENOUGH}: a record is taken every {self.every_n_steps} steps while the strategy "
-                f"samples, after {self._first_step} steps. Lower every_n_steps, or sample longer.",
-                category=UserWarning,
+                f"{ENOUGH}. Lower every_n_steps={self.every_n_steps}, or sample longer."
             )
-            return
-        diagnosis = self.diagnosis()
-        if not diagnosis.converged:
+        elif not (diagnosis := self.diagnosis()).converged:
             rank_zero_warn(
                 f"ChainMonitor, of {diagnosis.draws} records of {diagnosis.chains} chain(s): "
-                f"{diagnosis.advice}",
-                category=UserWarning,
+                f"{diagnosis.advice}"
             )
 
     # ---------------------------------------------------------------- checkpoints
@@ -246,24 +232,21 @@ class ChainMonitor(pl.Callback):
         watched = record.watched if self.inputs is None else None  # else they are given again
         trainer = None if self._module is None else self._module._trainer
         return {
+            **vars(record),
             "values": {name: torch.stack(rows) for name, rows in record.values.items()},
-            "shapes": {name: list(shape) for name, shape in record.shapes.items()},
             "watched": watched and [watched.inputs, watched.targets, list(watched.indices)],
-            "mode": record.mode,
-            "worst": record.worst,
-            "step": record.step,
             "pending": trainer is not None and self._is_due(trainer, self._module),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state for a fit that resumes; a monitor without a record takes it at once."""
         watched = state_dict["watched"]
-        self._restored = _Record(
-            values={name: list(rows) for name, rows in state_dict["values"].items()},
-            shapes={name: tuple(shape) for name, shape in state_dict["shapes"].items()},
-            watched=watched and Examples(watched[0], watched[1], tuple(watched[2])),
-            **{name: state_dict[name] for name in ("mode", "worst", "step", "pending")},
-        )
+        changed = {
+            "values": {name: list(rows) for name, rows in state_dict["values"].items()},
+            "shapes": {name: tuple(shape) for name, shape in state_dict["shapes"].items()},
+            "watched": watched and Examples(watched[0], watched[1], tuple(watched[2])),
+        }
+        self._restored = _Record(**{**state_dict, **changed})
         if not self.recorded:  # else a test of an earlier checkpoint would lose later records
             self._record = self._restored
 

@@ -82,7 +82,7 @@ def check_places(start: Place, end: Place, shape: Shape) -> None:
     Example:
         >>> check_places(0.9, 0.5, "cubic")
         Traceback (most recent call last):
-        lightning_bnn.errors.ConfigurationError: start=0.9 comes before end=0.5, ...
+        lightning_bnn.errors.ConfigurationError: start= comes before end=; got 0.9 and 0.5. ...
     """
     for name, place in (("start", start), ("end", end)):
         whole = isinstance(place, int) and not isinstance(place, bool) and place >= 0
@@ -93,8 +93,8 @@ def check_places(start: Place, end: Place, shape: Shape) -> None:
             )
     if shape != "once" and type(start) is type(end) and start >= end:
         raise ConfigurationError(
-            f"start={start} comes before end={end}, if anything is to happen between them. Give "
-            "the larger one to end=, or use schedule='once'."
+            f"start= comes before end=; got {start} and {end}. Give the larger one to end=, or use "
+            "schedule='once'."
         )
 
 
@@ -118,8 +118,8 @@ def resolve(
     unit: Unit = "epochs" if epoch is None and whole else "steps"
     if unit == "epochs" and every_n_steps is not None:
         raise ConfigurationError(
-            f"every_n_steps={every_n_steps} needs to know how many steps an epoch has, and the "
-            "training data do not say. Leave it out, to prune after whole epochs."
+            f"every_n_steps={every_n_steps} needs training data with a length. Leave it out, to "
+            "prune after whole epochs."
         )
     length = training_length(trainer, module, unit)
     positions = []
@@ -128,22 +128,16 @@ def resolve(
         if scale is None:
             raise ConfigurationError(
                 f"{name}={place} cannot be told in steps, as the length of this fit or of its "
-                "epochs is not known beforehand. Pass start= and end= as numbers of epochs (ints), "
-                "or give the Trainer max_epochs= or max_steps= and the training data a length."
+                "epochs is not known. Pass start= and end= as numbers of epochs (ints)."
             )
         positions.append(math.floor(place * scale + 1e-9))  # 0.29 · 100 is a little less than 29
     begin, last = positions[0], positions[-1]
-    if length is not None and last > length + 1e-9:
+    late = length is not None and last > length + 1e-9
+    if late or (shape != "once" and begin >= last):
         raise ConfigurationError(
-            f"SNRPruning would end after {last} {unit}, and this fit ends after {length:g}, before "
-            f"the fraction {fraction:g} is reached. Train longer, or give an earlier "
-            f"{'start' if shape == 'once' else 'end'}=."
-        )
-    if shape != "once" and begin >= last:
-        raise ConfigurationError(
-            f"SNRPruning would begin after {begin} and end after {last} of the {length or 0:g} "
-            f"{unit} of this fit (start={start}, end={end}): nothing lies between. Train longer, "
-            "put them further apart, or use schedule='once'."
+            f"SNRPruning would begin after {begin} and end after {last} {unit}, and this fit ends "
+            f"after {length}. Train longer, put start= and end= further apart and within the fit, "
+            "or use schedule='once'."
         )
     every = every_n_steps or max(1, math.ceil((last - begin) / _PRUNINGS))
     return PruningRule(shape, fraction, begin, last, every, unit)

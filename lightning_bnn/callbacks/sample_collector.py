@@ -127,12 +127,8 @@ class SampleCollector(pl.Callback):
         dirpath: str | os.PathLike[str] | None = None,
         refresh_batch_norm: int = 0,
     ) -> None:
-        if isinstance(every, str) and every != "cycle":
-            raise ConfigurationError(
-                f"every= is a number of steps, at least 1, or 'cycle'; got {every!r}."
-            )
         self.burn_in = check_whole("burn_in", burn_in, 0)
-        self.every: Every = every if isinstance(every, str) else check_whole("every", every, 1)
+        self.every: Every = "cycle" if every == "cycle" else check_whole("every", every, 1)
         self.max_draws = None if max_draws is None else check_whole("max_draws", max_draws, 1)
         self.dirpath = None if dirpath is None else absolute(dirpath)
         self.refresh_batch_norm = check_whole("refresh_batch_norm", refresh_batch_norm, 0)
@@ -167,22 +163,20 @@ class SampleCollector(pl.Callback):
         source = self._source
         if source is None or not self.steps:
             raise ConfigurationError(
-                f"No draws were collected yet: the first is taken after burn_in={self.burn_in} "
-                f"steps, and the trainer has taken {self._state.seen}."
+                f"No draws were collected yet: burn_in={self.burn_in} steps, of which the trainer "
+                f"has taken {self._state.seen}."
             )
         likelihood = likelihood or source.likelihood
         if likelihood is None:
             raise ConfigurationError(
-                f"{type(getattr(source, 'module', source)).__name__} has no likelihood of "
-                "lightning_bnn.likelihoods; pass likelihood= to say how its outputs give targets."
+                "The LightningModule has no likelihood of lightning_bnn.likelihoods. Pass "
+                "likelihood= to say how its outputs give targets."
             )
         if self.dirpath is not None:
             stream = self._stream or DrawStream.open(self.dirpath, last_step=self.steps[-1])
             if stream.id != self._state.stream:
                 raise ConfigurationError(
-                    f"The draws in {self.dirpath} are of another run than those that this "
-                    "collector has taken. Put the directory back, or load what is there with "
-                    "Posterior.load."
+                    f"The draws in {self.dirpath} are of another run; put the directory back."
                 )
             return DrawsPosterior.from_stream(stream, source.net, likelihood, self.steps)
         likelihood = deepcopy(likelihood)
@@ -198,18 +192,11 @@ class SampleCollector(pl.Callback):
         self._trainer, self._source = trainer, source_of(pl_module)
         self._restored, self._stage = False, stage
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-        collectors = [callback for callback in callbacks if isinstance(callback, SampleCollector)]
-        places = [os.path.realpath(other.dirpath) for other in collectors if other.dirpath]
-        if len(set(places)) < len(places):
-            raise ConfigurationError(
-                f"Two collectors of the trainer have the same dirpath, among {places}. Give each a "
-                "directory of its own."
-            )
         if isinstance(pl_module, SGMCMC):
-            pl_module.collector = collectors[0]
+            pl_module.collector = next(c for c in callbacks if isinstance(c, SampleCollector))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Find out whether the fit resumes with earlier draws, and whether they are there."""
+        """Find out whether the fit resumes with earlier draws."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         # a trainer that fits again counts its steps on; a new one starts from 0
@@ -218,19 +205,12 @@ class SampleCollector(pl.Callback):
         if not self._resumes:
             if self._state.draws:
                 rank_zero_warn(
-                    f"SampleCollector drops the {len(self)} draws of an earlier fit that it has in "
-                    "memory, as this fit starts anew. Take collector.posterior() before it, or "
-                    "pass dirpath= to keep draws."
+                    f"SampleCollector drops the {len(self)} draws of an earlier fit, as this fit "
+                    "starts anew. Take collector.posterior() before it, or pass dirpath=."
                 )
             self._state, self._stream = _State(), None
         if self.refresh_batch_norm:
             batch_norm_layers(source_of(pl_module).net)
-
-        def check() -> None:
-            self._find_stream(trainer)
-
-        if self.dirpath is not None:
-            _on_first_rank(trainer, check)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the directory; drop the draws that were taken after the checkpoint."""
@@ -245,7 +225,7 @@ class SampleCollector(pl.Callback):
         if self.refresh_batch_norm:
             self._net_copy = copy_network(source.net)
         if self.dirpath is not None:
-            self._state.stream = _on_first_rank(trainer, lambda: self._open(trainer, source))
+            self._state.stream = _on_first_rank(trainer, lambda: self._open(source))
         if self._state.pending:
             self._take(trainer, source)
             self._state.pending, self._state.seen = False, trainer.global_step
@@ -253,20 +233,18 @@ class SampleCollector(pl.Callback):
     def _check_schedule(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Raise unless the cycles of a cyclical schedule are known, and counted in steps."""
         schedule = cyclical_schedule(trainer)
-        for config in trainer.lr_scheduler_configs if module.automatic_optimization else ():
-            every_step = config.interval == "step" and config.frequency == 1
-            if config.scheduler is schedule and not every_step:
-                raise ConfigurationError(
-                    f"The cycles of {type(schedule).__name__} are counted in steps, but it is "
-                    f"stepped with interval={config.interval!r}, frequency={config.frequency}. "
-                    "Return it from configure_optimizers with 'interval': 'step'."
-                )
         if self.every == "cycle" and schedule is None:
             raise ConfigurationError(
-                "every='cycle' needs a cyclical schedule, whose cycles are known; got "
-                f"{[type(c.scheduler).__name__ for c in trainer.lr_scheduler_configs]}. Pass "
+                "every='cycle' needs a cyclical schedule. Pass "
                 "scheduler=partial(Cyclical, cycle_length=...), or every= as a number."
             )
+        for config in trainer.lr_scheduler_configs if module.automatic_optimization else ():
+            by_step = (config.interval, config.frequency) == ("step", 1)
+            if config.scheduler is schedule and not by_step:
+                raise ConfigurationError(
+                    f"The cycles of {type(schedule).__name__} are counted in steps: return it from "
+                    "configure_optimizers with 'interval': 'step' and 'frequency': 1."
+                )
 
     def _refuse_to_take_nothing(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Raise if no draw would be taken, where the number of steps is known."""
@@ -283,22 +261,20 @@ class SampleCollector(pl.Callback):
             return due and (schedule is None or schedule.samples_at(step - start))
 
         first = max(self._state.seen, self.burn_in, settling) + 1
-        if any(is_taken(step) for step in range(first, int(total) + 1)):
-            return
-        raise ConfigurationError(
-            f"SampleCollector(burn_in={self.burn_in}, every={self.every!r}) would take no draw: "
-            f"the fit has {int(total)} steps"
-            + (f", {settling} of them to warm up and adapt" if settling else "")
-            + ("; a step that explores gives none" if schedule is not None else "")
-            + ". Train longer, or choose another burn_in= or every=."
-        )
+        if not any(is_taken(step) for step in range(first, int(total) + 1)):
+            raise ConfigurationError(
+                f"SampleCollector(burn_in={self.burn_in}, every={self.every!r}) would take no draw "
+                f"in the {int(total)} steps of this fit, {settling} of them to warm up and adapt. "
+                "Train longer, or choose another burn_in= or every=."
+            )
 
-    def _open(self, trainer: pl.Trainer, source: Source) -> str:
+    def _open(self, source: Source) -> str:
         """Open the stream for this run alone, as it was at the checkpoint; give its id."""
         assert self.dirpath is not None
         self._let_go()
+        self._find_stream()  # raises before a claim makes the directory
         self._release = open_directory(self.dirpath).claim()
-        stream = self._find_stream(trainer)
+        stream = self._find_stream()
         if stream is None:
             weights = source.current_draws()
             stream = create_stream(self.dirpath, source.net, source.likelihood, weights)
@@ -306,41 +282,28 @@ class SampleCollector(pl.Callback):
         self._stream = stream
         return stream.id
 
-    def _find_stream(self, trainer: pl.Trainer) -> DrawStream | None:
+    def _find_stream(self) -> DrawStream | None:
         """The stream to resume with; None where a new one may begin."""
         assert self.dirpath is not None
         if not self._resumes:
-            try:
-                DrawStream.check_free(self.dirpath)
-            except ConfigurationError as error:
-                if trainer.ckpt_path is None:
-                    raise
-                raise ConfigurationError(
-                    f"{trainer.ckpt_path} holds no state of {self.state_key}, so this fit would "
-                    f"start new draws, and {error} To resume with them, give the collector the "
-                    "options that it had."
-                ) from error
+            DrawStream.check_free(self.dirpath)
             return None
-        stream = None
         try:
             stream = DrawStream.open(self.dirpath, last_step=self._state.seen)
             missing = sorted(set(self.steps) - set(stream.steps()))
-            problem = f"it lacks those of step {missing[0]}" if missing else ""
+            problem = f"the draws of step {missing[0]} are not there" if missing else ""
             if stream.id != self._state.stream:
-                problem = "those that are there are of another run"
+                problem = "its draws are of another run"
+            if not problem:
+                return stream
+            has_draws = bool(stream.recorded_steps())
         except PosteriorFormatError as error:
-            problem = str(error)
-        if not problem:
-            return stream
-        if self.steps or (stream is not None and stream.recorded_steps()):
+            problem, has_draws = str(error).rstrip("."), False
+        if self.steps or has_draws:
             raise ConfigurationError(
-                f"The checkpoint says that {self.dirpath} has the draws of {len(self.steps)} steps"
-                + (f", the last of step {self.steps[-1]}" if self.steps else "")
-                + f"; but {problem.rstrip('.')}. Put the directory back, or pass dirpath= where it "
-                "is now."
+                f"The checkpoint has draws of {len(self.steps)} steps in {self.dirpath}, but "
+                f"{problem}. Put the directory back, or pass dirpath= where it is now."
             )
-        if stream is None:
-            DrawStream.check_free(self.dirpath)
         return None  # neither has a draw to lose
 
     # ---------------------------------------------------------------- while training
@@ -361,9 +324,7 @@ class SampleCollector(pl.Callback):
         if not self.steps and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
                 f"SampleCollector(burn_in={self.burn_in}, every={self.every!r}) took no draw in "
-                f"the {trainer.global_step} steps of this fit. Train longer, or choose another "
-                "burn_in= or every=.",
-                category=UserWarning,
+                f"{trainer.global_step} steps. Train longer, or choose another burn_in= or every=."
             )
 
     def on_exception(
@@ -402,23 +363,20 @@ class SampleCollector(pl.Callback):
             )
         learned = {} if source.likelihood is None else source.likelihood.state_dict()
         if self.dirpath is None:
-            names = {name for name, _ in source.net.named_buffers()}
-            buffers = {name: tensor for name, tensor in weights.items() if name in names}
+            buffers = {k: weights[k] for k, _ in source.net.named_buffers() if k in weights}
             # running statistics are of the batches that a rank has seen
-            self._state.draws.append(
-                copy_to_cpu({**weights, **trainer.strategy.broadcast(buffers)})
-            )
+            draw = {**weights, **trainer.strategy.broadcast(buffers)}
+            self._state.draws.append(copy_to_cpu(draw))
             self._state.learned = copy_to_cpu(learned)
         else:
-            epoch = {"epoch": trainer.current_epoch}
-            # the others wait, and may read the draws next
-            _on_first_rank(trainer, lambda: self._append(step, weights, learned, epoch))
+
+            def append() -> None:
+                assert self._stream is not None
+                self._stream.append(step, weights, learned, {"epoch": trainer.current_epoch})
+
+            _on_first_rank(trainer, append)  # the others wait, and may read the draws next
         self._state.chains = len(next(iter(weights.values())))
         self.steps.append(step)
-
-    def _append(self, *snapshot: Any) -> None:
-        assert self._stream is not None
-        self._stream.append(*snapshot)
 
     # ---------------------------------------------------------------- checkpoints
 
@@ -461,9 +419,8 @@ def _check_finite(source: Source, weights: Weights, step: int) -> None:
     bad = not_finite({name: tensor for name, tensor in weights.items() if counts(name)})
     for row, name in bad.items():
         raise NonFiniteError(
-            f"{name!r} of chain {source.ids[row]} is not finite after step {step}: the chain has "
-            "diverged, and the draw was not taken. All draws before it are good. Lower the "
-            "learning rate or the temperature, or clip gradients."
+            f"{name!r} of chain {source.ids[row]} is not finite after step {step}; the draws "
+            "before it are good. Lower the learning rate or the temperature, or clip gradients."
         )
 
 

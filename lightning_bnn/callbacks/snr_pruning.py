@@ -122,11 +122,6 @@ class SNRPruning(pl.Callback):
         check_places(start, end, schedule)
         if every_n_steps is not None:
             check_whole("every_n_steps", every_n_steps, 1)
-            if schedule == "once":
-                raise ConfigurationError(
-                    f"schedule='once' prunes once; got every_n_steps={every_n_steps}. Leave it "
-                    "out, or choose schedule='cubic' or 'linear'."
-                )
         self.schedule, self.start, self.end = schedule, start, end
         self.every_n_steps = every_n_steps
         self.unit, self.scope, self.protect, self.rest = unit, scope, protect, rest
@@ -181,10 +176,7 @@ class SNRPruning(pl.Callback):
 
     def _known_strategy(self) -> Any:
         if self._strategy is None:
-            raise ConfigurationError(
-                "SNRPruning has pruned nothing yet: it is one of a Trainer's callbacks, and that "
-                "Trainer has not fitted."
-            )
+            raise ConfigurationError("SNRPruning has pruned nothing yet: no Trainer has fitted.")
         return self._strategy
 
     # ---------------------------------------------------------------- before training
@@ -195,9 +187,9 @@ class SNRPruning(pl.Callback):
         strategy: Any = pl_module if isinstance(pl_module, Strategy) else None
         if not hasattr(strategy, "family") or not hasattr(strategy, "prune"):
             raise ConfigurationError(
-                "SNRPruning prunes by means and standard deviations, which VariationalBNN has "
-                f"while it trains and {type(pl_module).__name__} has not. Leave the callback out "
-                "and prune what the fit leaves behind: prune(posterior, fraction)."
+                f"SNRPruning needs the standard deviations of a VariationalBNN; got "
+                f"{type(pl_module).__name__}. Prune its posterior instead: "
+                "prune(posterior, fraction)."
             )
         if stage == "fit":
             refuse_averaging(trainer)
@@ -259,10 +251,9 @@ class SNRPruning(pl.Callback):
         reached = self.history[-1].fraction if self.history else 0.0
         if trainer.should_stop and reached < self.fraction:
             warnings.warn(
-                f"The fit was stopped after {trainer.global_step} steps, before SNRPruning was done"
-                f": the fraction {self.fraction:g} was to be reached after {self._rule.end} "
-                f"{self._rule.unit}, and {reached:.3g} was. Stop later, give an earlier end=, or "
-                "prune the rest afterwards: prune(posterior, fraction).",
+                f"The fit was stopped after {trainer.global_step} steps with {reached:.3g} pruned; "
+                f"SNRPruning was to reach {self.fraction:g} after {self._rule.end} "
+                f"{self._rule.unit}. Prune the rest afterwards: prune(posterior, fraction).",
                 UserWarning,
                 stacklevel=2,
             )
@@ -271,24 +262,23 @@ class SNRPruning(pl.Callback):
         """Prune if it is due at a position; was it?"""
         assert self._rule is not None
         due = self._rule.due(position, self._seen)
-        if due:
-            self._prune(trainer, self._rule.share(position))
         self._seen = max(self._seen, position)
+        if due:
+            strategy, fraction = self._known_strategy(), self._rule.share(position)
+            masks, threshold = self._masks(fraction, quiet=fraction < self.fraction)
+            strategy.prune(masks)
+            removed = _count(strategy)[0]
+            self.history.append(PruningStep(trainer.global_step, fraction, removed, threshold))
         return due
-
-    def _prune(self, trainer: pl.Trainer, fraction: float) -> None:
-        strategy = self._known_strategy()
-        masks, threshold = self._masks(fraction, quiet=fraction < self.fraction)
-        strategy.prune(masks)
-        step = PruningStep(trainer.global_step, fraction, _count(strategy)[0], threshold)
-        self.history.append(step)
 
     def _masks(self, fraction: float, quiet: bool) -> tuple[dict[str, Tensor], float | None]:
         """What stays, and the largest ratio among the weights, or units, that go just now."""
         strategy = self._known_strategy()
         posterior: WeightPosterior = strategy.posterior()
         # by names: the posterior has a copy of the network, whose submodules are others
-        protect = None if self.protect is None else self._protected_names(strategy)
+        names, protect = strategy.family.layout.names, None
+        if self.protect is not None:
+            protect = sorted(protected_names(strategy.net, names, self.protect))
         removable = find_removable(posterior, self.unit, protect, self.rest)
         with warnings.catch_warnings():
             if quiet:  # that a layer would vanish is said once, of the last pruning
@@ -302,16 +292,6 @@ class SNRPruning(pl.Callback):
         # what went before has the ratio 0
         threshold = max((float(removed.max()) for removed in gone), default=0.0) or None
         return removable.masks(posterior.net, weights, units), threshold
-
-    def _protected_names(self, strategy: Any) -> list[str]:
-        names = strategy.family.layout.names
-        try:
-            return sorted(protected_names(strategy.net, names, self.protect))
-        except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{error} The network is the strategy's own, a copy of the one that was given: a "
-                "submodule of it is bnn.net.fc."
-            ) from error
 
     def _log(self, module: pl.LightningModule, on_step: bool) -> None:
         values = {"sparsity": self.sparsity}

@@ -91,7 +91,7 @@ class _State:
     seen: int = 0  # the last position that was looked at
     step: int = 0  # of the last snapshot
     pending: int | None = None  # a snapshot that was still to come when the checkpoint was made
-    first_rates: list[float] | None = None  # when averaging began, or their group was added later
+    first_rates: list[float] | None = None  # when averaging began
     # BatchNorm's, by kind of draws and by row, of those that were made since the last snapshot
     statistics: dict[str, dict[int, Weights]] = field(default_factory=dict)
 
@@ -166,15 +166,10 @@ class SWAGMoments(pl.Callback):
         if not share and not (is_whole(start) and start >= 0):
             raise ConfigurationError(
                 "start= is a share of training, from 0.0 to less than 1.0, or a whole number of "
-                f"epochs (with every_n_steps= of steps); got {start!r}."
+                f"epochs or steps; got {start!r}."
             )
         if every_n_epochs is not None and every_n_steps is not None:
-            raise ConfigurationError(
-                "Snapshots are taken by epochs or by steps; got every_n_epochs="
-                f"{every_n_epochs} and every_n_steps={every_n_steps}. Leave one out."
-            )
-        if anneal is not None and lr is None:
-            raise ConfigurationError(f"anneal={anneal} says how to get to lr=, which is not given.")
+            raise ConfigurationError("Give every_n_epochs= or every_n_steps=, not both.")
         if rank is not None:
             _check_rank(rank)
         if lr is not None:
@@ -190,7 +185,7 @@ class SWAGMoments(pl.Callback):
         self.anneal = self.every if anneal is None else check_whole("anneal", anneal, 0)
         self.net, self.likelihood = net, likelihood
         self.refresh_batch_norm = refresh_batch_norm
-        self._source: Source | None = None
+        self._source: Any = None  # a Source, from the first setup on
         self._fitted: tuple[pl.Trainer, pl.LightningModule] | None = None
         self._data: tuple[pl.Trainer, Any, float] | None = None  # the last fit's, for BatchNorm
         self._state = _State()
@@ -213,11 +208,8 @@ class SWAGMoments(pl.Callback):
         """
         if self._state.moments is None or self._source is None:
             raise ConfigurationError(
-                "SWAGMoments has taken no snapshot yet: a Trainer whose callback it is takes the "
-                f"first after start={self.start} "
-                f"{'of training' if isinstance(self.start, float) else self.unit} and {self.every} "
-                f"more {self.unit}. (If that Trainer has fitted in other processes, by ddp_spawn, "
-                "the moments were lost with them: use strategy='ddp'.)"
+                f"SWAGMoments has taken no snapshot yet: the first is taken {self.every} "
+                f"{self.unit} after start={self.start}, in this process (not with ddp_spawn)."
             )
         return self._state.moments
 
@@ -284,22 +276,21 @@ class SWAGMoments(pl.Callback):
         if self.snapshots < 2:
             raise ConfigurationError(
                 "A Gaussian needs at least 2 snapshots, and 1 was taken. Train longer, or take "
-                "average(), the mean alone."
+                "average()."
             )
         if wanted is None:
             return kept
         _check_rank(wanted)
         if wanted > kept:
             raise ConfigurationError(
-                f"rank={wanted} needs as many deviations; {self.snapshots} snapshots were taken, "
-                f"and SWAGMoments(rank={self.rank}) keeps the last {kept}. Pass rank={kept} to "
-                "posterior() to use what there is, or train longer, or with a larger rank=."
+                f"rank={wanted} needs as many deviations, and {kept} were kept. Train longer, or "
+                "with a larger SWAGMoments(rank=)."
             )
         return wanted
 
     def _gaussians(self, rank: int) -> dict[int, LowRankPosterior]:
         """The Gaussian of each member that was not dropped, by its row."""
-        moments, source = self.moments, self._known_source()
+        moments, source = self.moments, self._source
         names, last = self._state.names, self._state.last
         tensors = {**source.current_draws(), **last["buffers"]}
         layout = FlatLayout({name: tensors[name][0] for name in names})
@@ -324,9 +315,7 @@ class SWAGMoments(pl.Callback):
                 self.scale,
             ).to("cpu")
         if not gaussians:
-            raise NonFiniteError(
-                "All members have diverged: the mean of no member's weights is finite."
-            )
+            raise NonFiniteError("All members have diverged: no member's mean is finite.")
         return gaussians
 
     def _mixture(self, parts: dict[int, WeightPosterior]) -> WeightPosterior:
@@ -362,16 +351,15 @@ class SWAGMoments(pl.Callback):
         """Statistics from the training data, of each draw of a member's weights."""
         if self._data is None:
             raise ConfigurationError(
-                "The network has BatchNorm, whose statistics are recomputed for each draw from the "
-                "training data, and SWAGMoments has seen none since it was made. Ask after a fit "
-                "(one with ckpt_path= of a finished run loads the data and trains no further), or "
-                "take gaussian(), which leaves the statistics as they are."
+                "BatchNorm's statistics are recomputed from the training data, and SWAGMoments has "
+                "seen none yet. Ask after a fit (one with ckpt_path= of a finished run loads the "
+                "data and trains no further), or take gaussian()."
             )
         trainer, loader, _ = self._data
         net, layers = copy_network(part.net), self._state.last["batch_norm"]
         net.load_state_dict(part.fixed, strict=False)
         fresh = with_training_statistics(
-            self._known_source(), net, weights, layers, trainer, self._batches(), 0, row, loader
+            self._source, net, weights, layers, trainer, self._batches(), 0, row, loader
         )
         return {name: tensor.to("cpu") for name, tensor in fresh.items() if name not in weights}
 
@@ -382,8 +370,8 @@ class SWAGMoments(pl.Callback):
         assert self._data is not None
         if self._data[2] == math.inf:
             raise ConfigurationError(
-                "BatchNorm's statistics are recomputed from one pass over the training data, which "
-                "have no length. Pass refresh_batch_norm= with a number of batches."
+                "BatchNorm's statistics are recomputed from the training data, which have no "
+                "length. Pass refresh_batch_norm= with a number of batches."
             )
         return int(self._data[2])
 
@@ -401,34 +389,15 @@ class SWAGMoments(pl.Callback):
             self._source = self._source_of(pl_module)
 
     def _source_of(self, module: pl.LightningModule) -> Source:
-        name = type(module).__name__
         if isinstance(module, Strategy):
-            if self.net is not None or self.likelihood is not None:
-                raise ConfigurationError(
-                    f"{name} has a network and a likelihood of its own. Leave net= and likelihood= "
-                    "of SWAGMoments out."
-                )
             return module
-        if self.net is None or (
-            self.net != "self" and self.net not in dict(module.named_modules())
-        ):
-            children = [child for child, _ in module.named_children()]
+        source = PlainModule(module, self.net or "self", self.likelihood)
+        if self.net is None or source.likelihood is None:
             raise ConfigurationError(
-                f"net= tells SWAGMoments which module of {name} is the network: one of {children}, "
-                f"or 'self' for {name} itself; got {self.net!r}."
-            )
-        source = PlainModule(module, self.net, self.likelihood)
-        if source.likelihood is None:
-            raise ConfigurationError(
-                f"SWAGMoments needs to know how the outputs of {name}'s network give targets. Pass "
-                "likelihood= with one of lightning_bnn.likelihoods, such as Categorical(); got "
-                f"{self.likelihood!r}."
+                f"SWAGMoments of {type(module).__name__}, which is no strategy, needs net=, the "
+                "name of its network ('self' for itself), and likelihood=, such as Categorical()."
             )
         return source
-
-    def _known_source(self) -> Source:
-        assert self._source is not None
-        return self._source
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Resume with earlier snapshots or start anew."""
@@ -442,8 +411,8 @@ class SWAGMoments(pl.Callback):
         elif not again:
             if self.snapshots:
                 rank_zero_warn(
-                    f"SWAGMoments drops the {self.snapshots} snapshots of an earlier fit, as this "
-                    "fit starts anew. Take swag.posterior() before it."
+                    f"SWAGMoments drops the {self.snapshots} snapshots of an earlier fit. Take "
+                    "swag.posterior() before a new one."
                 )
             self._state = _State()
 
@@ -471,32 +440,24 @@ class SWAGMoments(pl.Callback):
         if length is None:
             raise ConfigurationError(
                 f"start={self.start} is a share of training, and the number of {self.unit} of this "
-                f"fit is not known beforehand. Pass start= as a number of {self.unit} (an int), or "
-                f"give the Trainer max_{self.unit}= and the training data a length."
+                f"fit is not known. Pass start= as a number of {self.unit} (an int)."
             )
         return math.floor(self.start * length + 1e-9)  # 0.29 · 100 is a little less than 29
 
     def _check_length(self, length: float) -> None:
         """Raise if the fit will take fewer than two snapshots, warn if fewer than the rank."""
-        assert self._state.start is not None
         more = self._due_by(math.floor(length + 1e-9)) - self._due_by(self._state.seen)
         total = self.snapshots + more
         if total >= max(2, self.rank or 0):
             return
-        when = f"one every {self.every} {self.unit} after the first {self._state.start}"
-        if length <= self._state.start:
-            when = f"as the fit ends before averaging begins, after {self._state.start} {self.unit}"
-        expected = f"{total} snapshots in the {length:g} {self.unit} of this fit, {when}"
-        fix = "train longer, start earlier or take snapshots more often (every_n_steps=)"
-        if total < 2:
-            raise ConfigurationError(
-                f"SWAGMoments would take {expected}; 2 are the least. {fix.capitalize()}."
-            )
-        rank_zero_warn(
-            f"SWAGMoments will take {expected}: the Gaussian has rank {total}, not rank="
-            f"{self.rank}. To have more, {fix}.",
-            category=UserWarning,
+        message = (
+            f"SWAGMoments would take {total} snapshots in the {length:g} {self.unit} of this fit, "
+            f"one every {self.every} after the first {self._state.start}; expected at least "
+            f"{max(2, self.rank or 0)}. Train longer, start earlier or take them more often."
         )
+        if total < 2:
+            raise ConfigurationError(message)
+        rank_zero_warn(message)
 
     def _due_by(self, position: int) -> int:
         """The number of snapshots up to a position, if there is one after each ``every``."""
@@ -512,7 +473,7 @@ class SWAGMoments(pl.Callback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self._in_batch = True
-        source = self._known_source()
+        source = self._source
         if not self._checked and training_batch_norm(source.net):
             # fail now where statistics could not be recomputed after the training
             self._keep_data(trainer)
@@ -541,9 +502,9 @@ class SWAGMoments(pl.Callback):
             return
         share = gone / self.anneal if self.anneal else 1.0
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        known = self._state.first_rates or []  # a group may be added to an optimizer later
-        self._state.first_rates = [*known, *(float(group["lr"]) for group in groups[len(known) :])]
-        for group, first in zip(groups, self._state.first_rates, strict=True):
+        if self._state.first_rates is None:
+            self._state.first_rates = [float(group["lr"]) for group in groups]
+        for group, first in zip(groups, self._state.first_rates, strict=False):
             value = annealed(first, last, share, self.anneal_shape)
             if isinstance(group["lr"], Tensor):  # as compiled and capturable optimizers have it
                 group["lr"].fill_(value)
@@ -570,19 +531,17 @@ class SWAGMoments(pl.Callback):
 
     def _weights(self) -> Weights:
         """The weights that are averaged: those that are trained at the first snapshot."""
-        source = self._known_source()
+        source = self._source
         current, names = source.current_draws(), self._state.names or source.trained
-        dtypes = sorted({str(current[name].dtype) for name in names})
-        if len(dtypes) != 1:
+        if not names:
             raise ConfigurationError(
-                "SWAGMoments averages weights that are trained, of one floating-point dtype; the "
-                f"network has trained ones of {dtypes}. Set requires_grad=True, or convert the "
-                "network with net.float()."
+                "SWAGMoments averages trained weights, and the network has none. Set "
+                "requires_grad=True."
             )
         return {name: current[name] for name in names}
 
     def _take(self, trainer: pl.Trainer, position: int) -> None:
-        weights, source = self._weights(), self._known_source()
+        weights, source = self._weights(), self._source
         self._check_finite(weights, trainer.global_step)
         flat = torch.cat([tensor.flatten(1) for tensor in weights.values()], dim=1)
         # low precision loses the sums of many snapshots
@@ -610,28 +569,26 @@ class SWAGMoments(pl.Callback):
         A strategy that drops members does so in its next step, when it sees their energy: there it
         is enough that one is good.
         """
-        source, bad = self._known_source(), not_finite(weights)
+        source, bad = self._source, not_finite(weights)
         counting = _rows(source.alive)
         diverged = [row for row in counting if row in bad]
         if not diverged or (source.drops_diverged and len(diverged) < len(counting)):
             return
         raise NonFiniteError(
             f"{bad[diverged[0]]!r} of member {source.ids[diverged[0]]} is not finite after step "
-            f"{step}, and the snapshot was not taken. The moments are those of the snapshots "
-            "before it. Lower the learning rate of the averaging phase (lr=), or clip gradients."
+            f"{step}; the snapshots before it are good. Lower the learning rate (lr=), or clip "
+            "gradients."
         )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if there is nothing to make a posterior of; leave out who was dropped since."""
         if self._state.moments is not None:
-            alive = {"alive": _rows(self._known_source().alive)}
+            alive = {"alive": _rows(self._source.alive)}
             self._state.last = {**self._state.last, **alive}
         elif not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
                 f"SWAGMoments took no snapshot: averaging begins after {self._state.start} "
-                f"{self.unit}, and the fit ended in epoch {trainer.current_epoch} after step "
-                f"{trainer.global_step}. Start earlier or train longer.",
-                category=UserWarning,
+                f"{self.unit}. Start earlier or train longer."
             )
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -669,10 +626,7 @@ class SWAGMoments(pl.Callback):
 
 def _check_rank(rank: int) -> None:
     if check_whole("rank", rank, 0) == 1:
-        raise ConfigurationError(
-            "rank= is at least 2, as a covariance needs two deviations, or 0 for the diagonal "
-            "alone; got 1."
-        )
+        raise ConfigurationError("rank= is at least 2, or 0 for the diagonal alone; got 1.")
 
 
 def _rows(alive: Tensor) -> list[int]:

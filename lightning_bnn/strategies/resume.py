@@ -10,6 +10,7 @@ batches that were seen are passed over. So the next batch is the one that would 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -96,15 +97,12 @@ class ResumableLoader:
             # Fetching what was seen is the price of being exact: samplers, workers and their
             # augmentation all stand where they stood. The first fetch of an epoch belongs in
             # here too, because a sampler draws its order then.
+            first = [] if self._seen else list(islice(batches, 1))
             for _ in range(self._seen):
                 next(batches, None)
-            following = _NOT_YET if self._seen else next(batches, _END)
-        if following is _NOT_YET:
-            following = next(batches, _END)
-        while following is not _END:
+        for batch in chain(first, batches):
             self._seen += 1
-            yield following
-            following = next(batches, _END)
+            yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """The seed, the epoch and the number of its batches that were used."""
@@ -129,7 +127,3 @@ def loader_generators(loader: Any) -> list[torch.Generator]:
     owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
     generators = [getattr(owner, "generator", None) for owner in owners]
     return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
-
-
-_END = object()
-_NOT_YET = object()

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.callbacks.ddp_snr_pruning import KINDS
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import run_script
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two processes saw."""
     directory = tmp_path_factory.mktemp("ddp")
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.callbacks.ddp_snr_pruning", str(directory)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
+    run_script("tests.callbacks.ddp_snr_pruning", directory)
     return [json.loads((directory / f"found{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -91,27 +91,6 @@ def test_every_kind_in_batches_equals_one_prediction(
         torch.testing.assert_close(columns[name], expected[name].float(), rtol=2e-5, atol=2e-6)
 
 
-def test_classes_are_the_predictives_own() -> None:
-    predictive = Categorical().predictive(torch.randn(5, 4, 3))
-    columns = predictive.columns()
-    probability, chosen = predictive.mean.max(1)
-    assert torch.equal(columns["class"], chosen)
-    assert torch.equal(columns["probability"], probability)
-    total = columns["aleatoric"] + columns["mutual_information"]
-    torch.testing.assert_close(columns["entropy"], total)
-
-
-def test_numbers_are_the_predictives_own() -> None:
-    predictive = Gaussian([0.5, 1.0]).predictive(torch.randn(5, 4, 2))
-    columns = predictive.columns()
-    for output in range(2):
-        variance = columns[f"aleatoric_{output}"] + columns[f"epistemic_{output}"]
-        torch.testing.assert_close(columns[f"standard_deviation_{output}"] ** 2, variance)
-        assert torch.equal(columns[f"mean_{output}"], predictive.mean[:, output])
-        assert torch.equal(columns[f"lower_90_{output}"], predictive.quantile(0.05)[:, output])
-        assert torch.equal(columns[f"upper_90_{output}"], predictive.quantile(0.95)[:, output])
-
-
 def test_classes_at_positions_have_a_row_each(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(2, 12), nn.Unflatten(1, (3, 2, 2)))
     bnn = VariationalBNN(net, Categorical(), num_data=10, predict_draws=4)
@@ -172,16 +151,6 @@ def test_default_file_is_in_the_folder_of_the_run(tmp_path: Path) -> None:
     )
     assert writer.files == [str(tmp_path / "predictions.csv")]
     assert len(read(writer.files[0])[1]["index"]) == 7
-
-
-def test_a_second_prediction_replaces_the_first(tmp_path: Path) -> None:
-    bnn, path = strategy(Gaussian(), 1), tmp_path / "predictions.csv"
-    writer = PredictionWriter(path)
-    trainer = quiet_trainer(callbacks=[writer])
-    for rows in (7, 4):
-        loader = DataLoader(INPUTS[:rows], batch_size=3)
-        trainer.predict(bnn, loader, return_predictions=False)
-        assert read(path)[1]["index"].tolist() == list(range(rows))
 
 
 class Broken(nn.Module):

@@ -64,19 +64,6 @@ def test_once_takes_all_at_the_beginning(begin: int) -> None:
     assert not rule.due(begin + 50, begin)
 
 
-def test_a_position_that_was_skipped_is_made_up_for_once() -> None:
-    rule = PruningRule("linear", 0.8, 10, 50, 10)
-    assert rule.due(33, 19)  # 20 and 30 were passed
-    assert rule.share(33) == pytest.approx(0.8 * 23 / 40)
-    assert not rule.due(33, 33)
-    assert not rule.due(39, 33)
-    assert rule.due(40, 39)
-    assert rule.due(90, 45)
-    assert not rule.due(90, 50)
-    assert not rule.due(20, 20)
-    assert not rule.due(19, -1)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     shape=st.sampled_from(["cubic", "linear"]),
@@ -115,7 +102,7 @@ def test_places_that_are_none(name: str, place: Any) -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(0.9, 0.5), (0.5, 0.5), (3, 3), (4, 2)])
 def test_an_end_that_is_not_after_the_start(start: Any, end: Any) -> None:
-    message = f"start={start} comes before end={end}, .* larger one to end=, .* schedule='once'"
+    message = f"start= comes before end=; got {start} and {end}.* larger one to end="
     with pytest.raises(ConfigurationError, match=message):
         check_places(start, end, "linear")
     check_places(start, end, "once")  # which has no end
@@ -195,7 +182,7 @@ def test_once_needs_no_end() -> None:
 def test_epochs_are_counted_where_their_steps_are_not_known(fit: Any) -> None:
     assert made(2, 6, **fit) == (2, 6, 1, "epochs")
     with pytest.raises(
-        ConfigurationError, match=r"every_n_steps=5 needs to know .* Leave it out, to prune after"
+        ConfigurationError, match="every_n_steps=5 needs training data with a length"
     ):
         made(2, 6, every=5, **fit)
     message = r"start=0.5 cannot be told in steps.* Pass start= and end= as numbers of epochs \(int"
@@ -203,37 +190,16 @@ def test_epochs_are_counted_where_their_steps_are_not_known(fit: Any) -> None:
         made(0.5, 0.9, **fit)
 
 
-def test_a_share_of_a_fit_without_an_end() -> None:
-    with pytest.raises(ConfigurationError, match=r"end=0.9 cannot .* max_epochs= or max_steps="):
-        made(2, 0.9, max_epochs=-1)
-
-
-def test_epochs_of_unknown_length_with_a_share() -> None:
-    options = {"max_epochs": -1, "max_steps": 100, "batches": math.inf}
-    with pytest.raises(ConfigurationError, match="start=2 cannot be told in steps"):
-        made(2, 0.9, **options)
-
-
 @pytest.mark.parametrize(
     ("start", "end", "shape", "fit", "message"),
     [
-        (5, 11, "cubic", {}, r"end after 220 steps, .* ends after 200, .* an earlier end="),
-        (11, 1, "once", {}, r"end after 220 steps, .* Train longer, .* an earlier start="),
-        (
-            5, 11, "cubic", {"batches": math.inf},
-            r"end after 11 epochs, .* ends after 10, before the fraction 0.9 is reached",
-        ),
-        (0.5, 0.9, "cubic", {"max_epochs": 1, "batches": 1}, r"begin after 0 and end after 0 of"),
-        (0.5, 0.51, "cubic", {"max_epochs": 2}, r"nothing lies between. Train longer, put them"),
-        (9, 0.9, "linear", {}, r"begin after 180 and end after 180 of the 200 steps .*start=9, en"),
+        (5, 11, "cubic", {}, "end after 220 steps, and this fit ends after 200"),
+        (11, 1, "once", {}, "end after 220 steps, and this fit ends after 200"),
+        (5, 11, "cubic", {"batches": math.inf}, "end after 11 epochs, and this fit ends after 10"),
+        (0.5, 0.51, "cubic", {"max_epochs": 2}, "begin after 20 and end after 20 steps"),
+        (9, 0.9, "linear", {}, "begin after 180 and end after 180 steps"),
     ],
-)  # fmt: skip
+)
 def test_a_fit_that_is_too_short(start: Any, end: Any, shape: Any, fit: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         made(start, end, shape=shape, **fit)
-
-
-def test_a_fit_that_is_just_long_enough() -> None:
-    assert made(5, 10) == (100, 200, 2, "steps")
-    assert made(5, 10, batches=math.inf) == (5, 10, 1, "epochs")
-    assert made(0.0, 1.0, max_epochs=1, batches=1) == (0, 1, 1, "steps")

@@ -202,25 +202,6 @@ def test_when_snapshots_are_taken_in_odd_loops(module: Any, batches: Any, positi
     assert_mean(swag, fit(module(), swag, max_epochs=4, batches=batches), positions)
 
 
-def test_a_validation_loop_changes_nothing() -> None:
-    alone, validated = plain_swag(start=0.5), plain_swag(start=0.5)
-    fit(PLAIN(), alone, batches=loader(shuffle=False))
-    trainer = quiet_trainer(max_epochs=8, callbacks=[validated], val_check_interval=0.5)
-    trainer.fit(PLAIN(), loader(shuffle=False), loader(shuffle=False))
-    assert alone.snapshots == validated.snapshots == 4
-    assert_same(alone.moments, validated.moments)
-
-
-def test_frozen_weights_stay_as_they_are() -> None:
-    module = PLAIN()
-    module.body[0].requires_grad_(False)
-    swag = plain_swag(start=0.5)
-    fit(module, swag)
-    posterior = swag.posterior()
-    assert list(posterior.mean) == ["2.weight", "2.bias"]
-    assert torch.equal(posterior.fixed["0.weight"], module.body[0].weight)
-
-
 # -------------------------------------------------------------------- learning rate
 
 DECAY = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
@@ -254,11 +235,6 @@ def test_how_long_the_learning_rate_takes(options: Any, at_once: bool, held_from
     assert (rates[24] == 0.02) == at_once
     assert all(rates[s] != 0.02 for s in range(24, held_from))
     assert {rates[s] for s in range(held_from, 48)} == {0.02}
-
-
-def test_without_lr_the_schedule_is_left_alone() -> None:
-    rates = fit(fits.with_scheduler(PLAIN(), DECAY), plain_swag(start=0.5)).rates
-    np.testing.assert_allclose([rates[s] for s in range(48)], 0.01 * 0.9 ** np.arange(48))
 
 
 def test_a_learning_rate_that_is_a_tensor_and_data_without_a_length() -> None:
@@ -305,8 +281,7 @@ def test_resume_is_bit_equal(tmp_path: Path, unit: str, order: str, step: int) -
 
 
 @pytest.mark.parametrize("when", ["epoch end", "validation end", "step"])
-@pytest.mark.parametrize("limit", [{"max_epochs": 8}, {"max_epochs": -1, "max_steps": 48}])
-def test_resume_from_a_model_checkpoint(tmp_path: Path, when: str, limit: Any) -> None:
+def test_resume_from_a_model_checkpoint(tmp_path: Path, when: str) -> None:
     """ModelCheckpoint saves after the snapshot of its epoch, with and without validation."""
     options = {
         "epoch end": {"save_on_train_epoch_end": True},
@@ -318,15 +293,15 @@ def test_resume_from_a_model_checkpoint(tmp_path: Path, when: str, limit: Any) -
         swag = SWAGMoments(start=0.5, rank=4)
         folder = tmp_path / ("whole" if ckpt is None else ckpt.stem)
         saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, **options)
-        trainer = quiet_trainer(callbacks=[saver, swag], enable_checkpointing=True, **limit)
+        limits = {"max_epochs": 8, "enable_checkpointing": True}
+        trainer = quiet_trainer(callbacks=[saver, swag], **limits)
         torch.manual_seed(5)
         trainer.fit(chains(), loader(), DataLoader(data(), BATCH), ckpt_path=ckpt)
         return swag, sorted(folder.glob("*.ckpt"), key=lambda p: int(p.stem.split("=")[1]))
 
     whole, checkpoints = run()
     assert whole.snapshots == 4
-    for path in checkpoints[-3:-1]:
-        assert_same(whole.moments, run(path)[0].moments)
+    assert_same(whole.moments, run(checkpoints[-2])[0].moments)
 
 
 def test_a_plain_module_resumes_bit_equal(tmp_path: Path) -> None:
@@ -335,26 +310,6 @@ def test_a_plain_module_resumes_bit_equal(tmp_path: Path) -> None:
     fits.fit(PLAIN(), whole, save(tmp_path / "run.ckpt", 36), max_epochs=8, **in_order)
     fit(PLAIN(), resumed, ckpt=tmp_path / "run.ckpt", **in_order)
     assert_same(whole.moments, resumed.moments)
-
-
-def test_a_checkpoint_made_after_the_fit(tmp_path: Path) -> None:
-    """No snapshot is still to come in it, and a longer fit goes on as one that never stopped."""
-    whole, first, resumed = (SWAGMoments(start=4) for _ in range(3))
-    fit(chains(), whole)
-    trainer = fits.fit(chains(), first, max_epochs=6)
-    trainer.save_checkpoint(tmp_path / "run.ckpt")
-    assert first.state_dict()["pending"] is None
-    fit(chains(), resumed, ckpt=tmp_path / "run.ckpt")
-    assert_same(whole.moments, resumed.moments)
-
-
-def test_a_longer_fit_goes_on_with_the_averaging_that_has_begun(tmp_path: Path) -> None:
-    """A share of more epochs would begin later; what has begun stays."""
-    first, longer = SWAGMoments(start=0.5), SWAGMoments(start=0.5)
-    fit(chains(), first, save(tmp_path / "run.ckpt", 42))
-    recorder = fit(chains(), longer, ckpt=tmp_path / "run.ckpt", max_epochs=16)
-    assert longer.snapshots == 12
-    assert len(recorder.weights) == 54
 
 
 def test_averaging_that_is_new_in_a_resumed_fit(tmp_path: Path) -> None:
@@ -416,15 +371,6 @@ def test_a_plain_module_gives_a_gaussian(tmp_path: Path) -> None:
     assert not torch.equal(
         swag.posterior(7, seed=1).sample(7)["2.bias"], stored.sample(7)["2.bias"]
     )
-
-
-def test_later_training_does_not_change_a_posterior() -> None:
-    module, swag = PLAIN(), plain_swag(start=0.5)
-    fit(module, swag)
-    posterior = swag.posterior()
-    before = posterior.mean["0.weight"].clone()
-    fit(module, plain_swag(start=0.5), max_epochs=4)
-    assert torch.equal(posterior.mean["0.weight"], before)
 
 
 def test_the_average_is_the_mean_and_deterministic() -> None:
@@ -567,36 +513,6 @@ def test_batch_norm_of_an_ensemble_with_batches_of_its_own(own: bool) -> None:
             torch.testing.assert_close(draws["1.running_mean"][index], hidden.mean(0))
 
 
-class Shift(nn.Module):
-    """A buffer that every member has its own values of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("by", torch.randn(4))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return inputs + self.by
-
-
-def test_statistics_are_those_of_the_members_own_buffers() -> None:
-    swag = SWAGMoments(start=0.5)
-    module = ensemble(lambda: [Shift(), nn.BatchNorm1d(4)], members=2)
-    fit(module, swag, max_epochs=4, batches=loader(batch_size=EXAMPLES))
-    shifts = module.current_draws()["1.by"]
-    assert not torch.equal(shifts[0], shifts[1])
-    for shift, part in zip(shifts, swag.average().components, strict=True):
-        draw = part.sample(1)
-        hidden = data().tensors[0] @ draw["0.weight"][0].T + draw["0.bias"][0] + shift
-        torch.testing.assert_close(draw["2.running_mean"][0], hidden.mean(0))
-        assert torch.equal(part.fixed["1.by"], shift)
-
-
-def test_by_default_one_pass_over_the_data_is_used() -> None:
-    swag = plain_swag(start=0.5)
-    fit(fits.Plain(), swag, limit_train_batches=5)
-    assert swag.average().sample(1)["1.num_batches_tracked"].tolist() == [5]
-
-
 def test_batch_norm_without_training_data(tmp_path: Path) -> None:
     """Asked for in a new process: what was asked for before the checkpoint was made is in it."""
     path, late = tmp_path / "run.ckpt", tmp_path / "late.ckpt"
@@ -654,26 +570,15 @@ def test_batch_norm_with_batches_that_are_no_pairs() -> None:
     with pytest.raises(DataError, match=r"got list of length 3.* split\(\)"):
         fits.fit(Triples(), plain_swag(start=2), refused, max_epochs=4, batches=triples)
     assert refused.weights == {}
-    split, odd = Triples(), fits.Plain()
+    split = Triples()
     split.split = lambda batch: (batch[0], batch[1])  # type: ignore[assignment]
-    odd.split = 0.8  # type: ignore[assignment]  # an attribute of that name may be anything
-    for module, batches in ((split, triples), (odd, loader())):
-        swag = plain_swag(start=2)
-        fit(module, swag, max_epochs=4, batches=batches)
-        assert len(swag.posterior(draws=2)) == 2
+    swag = plain_swag(start=2)
+    fit(split, swag, max_epochs=4, batches=triples)
+    assert len(swag.posterior(draws=2)) == 2
     # without BatchNorm nobody asks what is in a batch
     swag = plain_swag(start=2)
     fit(Triples(batch_norm=False), swag, max_epochs=4, batches=triples)
     assert swag.posterior().rank == 2
-
-
-def test_batch_norm_with_several_loaders() -> None:
-    class First(fits.Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return super().training_step(batch[0], batch_idx)
-
-    with pytest.raises(ConfigurationError, match="by itself; the trainer has a list with 1"):
-        fit(First(), plain_swag(start=2), max_epochs=4, batches=[loader()])
 
 
 def test_frozen_batch_norm_stays_as_it_is() -> None:
@@ -691,20 +596,9 @@ def test_frozen_batch_norm_stays_as_it_is() -> None:
             assert (posterior.fixed["1.running_mean"] == 1.5).all()
 
 
-def test_only_layers_that_train_are_recomputed() -> None:
-    module, swag = fits.Plain(), plain_swag(start=0.5)
-    module.body = nn.Sequential(nn.BatchNorm1d(3), *module.body)
-    fit(module, swag, Freeze(0), max_epochs=4)
-    draw = swag.average().sample(1)
-    assert draw["2.num_batches_tracked"].tolist() == [6]
-    assert "0.running_mean" not in draw
-
-
-@pytest.mark.parametrize("batch_norm", [True, False])
-def test_a_prior_function_is_neither_averaged_nor_refreshed(batch_norm: bool) -> None:
-    middle = nn.BatchNorm1d if batch_norm else nn.LayerNorm
+def test_a_prior_function_is_neither_averaged_nor_refreshed() -> None:
     swag = SWAGMoments(start=0.5)
-    module = ensemble(lambda: [middle(4)], members=2, prior_function=1.0)
+    module = ensemble(lambda: [nn.BatchNorm1d(4)], members=2, prior_function=1.0)
     fit(module, swag, max_epochs=4)
     assert swag.moments.mean.shape == module.weights.shape
     current = module.current_draws()
@@ -786,27 +680,6 @@ def test_a_module_that_is_the_network_itself() -> None:
     assert posterior.predict(data().tensors[0]).mean.shape == (EXAMPLES, 1)
 
 
-def test_groups_of_parameters_that_are_added_while_averaging() -> None:
-    """They go from their own learning rate to the one of the averaging phase."""
-
-    class Unfreeze(Callback):
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            if trainer.current_epoch == 5:
-                layer = pl_module.body[0].requires_grad_(True)
-                group = {"params": list(layer.parameters()), "lr": 0.001}
-                trainer.optimizers[0].add_param_group(group)
-
-    class Frozen(fits.Plain):
-        def configure_optimizers(self) -> Any:
-            self.body[0].requires_grad_(False)
-            return SGD(self.body[2].parameters(), lr=0.01)
-
-    swag = plain_swag(start=4, lr=0.02, anneal=2, anneal_shape="linear")
-    fit(Frozen(batch_norm=False), swag, Unfreeze())
-    assert swag.state_dict()["first_rates"] == [0.01, 0.001]
-    assert [group["lr"] for group in swag._fitted[0].optimizers[0].param_groups] == [0.02, 0.02]
-
-
 # -------------------------------------------------------------------- bad input
 
 
@@ -814,20 +687,14 @@ def test_groups_of_parameters_that_are_added_while_averaging() -> None:
     ("options", "message"),
     [
         ({"start": 1.0}, "from 0.0 to less than 1.0, or a whole number .* got 1.0"),
-        ({"start": -0.1}, "got -0.1"),
         ({"start": -1}, "got -1"),
-        ({"start": True}, "got True"),
         ({"start": "late"}, "got 'late'"),
-        ({"every_n_epochs": 1, "every_n_steps": 5}, "every_n_epochs=1 and every_n_steps=5"),
+        ({"every_n_epochs": 1, "every_n_steps": 5}, "every_n_steps=, not both"),
         ({"every_n_epochs": 0}, "every_n_epochs= is a whole number, at least 1; got 0"),
-        ({"every_n_steps": 2.5}, "every_n_steps= is a whole number, at least 1; got 2.5"),
-        ({"rank": 1}, "rank= is at least 2, .* or 0 for the diagonal alone; got 1"),
+        ({"rank": 1}, "rank= is at least 2, or 0 for the diagonal alone; got 1"),
         ({"rank": -1}, "rank= is a whole number, at least 0; got -1"),
         ({"scale": 0.0}, "scale= is a number greater than 0; got 0.0"),
-        ({"scale": None}, "scale= is a number greater than 0; got None"),
         ({"lr": "0.1"}, "lr= is a number greater than 0; got '0.1'"),
-        ({"lr": 0.0}, "lr= is a number greater than 0; got 0.0"),
-        ({"anneal": 3}, "anneal=3 says how to get to lr=, which is not given"),
         ({"anneal": -1, "lr": 0.1}, "anneal= is a whole number, at least 0; got -1"),
         ({"anneal_shape": "steps"}, "anneal_shape= is 'cosine' or 'linear'; got 'steps'"),
         ({"refresh_batch_norm": 0}, "refresh_batch_norm= is a whole number, at least 1; got 0"),
@@ -841,18 +708,12 @@ def test_options_that_make_no_sense(options: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("swag_options", "trainer_options", "message"),
     [
-        (
-            {"start": 30},
-            {"max_epochs": 20},
-            "would take 0 snapshots in the 20 epochs of this fit, as the fit ends before averaging "
-            "begins, after 30 epochs; 2 are the least",
-        ),
-        ({"start": 7}, {"max_epochs": 8}, "would take 1 snapshots .* 2 are the least"),
+        ({"start": 30}, {"max_epochs": 20}, "would take 0 snapshots in the 20 epochs of this fit"),
         ({"start": 0.5, "every_n_epochs": 4}, {"max_epochs": 8}, "would take 1 snapshots"),
         (
             {"start": 40, "every_n_steps": 5, "rank": 3},
             {"max_epochs": 8},
-            "would take 1 snapshots in the 48 steps .* 2 are the least",
+            "would take 1 snapshots in the 48 steps .* expected at least 3",
         ),
         ({"start": 0.5}, {"max_epochs": -1}, "start=0.5 is a share .* number of epochs .* not"),
         (
@@ -875,14 +736,11 @@ def test_a_fit_that_cannot_work_is_refused(
 def test_fewer_snapshots_than_the_rank() -> None:
     """Said before training, with the numbers; what there is is used, more is refused."""
     swag = plain_swag(start=0.75, every_n_epochs=1, rank=20)
-    message = (
-        "will take 10 snapshots in the 40 epochs of this fit, one every 1 epochs after the first "
-        "30: the Gaussian has rank 10, not rank=20. To have more, train longer"
-    )
+    message = "would take 10 snapshots in the 40 epochs .* the first 30; expected at least 20"
     with pytest.warns(UserWarning, match=message):
         fit(PLAIN(), swag, max_epochs=40)
     assert (swag.snapshots, swag.posterior().rank) == (10, 10)
-    with pytest.raises(ConfigurationError, match=r"rank=20 needs as many .* 10 snapshots"):
+    with pytest.raises(ConfigurationError, match=r"rank=20 needs .* and 10 were kept"):
         swag.posterior(rank=20)
 
 
@@ -896,30 +754,13 @@ def test_a_share_of_steps_that_nobody_knows(manual: bool) -> None:
     assert swag.snapshots == 3
 
 
-@pytest.mark.parametrize(
-    ("module", "options", "message"),
-    [
-        (
-            PLAIN,
-            {"likelihood": Gaussian(0.1)},
-            r"which module of Plain is the network: one of \['body'\].* got None",
-        ),
-        (PLAIN, {"net": "body"}, r"outputs of Plain's network .* Categorical\(\); got None"),
-        (
-            PLAIN,
-            {"net": "model", "likelihood": Gaussian(0.1)},
-            r"which module of Plain is the network: one of \['body'\].* got 'model'",
-        ),
-        (chains, {"net": "net"}, "SGMCMC has a network and a likelihood of its own. Leave net="),
-        (chains, {"likelihood": Gaussian(0.1)}, "SGMCMC has a network"),
-    ],
-)
-def test_what_a_module_needs(module: Any, options: Any, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        fit(module(), SWAGMoments(**options))
+@pytest.mark.parametrize("options", [{"likelihood": Gaussian(0.1)}, {"net": "body"}])
+def test_what_a_module_needs(options: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"SWAGMoments of Plain, .* needs net="):
+        fit(PLAIN(), SWAGMoments(**options))
 
 
-def test_networks_that_cannot_be_averaged() -> None:
+def test_a_network_without_trained_weights() -> None:
     class Frozen(fits.Plain):
         def __init__(self) -> None:
             super().__init__()
@@ -929,19 +770,14 @@ def test_networks_that_cannot_be_averaged() -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             return self.other.square()
 
-    with pytest.raises(ConfigurationError, match=r"of \[\]\. Set requires_grad=True"):
+    with pytest.raises(ConfigurationError, match=r"has none\. Set requires_grad=True"):
         fit(Frozen(), plain_swag())
-    mixed = PLAIN()
-    mixed.body[0].double()
-    message = r"one floating-point dtype; .* \['torch.float32', 'torch.float64'\]"
-    with pytest.raises(ConfigurationError, match=message):
-        fit(mixed, plain_swag())
 
 
 def test_asking_too_early() -> None:
     """Before a fit, and after one that took nothing."""
     swag = plain_swag()
-    message = r"no snapshot yet: a Trainer .* start=0.75 of training and 1 more epochs"
+    message = "no snapshot yet: the first is taken 1 epochs after start=0.75"
     for _ in range(2):
         for ask in (swag.posterior, swag.average, swag.gaussian):
             with pytest.raises(ConfigurationError, match=message):
@@ -962,16 +798,8 @@ class StopAfter(Callback):
 def test_training_that_stopped_early() -> None:
     swag = plain_swag(start=4, rank=4)
     fit(PLAIN(), swag, StopAfter(7))
-    message = "rank=4 needs as many deviations; 3 snapshots were taken, .* Pass rank=3"
-    with pytest.raises(ConfigurationError, match=message):
+    with pytest.raises(ConfigurationError, match="rank=4 needs as many deviations, and 3 were"):
         swag.posterior(rank=4)
-    assert swag.posterior(rank=3).rank == 3
-    diagonal = plain_swag(start=4, rank=0)
-    fit(PLAIN(), diagonal)
-    with pytest.raises(
-        ConfigurationError, match=r"rank=2 .* SWAGMoments\(rank=0\) keeps the last 0"
-    ):
-        diagonal.posterior(rank=2)
     assert swag.posterior().rank == 3
     single = plain_swag(start=4)
     fit(PLAIN(), single, StopAfter(5))
@@ -984,7 +812,7 @@ def test_training_that_stopped_early() -> None:
 
 def test_a_snapshot_that_is_not_finite() -> None:
     swag = SWAGMoments(start=0.5)
-    message = "'0.bias' of member 7 is not finite after step 42, and the snapshot was not taken"
+    message = "'0.bias' of member 7 is not finite after step 42"
     with pytest.raises(NonFiniteError, match=message):
         fit(chains(chains=[0, 7]), swag, spoil(42, row=1, column=13))
     assert swag.snapshots == 2

@@ -93,7 +93,7 @@ def main(directory: Path) -> None:
     halves = make(bn=False, seed=1, chunk=2, optimizer=partial(SGD, lr=0.1))
     trainer = quiet_trainer(max_steps=3, max_epochs=-1, **DDP)
     trainer.fit(halves, DataLoader(data, batch_size=24))
-    weights["halves"] = {"weights": halves.weights.detach()}
+    weights["halves"] = {"bank.weights": halves.weights.detach()}
 
     for path in (None, directory / "step=7.ckpt"):
         torch.manual_seed(3 if path is None else 4)

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import DeepEnsemble
-from lightning_bnn.errors import NonFiniteError
+from lightning_bnn import SGMCMC, DeepEnsemble
+from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.priors import Laplace, Normal
+from lightning_bnn.samplers import SGHMC, SGNHT
 from tests.nets import loader, make_data, mlp
 from tests.strategies.ensembles import (
     assert_member_equals,
     batch_norm_net,
-    cnn,
     fit,
     make,
     networks,
@@ -80,29 +80,6 @@ def test_chunks_give_the_same_numbers(chunk: int, mode: Any) -> None:
     assert states[1]["1.num_batches_tracked"].tolist() == [9] * 5  # three epochs of three batches
 
 
-def test_convolutions_in_a_loop_run_one_by_one_and_give_the_same_numbers() -> None:
-    """Each member forward and backward before the next: the other way the caches are cold."""
-    states = []
-    for mode in ("stacked", "loop"):
-        ensemble = make(cnn, mode=mode, optimizer=partial(SGD, lr=0.1))
-        rows: list[int] = []
-        original = ensemble.bank._energies_of
-
-        def watch(
-            target: Any, view: Any, check: Any, part: slice, *stacked: Tensor,
-            run: Any = original, seen: Any = rows,
-        ) -> Tensor:  # fmt: skip
-            seen.append(part.stop - part.start)
-            return run(target, view, check, part, *stacked)
-
-        ensemble.bank._energies_of = watch  # type: ignore[method-assign]
-        fit(ensemble, 6, precision="64-true")
-        assert set(rows) == {3 if mode == "stacked" else 1}
-        states.append(ensemble.current_draws())
-    for name, tensor in states[0].items():
-        torch.testing.assert_close(states[1][name], tensor, rtol=1e-10, atol=1e-12)
-
-
 def test_no_more_than_a_chunk_is_held_at_once() -> None:
     """When the next chunk begins, nothing that the last one kept for its backward pass is left."""
     ensemble = make(partial(mlp, 3), members=5, chunk=2, num_data=48)
@@ -141,14 +118,6 @@ def test_two_energies_in_chunks_before_a_backward_pass_keep_their_gradients() ->
         (first.sum() + 3 * second.sum()).backward()
         gradients.append(ensemble.weights.grad)
     torch.testing.assert_close(*gradients)
-
-
-def test_energies_in_chunks_without_gradients() -> None:
-    ensemble = make(partial(mlp, 3), chunk=2, num_data=48)
-    with torch.no_grad():
-        energies = ensemble.energies(make_data("mlp", "classification")[:16])
-    assert not energies.requires_grad
-    assert energies.shape == (3,)
 
 
 # -------------------------------------------------------------------- clipping
@@ -235,15 +204,6 @@ def test_a_member_that_diverges_in_the_last_step_is_left_out_too() -> None:
         ensemble.posterior()
 
 
-def test_a_member_whose_likelihood_diverges_in_the_last_step_is_left_out_too() -> None:
-    ensemble = make(partial(mlp, 2), likelihood=Gaussian(0.5, learn=True))
-    with torch.no_grad():
-        ensemble.bank.learned[1] = NAN
-    posterior = ensemble.posterior()
-    assert len(posterior.components) == 2
-    assert posterior.predict(torch.randn(2, 4)).variance.isfinite().all()
-
-
 def test_the_last_member_to_diverge_ends_the_fit() -> None:
     ensemble = make(partial(mlp, 3), optimizer=partial(SGD, lr=1e30))
     with pytest.raises(NonFiniteError, match=r"member 0, 1, 2 is not finite at step \d+ .*lower"):
@@ -259,12 +219,6 @@ def test_bad_data_are_told_from_divergence() -> None:
     with pytest.raises(NonFiniteError, match="The batch's inputs hold NaN or infinity"):
         quiet_trainer(max_epochs=1).fit(ensemble, DataLoader(data, 16))
     assert torch.equal(before, ensemble.weights)
-
-
-def test_data_that_do_not_fit_the_likelihood_are_named() -> None:
-    data = TensorDataset(torch.randn(16, 4), torch.full((16,), 7))
-    with pytest.raises(ValueError, match="Categorical expected classes from 0 to 2"):
-        quiet_trainer(max_epochs=1).fit(make(), DataLoader(data, 16))
 
 
 def test_a_likelihood_of_ones_own_needs_no_batching_rule() -> None:
@@ -284,17 +238,33 @@ def test_a_likelihood_of_ones_own_needs_no_batching_rule() -> None:
     assert torch.equal(first.weights, second.weights)
 
 
-@pytest.mark.parametrize(("mode", "by_numpy"), [("auto", False), ("loop", False), ("loop", True)])
-def test_nor_does_one_that_learns(mode: Any, by_numpy: bool) -> None:
-    class Branching(Gaussian):
-        def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-            far = targets.numpy().max() > 100 if by_numpy else (targets > 100).any()
-            return super().log_prob(outputs, targets / 100 if far else targets)
+# -------------------------------------------------------------------- checkpoints of other runs
 
-    data = make_data("mlp", "regression")
-    first = make(partial(mlp, 2), likelihood=Branching(0.5, learn=True), mode=mode)
-    second = make(partial(mlp, 2), likelihood=Gaussian(0.5, learn=True))
-    for ensemble in (first, second):
-        fit(ensemble, 3, data=data)
-    torch.testing.assert_close(first.weights, second.weights)
-    torch.testing.assert_close(first.bank.learned, second.bank.learned)
+
+def chains(**options: Any) -> SGMCMC:
+    defaults = {"chains": 2, "sampler": partial(SGHMC, lr=1e-3), "seed": 7, "mode": "stacked"}
+    return SGMCMC(mlp(3), Categorical(), **{**defaults, **options})
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "name"),
+    [
+        (make, {"members": [0, 1, 4]}, r"members=\[0, 1, 2\]"),
+        (make, {"members": 2}, r"members=\[0, 1, 2\]"),
+        (make, {"optimizer": partial(SGD, lr=0.1)}, r"optimizer=\['Adam'\]"),
+        (make, {"snapshots": 2}, "snapshots=None"),
+        (make, {"bootstrap": True}, "bootstrap=False"),
+        (chains, {"sampler": partial(SGNHT, lr=1e-3)}, "sampler='SGHMC'"),
+        (chains, {"chains": [4, 7]}, r"chains=\[0, 1\]"),
+        (chains, {"warm_up": 2}, "warm_up=0"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    build: Any, options: dict[str, Any], name: str, tmp_path: Any
+) -> None:
+    fit(build(), 3).save_checkpoint(tmp_path / "saved.ckpt")
+    with pytest.raises(ConfigurationError, match=f"checkpoint was made with {name}"):
+        quiet_trainer(max_steps=6, max_epochs=-1).fit(
+            build(**options), loader(make_data("mlp", "classification")),
+            ckpt_path=tmp_path / "saved.ckpt",
+        )  # fmt: skip

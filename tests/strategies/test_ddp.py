@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,29 +12,15 @@ from lightning_bnn import VariationalBNN
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal
 from tests.nets import loader, make_data
+from tests.processes import run_ranks
 from tests.trainers import quiet_trainer
 
-ROOT = Path(__file__).parents[2]
 FITS = ["weight", "flipout", "local", "draws", "accumulated", "last_layer"]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """What each rank wrote: its weights after each fit, and what else it found."""
-    directory = tmp_path_factory.mktemp("ddp")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.strategies.ddp_script", str(directory)]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return [
-        (
-            torch.load(directory / f"weights{rank}.pt", weights_only=True),
-            json.loads((directory / f"found{rank}.json").read_text()),
-        )
-        for rank in (0, 1)
-    ]
+    return run_ranks("tests.strategies.ddp_script", tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.parametrize("name", FITS)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +9,9 @@ import torch
 
 from lightning_bnn.ensembles.bootstrap import bootstrap_means, bootstrap_weights
 from tests.nets import make_data
+from tests.processes import run_script
 from tests.strategies.ddp_ensemble_variants_script import EPOCHS, FITS
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = 48
 
 
@@ -23,17 +19,7 @@ EXAMPLES = 48
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank wrote."""
     directory = tmp_path_factory.mktemp("ddp")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.strategies.ddp_ensemble_variants_script"]
-    done = subprocess.run(
-        [*command, str(directory)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run_script("tests.strategies.ddp_ensemble_variants_script", directory)
     return [torch.load(directory / f"found{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
@@ -58,9 +44,8 @@ def test_weights_of_an_example_are_the_same_on_every_rank_and_in_every_epoch(
             own = indices.expand(3, indices.shape[-1])
             assert torch.equal(shares, whole.gather(1, own).float())
             times.scatter_add_(1, own, torch.ones(own.shape))
-    # each example once an epoch; adversarial training looks at every batch twice
-    passes = EPOCHS * (2 if "adversarial" in FITS[name] else 1)
-    assert torch.equal(times, torch.full((3, EXAMPLES), float(passes)))
+    # each example once an epoch
+    assert torch.equal(times, torch.full((3, EXAMPLES), float(EPOCHS)))
 
 
 def test_members_have_orders_of_their_own_on_each_rank(ranks: Any) -> None:

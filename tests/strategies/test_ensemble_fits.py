@@ -22,6 +22,7 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.nets import MLP
 from lightning_bnn.priors import Normal
 from tests.nets import loader, make_data, mlp
+from tests.processes import ROOT
 from tests.strategies.ensembles import cnn, fit, make
 from tests.trainers import quiet_trainer
 
@@ -58,36 +59,6 @@ def test_a_resumed_fit_is_bit_equal(
         assert all(
             torch.equal(end[key], value) for key, value in ends[0].items() if "net." not in key
         )
-
-
-def test_a_second_fit_goes_on_with_the_weights() -> None:
-    ensemble = make()
-    fit(ensemble, 3)
-    before = ensemble.weights.detach().clone()
-    fit(ensemble, 1)
-    assert 0 < (ensemble.weights - before).abs().max() < 0.02  # one step of Adam at 1e-3
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"members": [0, 1, 4]}, r"members=\[0, 1, 2\]"),
-        ({"members": 2}, r"members=\[0, 1, 2\]"),
-        ({"optimizer": partial(Adam, lr=0.1)}, r"optimizer=\['SGD'\]"),
-        ({"snapshots": 2}, "snapshots=None"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused(
-    options: dict[str, Any], name: str, tmp_path: Path
-) -> None:
-    same: dict[str, Any] = {"optimizer": partial(SGD, lr=0.1)}
-    fit(make(**same), 3).save_checkpoint(tmp_path / "saved.ckpt")
-    trainer = quiet_trainer(max_steps=6, max_epochs=-1)
-    with pytest.raises(ConfigurationError, match=f"checkpoint was made with {name}"):
-        trainer.fit(
-            make(**{**same, **options}), loader(make_data("mlp", "classification")),
-            ckpt_path=tmp_path / "saved.ckpt",
-        )  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed", "bf16-true"])
@@ -157,43 +128,17 @@ def test_the_loss_is_logged_as_the_mean_over_members() -> None:
     torch.testing.assert_close(trainer.callback_metrics["train_loss"], expected.detach())
 
 
-@pytest.mark.parametrize("each", [False, True], ids=["one optimizer", "one for each"])
-def test_the_command_line_trains_an_ensemble(each: bool, tmp_path: Path) -> None:
-    rates = [0.01, 0.02] if each else [0.01]
-    made = [{"class_path": "torch.optim.Adam", "init_args": {"lr": rate}} for rate in rates]
-    net = {
-        "class_path": "lightning_bnn.nets.MLP",
-        "init_args": {"inputs": 64, "hidden": [8], "outputs": 10},
-    }
-    strategy = {
-        "net": net,
-        "likelihood": "lightning_bnn.likelihoods.Categorical",
-        "prior": {"class_path": "lightning_bnn.priors.Normal"},
-        "members": 2,
-        "optimizer": made if each else made[0],
-        "scheduler": {
-            "class_path": "torch.optim.lr_scheduler.ExponentialLR",
-            "init_args": {"gamma": 0.5},
-        },
-    }
-    logger = {
-        "class_path": "pytorch_lightning.loggers.CSVLogger",
-        "init_args": {"save_dir": str(tmp_path), "name": "runs"},
-    }
-    trainer = {"max_epochs": 1, "limit_train_batches": 3, "limit_val_batches": 1,
-               "accelerator": "cpu", "logger": logger, "enable_progress_bar": False,
-               "enable_model_summary": False, "log_every_n_steps": 1}  # fmt: skip
-    content = {
-        "seed_everything": 1,
-        "model": {"class_path": "lightning_bnn.DeepEnsemble", "init_args": strategy},
-        "data": {"class_path": "lightning_bnn.data.Digits", "init_args": {"batch_size": 32}},
-        "trainer": trainer,
-    }
+def test_the_command_line_gives_each_member_an_optimizer(tmp_path: Path) -> None:
+    content = yaml.safe_load((ROOT / "configs" / "digits_ensemble.yaml").read_text())
+    made = [{"class_path": "torch.optim.Adam", "init_args": {"lr": rate}} for rate in (0.01, 0.02)]
+    content["model"]["init_args"].update(members=2, optimizer=made)
+    content["trainer"].update(
+        max_epochs=1, limit_train_batches=3, limit_val_batches=1, log_every_n_steps=1, callbacks=[],
+        accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    content["trainer"]["logger"]["init_args"]["save_dir"] = str(tmp_path)
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(content))
     assert main(["fit", "--config", str(config)]) == 0
-    run = tmp_path / "runs" / "version_0"
-    posterior = Posterior.load(run / "posterior", MLP(inputs=64, hidden=[8], outputs=10))
-    assert len(posterior) == 2
-    words = ["test", "--config", str(run / "config.yaml"), "--posterior", str(run / "posterior")]
-    assert main(words) == 0
+    run = tmp_path / "digits_ensemble" / "version_0"
+    assert len(Posterior.load(run / "posterior", MLP(inputs=64, hidden=[100], outputs=10))) == 2

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.processes import run_script
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("kills", [20, pytest.param(100, marks=pytest.mark.slow)])
 def test_killed_runs_lose_no_draw_and_change_none(kills: int, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.strategies.kill_script", str(tmp_path), str(kills), "5"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    printed = run_script("tests.strategies.kill_script", tmp_path, kills, 5, timeout=600)
+    found = json.loads(printed.splitlines()[-1])
     assert found["kills"] == kills
     reference = found["draws"].pop("reference")
     assert len(reference) == len(set(reference)) > 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from lightning_bnn import VariationalBNN
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal
-from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.strategies.resume import ResumableLoader
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
@@ -95,83 +95,57 @@ def equal(first: VariationalBNN, second: VariationalBNN) -> bool:
     )
 
 
-@pytest.mark.parametrize("step", [1, 4, 6, 8, 12, 17])
-def test_resume_is_bit_equal(step: int, tmp_path: Path) -> None:
-    """Steps 6 and 12 are ends of epochs, the others lie in the middle of one."""
-    whole = fit(tmp_path, shuffled)
-    resumed = fit(tmp_path, shuffled, tmp_path / f"step={step}.ckpt")
-    assert equal(whole, resumed)
+def seeded() -> DataLoader:
+    generator = torch.Generator().manual_seed(8)
+    return DataLoader(Augmented(), batch_size=8, shuffle=True, generator=generator)
 
 
-@pytest.mark.parametrize("options", [{"accumulate": 2}, {"limit": 4}, {"estimator": "flipout"}])
-def test_resume_is_bit_equal_with(options: dict[str, Any], tmp_path: Path) -> None:
-    whole = fit(tmp_path, shuffled, **options)
-    for step in (2, 3, 4, 5):
-        resumed = fit(tmp_path, shuffled, tmp_path / f"step={step}.ckpt", **options)
-        assert equal(whole, resumed), step
-
-
-def test_resume_is_bit_equal_with_workers(tmp_path: Path) -> None:
-    whole = fit(tmp_path, lambda: shuffled(2))
-    assert equal(whole, fit(tmp_path, lambda: shuffled(2), tmp_path / "step=8.ckpt"))
-
-
-def test_resume_is_bit_equal_without_a_length(tmp_path: Path) -> None:
+def stream() -> DataLoader:
     """Lightning fetches one batch ahead of such data."""
-
-    def stream() -> DataLoader:
-        return DataLoader(Stream(), batch_size=8)
-
-    whole = fit(tmp_path, stream, num_data=48)
-    assert equal(whole, fit(tmp_path, stream, tmp_path / "step=9.ckpt", num_data=48))
+    return DataLoader(Stream(), batch_size=8)
 
 
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_resume_is_bit_equal_from_the_end_of_an_epoch(epoch: int, tmp_path: Path) -> None:
-    """Lightning's default checkpoints, whose loader states it does not hand back."""
+@pytest.mark.parametrize(
+    ("load", "options", "steps"),
+    [
+        (shuffled, {}, [4, 6, 17]),  # step 6 is the end of an epoch
+        (shuffled, {"accumulate": 2}, [2, 3]),
+        (shuffled, {"limit": 4}, [4, 5]),
+        (shuffled, {"estimator": "flipout"}, [5]),
+        (partial(shuffled, 2), {}, [8]),
+        (stream, {"num_data": 48}, [9]),
+        (seeded, {}, [8]),
+    ],
+    ids=["plain", "accumulated", "limited", "flipout", "workers", "no length", "generator"],
+)
+def test_resume_is_bit_equal(load: Any, options: Any, steps: list[int], tmp_path: Path) -> None:
+    whole = fit(tmp_path, load, **options)
+    for step in steps:
+        assert equal(whole, fit(tmp_path, load, tmp_path / f"step={step}.ckpt", **options)), step
 
-    def run(name: str, ckpt: Path | None) -> VariationalBNN:
+
+@pytest.mark.parametrize(
+    ("saving", "validating", "name"),
+    [
+        ({}, {}, "epoch=1-step=12"),  # Lightning's default, whose loader states are not given back
+        ({"save_on_train_epoch_end": False}, {"val_check_interval": 2}, "epoch=0-step=4"),
+    ],
+    ids=["end of an epoch", "after a validation"],
+)
+def test_resume_is_bit_equal_from(saving: Any, validating: Any, name: str, tmp_path: Path) -> None:
+    """With a validation set that draws random numbers."""
+
+    def run(folder: str, ckpt: Path | None) -> VariationalBNN:
         bnn = make_bnn()
         torch.manual_seed(3 if ckpt is None else 4)
-        saver = ModelCheckpoint(tmp_path / name, "{epoch}", save_top_k=-1)
-        trainer = quiet_trainer(max_epochs=3, callbacks=[saver], enable_checkpointing=True)
+        saver = ModelCheckpoint(tmp_path / folder, monitor="val_nll", save_top_k=-1, **saving)
+        options = {"callbacks": [saver], "enable_checkpointing": True, **validating}
+        trainer = quiet_trainer(max_epochs=3, **options)
         trainer.fit(bnn, shuffled(), DataLoader(Augmented(), batch_size=8), ckpt_path=ckpt)
         return bnn
 
     whole = run("whole", None)
-    assert equal(whole, run("resumed", tmp_path / "whole" / f"epoch={epoch}.ckpt"))
-
-
-def test_resume_is_bit_equal_with_a_loader_that_has_a_generator(tmp_path: Path) -> None:
-    def seeded() -> DataLoader:
-        generator = torch.Generator().manual_seed(8)
-        return DataLoader(Augmented(), batch_size=8, shuffle=True, generator=generator)
-
-    whole = fit(tmp_path, seeded)
-    assert equal(whole, fit(tmp_path, seeded, tmp_path / "step=8.ckpt"))
-
-
-def test_resume_is_bit_equal_from_a_checkpoint_made_after_validation(tmp_path: Path) -> None:
-    """In the middle of an epoch, with a validation set that draws random numbers."""
-
-    def run(name: str, ckpt: Path | None) -> VariationalBNN:
-        bnn = make_bnn()
-        torch.manual_seed(3 if ckpt is None else 4)
-        saver = ModelCheckpoint(
-            tmp_path / name,
-            "{step}",
-            monitor="val_nll",
-            save_top_k=-1,
-            save_on_train_epoch_end=False,
-        )
-        trainer = quiet_trainer(
-            max_epochs=2, callbacks=[saver], enable_checkpointing=True, val_check_interval=2
-        )
-        trainer.fit(bnn, shuffled(), DataLoader(Augmented(), batch_size=8), ckpt_path=ckpt)
-        return bnn
-
-    whole = run("whole", None)
-    assert equal(whole, run("resumed", tmp_path / "whole" / "step=4.ckpt"))
+    assert equal(whole, run("resumed", tmp_path / "whole" / f"{name}.ckpt"))
 
 
 def test_resume_inside_of_an_accumulation_window_draws_noise_first(tmp_path: Path) -> None:
@@ -229,16 +203,6 @@ def test_a_tested_checkpoint_does_not_turn_back_a_later_fit(tmp_path: Path) -> N
     assert bnn._restored_order is None
 
 
-def test_another_checkpoint_gives_another_end(tmp_path: Path) -> None:
-    """The comparison can fail: forgetting the noise generator's state changes the result."""
-    whole = fit(tmp_path, shuffled)
-    path = tmp_path / "step=8.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    checkpoint["state_dict"]["noise._extra_state"] = make_bnn().noise.get_extra_state()
-    torch.save(checkpoint, path)
-    assert not equal(whole, fit(tmp_path, shuffled, path))
-
-
 def test_validation_does_not_change_training() -> None:
     torch.manual_seed(0)
     first = make_bnn()
@@ -257,21 +221,6 @@ def test_seed_decides_the_order_of_the_data() -> None:
         orders.append([int(batch) for _ in range(2) for batch in loader])
     assert orders[0] == orders[1] != orders[2]
     assert orders[0][:20] != orders[0][20:], "each epoch has an order of its own"
-
-
-def test_loader_leaves_the_random_state_alone() -> None:
-    before = random_state()
-    list(ResumableLoader(DataLoader(range(20), shuffle=True), 1))
-    assert torch.equal(before["torch"], torch.get_rng_state())
-    restore_random_state(before)
-
-
-def test_trainer_gets_its_methods_back() -> None:
-    bnn = make_bnn()
-    trainer = quiet_trainer(max_epochs=1)
-    original = trainer.strategy.process_dataloader
-    trainer.fit(bnn, shuffled())
-    assert trainer.strategy.process_dataloader == original
 
 
 def test_resume_from_a_fit_of_another_length(tmp_path: Path) -> None:
