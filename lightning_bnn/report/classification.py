@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from scipy.sparse import csr_array
 
 from lightning_bnn.calibration.bins import (
@@ -31,12 +30,10 @@ from lightning_bnn.calibration.error import (
     expected_calibration_errors,
     maximum_calibration_error,
 )
-from lightning_bnn.calibration.rounding import rounded
 from lightning_bnn.calibration.selective import aurc_replicates, coverage_at_risk, risk_coverage
 from lightning_bnn.calibration.temperature import apply_temperature, cross_fitted
 from lightning_bnn.calibration.verdict import CLASS_BAND_LEVEL, class_verdict
-from lightning_bnn.report.rows import Array, Rows, largest_probability
-from lightning_bnn.report.sample import Sample
+from lightning_bnn.report.rows import Array, Rows
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
@@ -91,7 +88,11 @@ class Classification:
         ("scaled_nll", "NLL after temperature scaling", "lower", None),
         ("scaled_ece", "ECE after temperature scaling", "lower", None),
     )
-    ood_scores: ClassVar = {"entropy": "entropy", "mutual_information": "mutual information"}
+    # What may tell out-of-distribution data, and the column that has it.
+    ood: ClassVar = {
+        "entropy": "entropy", "mutual_information": "epistemic",
+        "maximum_probability": "confidence",
+    }  # fmt: skip
 
     def __init__(self, bins: int, classes: int) -> None:
         self.count = 0
@@ -113,7 +114,6 @@ class Classification:
         for name in MEANS:
             self.sums[name] += float(columns[name].sum())
         self.confidence.add(columns["confidence"], columns["correct"])
-        assert rows.log_probabilities is not None
         self.classwise.add_classes(np.exp(rows.log_probabilities), target)
         self.entropy.add(columns["entropy"], columns["correct"])
         weights = [None, *(columns[name] for name in PER_CLASS)]
@@ -157,10 +157,7 @@ class Classification:
         )
         return {
             "verdict": {
-                "label": verdict.label,
-                "z": verdict.z,
-                "p_value": verdict.p_value,
-                "clustered": verdict.clustered,
+                name: getattr(verdict, name) for name in ("label", "z", "p_value", "clustered")
             },
             "invalid": {
                 "count": len(model.invalid),
@@ -168,9 +165,9 @@ class Classification:
                 "impossible": self.impossible,
             },
             "scalars": {
+                **{name: self.mean(name) for name in ("nll", "brier", "entropy", *PER_CLASS[2:])},
                 "accuracy": self.mean("correct"),
-                "nll": self.mean("nll"),
-                "brier": self.mean("brier"),
+                "mean_confidence": self.mean("confidence"),
                 "ece": expected_calibration_error(self.confidence),
                 "adaptive_ece": expected_calibration_error(by_mass),
                 "classwise_ece": classwise_calibration_error(self.classwise),
@@ -180,10 +177,6 @@ class Classification:
                 "answered_at_risk": answered,
                 "errors_at_risk": round(answered * curve.risk[answered - 1]) if answered else 0,
                 "risk": risk,
-                "mean_confidence": self.mean("confidence"),
-                "entropy": self.mean("entropy"),
-                "aleatoric": self.mean("aleatoric"),
-                "epistemic": self.mean("epistemic"),
             },
         }
 
@@ -194,32 +187,6 @@ class Classification:
         (:func:`~lightning_bnn.calibration.verdict.class_verdict`).
         """
         return bool(GRAVE * math.sqrt(self.sums["score_variance"]) >= SEEN)
-
-    @staticmethod
-    def scores_of(predictive: Any, dtype: torch.dtype) -> dict[str, Array]:
-        """What may tell out-of-distribution data, by name, a value for each row.
-
-        Args:
-            predictive: In float64.
-            dtype: Of the outputs.
-        """
-        entropy = predictive.entropy.reshape(-1).numpy()
-        within = predictive.aleatoric.reshape(-1).numpy()
-        log_p = predictive.log_probabilities.numpy()
-        return {
-            "entropy": rounded(entropy),
-            "mutual_information": rounded(entropy - within),
-            "maximum_probability": largest_probability(log_p, dtype != torch.float64),
-        }
-
-    @staticmethod
-    def scores_inside(sample: Sample) -> dict[str, Array]:
-        """The same scores of the data of the report."""
-        return {
-            "entropy": sample["entropy"],
-            "mutual_information": sample["epistemic"],
-            "maximum_probability": sample["confidence"],
-        }
 
     def replicated(
         self, model: Statistics, block: Mapping[str, Any], rows: Any, weights: Array
@@ -245,12 +212,11 @@ class Classification:
             each: Array = np.full(len(target), temperature["value"])
         else:
             each = cross_fitted(log_p, target, rows.example)
-        if np.isfinite(each).all():
+        scaled_nll = scaled_confidence = np.full(len(target), np.nan)
+        if np.isfinite(each).all():  # there was something to fit a temperature on
             cooled = apply_temperature(log_p, each)
             scaled_nll = -np.take_along_axis(cooled, target[:, None], 1)[:, 0]
             scaled_confidence = np.exp(cooled.max(1))
-        else:  # nothing to fit a temperature on
-            scaled_nll = scaled_confidence = np.full(len(target), np.nan)
         means = mean_replicates(np.stack([correct, brier], 1), weights)
         edges, by_mass = width_edges(model.bins), mass_edges(confidence, model.bins)
         return {

@@ -49,7 +49,7 @@ def test_after_a_fit_a_validation_and_a_test(
     trainer = fit(bnn, callback, limit_test_batches=2, logger=logger)
     trainer.validate(bnn, loader(40, seed=1), verbose=False)
     trainer.test(bnn, [loader(50, seed=2), loader(45, seed=3)], verbose=False)
-    assert callback._loaders == []
+    assert callback._parts == []
     made = curves(tmp_path)
     assert made.pop("epoch-0001") is None
     assert made.pop("epoch-0003") is None

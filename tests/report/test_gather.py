@@ -28,7 +28,6 @@ from lightning_bnn.predictive import BernoulliPredictive, CategoricalPredictive,
 from lightning_bnn.report.gather import (
     ExampleNumbers,
     add,
-    add_ood,
     batch_inputs,
     batch_limit,
     check_predicts,
@@ -100,17 +99,17 @@ def test_repeats_are_left_out() -> None:
     numbers = torch.tensor([4, -1, 0, 9, -1, 2])
     kept = numbers >= 0
     whole, part = Statistics(bins=2), Statistics(bins=2)
-    add(whole, CategoricalPredictive(logits), targets, numbers, torch.zeros(6, 1, 4, 4))
-    add(part, CategoricalPredictive(logits[:, kept]), targets[kept], numbers[kept], None)
+    add(whole, CategoricalPredictive(logits), numbers, targets, torch.zeros(6, 1, 4, 4))
+    add(part, CategoricalPredictive(logits[:, kept]), numbers[kept], targets[kept])
     assert whole.examples == part.examples == 4
     assert whole.sums.mean("nll") == pytest.approx(part.sums.mean("nll"), abs=1e-12)
-    add(whole, CategoricalPredictive(logits), targets, torch.full((6,), -1), None)
+    add(whole, CategoricalPredictive(logits), torch.full((6,), -1), targets)
     assert whole.examples == 4  # nothing but repeats
 
     outside, other = OodScores(), OodScores()
-    add_ood(outside, CategoricalPredictive(logits), numbers)
-    add_ood(outside, CategoricalPredictive(logits), torch.full((6,), -1))
-    add_ood(other, CategoricalPredictive(logits[:, kept]), numbers[kept])
+    add(outside, CategoricalPredictive(logits), numbers)
+    add(outside, CategoricalPredictive(logits), torch.full((6,), -1))
+    add(other, CategoricalPredictive(logits[:, kept]), numbers[kept])
     assert outside.examples == other.examples == 4
 
 

@@ -286,15 +286,6 @@ def test_several_rows_an_example_and_further_notes():
     assert "take them as independent" in str(summary(numbers, []))
 
 
-def test_every_sentence_is_one():
-    logits, targets = class_data(count=200)
-    numbers = document_of({"a": class_statistics(logits, targets)})
-    for line in numbers["summary"]:
-        assert line["text"].endswith(".")
-        assert "!" not in line["text"]
-        assert line["level"] in ("good", "warn", "bad", "note")
-
-
 def test_counts_and_lists():
     assert plural(2, "class") == "2 classes"
     assert listed(["a"]) == "a"

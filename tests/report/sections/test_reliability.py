@@ -173,10 +173,6 @@ def test_a_bin_that_starts_at_zero():
     assert class_headline(numbers, "")[1].startswith("over-confident by 13 points below 0.2;")
 
 
-def test_no_rows():
-    assert class_headline(class_numbers("unknown", [None] * 4), "")[0] == "note"
-
-
 def test_shares_and_gaps():
     assert [rounded_percent(share) for share in (0.0, 0.004, 0.5, 0.995, 1.0)] == [
         "0%", "0.4%", "50%", "99.5%", "100%",

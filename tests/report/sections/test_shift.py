@@ -82,8 +82,8 @@ def test_a_loader_of_another_kind():
     statistics = class_statistics(*class_data(count=30))
     other = outside_of(CategoricalPredictive(torch.zeros(1, 5, 7)))
     with pytest.raises(
-        ConfigurationError, match=r"'sevens' was predicted as classification \(classes: 7"
+        ConfigurationError, match=r"'sevens' were predicted as classification \(classes: 7"
     ):
         block_of(statistics, {"sevens": other})
-    with pytest.raises(ConfigurationError, match="without batches"):
+    with pytest.raises(ConfigurationError, match="some of each"):
         block_of(statistics, {"empty": OodScores()})
