@@ -14,22 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from scipy.sparse import csr_array
 
-from lightning_bnn.calibration.bins import (
-    BinSums,
-    bin_index,
-    bin_sums,
-    mass_edges,
-    reliability_curve,
-    width_edges,
-)
+from lightning_bnn.calibration import bins as binned
+from lightning_bnn.calibration import error
 from lightning_bnn.calibration.bootstrap import mean_replicates
 from lightning_bnn.calibration.clusters import ClusterSums, cluster_sums
-from lightning_bnn.calibration.error import (
-    classwise_calibration_error,
-    expected_calibration_error,
-    expected_calibration_errors,
-    maximum_calibration_error,
-)
 from lightning_bnn.calibration.selective import aurc_replicates, coverage_at_risk, risk_coverage
 from lightning_bnn.calibration.temperature import apply_temperature, cross_fitted
 from lightning_bnn.calibration.verdict import CLASS_BAND_LEVEL, class_verdict
@@ -99,9 +87,9 @@ class Classification:
         self.clusters = ClusterSums()
         self.impossible = 0
         self.sums = dict.fromkeys(MEANS, 0.0)
-        self.confidence = BinSums(width_edges(bins))
-        self.classwise = BinSums(width_edges(bins), classes)
-        self.entropy = BinSums(np.linspace(0.0, math.log(classes), bins + 1))
+        self.confidence = binned.BinSums(binned.width_edges(bins))
+        self.classwise = binned.BinSums(binned.width_edges(bins), classes)
+        self.entropy = binned.BinSums(np.linspace(0.0, math.log(classes), bins + 1))
         self.per_class = np.zeros((1 + len(PER_CLASS), classes))
 
     def add(self, rows: Rows) -> None:
@@ -144,12 +132,12 @@ class Classification:
             risk: The largest share of errors that is acceptable among the answers given.
         """
         confidence, correct = model.sample["confidence"], model.sample["correct"]
-        by_mass = bin_sums(confidence, correct, mass_edges(confidence, model.bins))
+        by_mass = binned.bin_sums(confidence, correct, binned.mass_edges(confidence, model.bins))
         curve = risk_coverage(confidence, 1.0 - correct)
         coverage = coverage_at_risk(curve, risk)
         answered = round(coverage * len(curve.risk))
         verdict = class_verdict(
-            reliability_curve(self.confidence, level=CLASS_BAND_LEVEL),
+            binned.reliability_curve(self.confidence, level=CLASS_BAND_LEVEL),
             self.sums["score"],
             self.sums["score_variance"],
             self.sums["score_third"],
@@ -168,10 +156,10 @@ class Classification:
                 **{name: self.mean(name) for name in ("nll", "brier", "entropy", *PER_CLASS[2:])},
                 "accuracy": self.mean("correct"),
                 "mean_confidence": self.mean("confidence"),
-                "ece": expected_calibration_error(self.confidence),
-                "adaptive_ece": expected_calibration_error(by_mass),
-                "classwise_ece": classwise_calibration_error(self.classwise),
-                "max_calibration_error": maximum_calibration_error(self.confidence),
+                "ece": error.expected_calibration_error(self.confidence),
+                "adaptive_ece": error.expected_calibration_error(by_mass),
+                "classwise_ece": error.classwise_calibration_error(self.classwise),
+                "max_calibration_error": error.maximum_calibration_error(self.confidence),
                 "aurc": curve.aurc,
                 "coverage_at_risk": coverage,
                 "answered_at_risk": answered,
@@ -218,17 +206,21 @@ class Classification:
             scaled_nll = -np.take_along_axis(cooled, target[:, None], 1)[:, 0]
             scaled_confidence = np.exp(cooled.max(1))
         means = mean_replicates(np.stack([correct, brier], 1), weights)
-        edges, by_mass = width_edges(model.bins), mass_edges(confidence, model.bins)
+        edges, by_mass = binned.width_edges(model.bins), binned.mass_edges(confidence, model.bins)
         return {
             "accuracy": means[:, 0],
             "nll": _means_with_infinity(nll, weights),
             "brier": means[:, 1],
-            "ece": expected_calibration_errors(confidence, correct, edges, weights),
-            "adaptive_ece": expected_calibration_errors(confidence, correct, by_mass, weights),
+            "ece": error.expected_calibration_errors(confidence, correct, edges, weights),
+            "adaptive_ece": error.expected_calibration_errors(
+                confidence, correct, by_mass, weights
+            ),
             "classwise_ece": classwise_replicates(np.exp(log_p), target, edges, weights),
             "aurc": aurc_replicates(confidence, 1.0 - correct, weights),
             "scaled_nll": _means_with_infinity(scaled_nll, weights),
-            "scaled_ece": expected_calibration_errors(scaled_confidence, correct, edges, weights),
+            "scaled_ece": error.expected_calibration_errors(
+                scaled_confidence, correct, edges, weights
+            ),
         }
 
 
@@ -261,7 +253,7 @@ def classwise_replicates(
     bins = len(edges) - 1
     gaps = probabilities.copy()
     gaps[np.arange(count), target] -= 1.0
-    column = bin_index(probabilities, edges) + np.arange(classes) * bins
+    column = binned.bin_index(probabilities, edges) + np.arange(classes) * bins
     # One row of the sparse matrix a row of data: its gap in one bin of every class.
     start = np.arange(0, probabilities.size + 1, classes)
     sparse = csr_array((gaps.ravel(), column.ravel(), start), shape=(count, classes * bins))

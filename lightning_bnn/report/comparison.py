@@ -25,12 +25,12 @@ from lightning_bnn.calibration.bootstrap import (
     resample_weights,
 )
 from lightning_bnn.calibration.separation import auroc_replicates
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.errors import DataError
 from lightning_bnn.report.sample import Array, Sample
 from lightning_bnn.report.sections.shift import as_ood_score
 from lightning_bnn.report.statistics import Statistics
 
-__all__ = ["LEVEL", "CommonRows", "check_same_task", "common_rows", "comparison"]
+__all__ = ["LEVEL", "CommonRows", "common_rows", "comparison"]
 
 LEVEL = 0.95
 # Rows that the bootstrap draws from: of more, a uniform sample, with intervals wider accordingly.
@@ -55,19 +55,6 @@ class CommonRows:
     def chosen(self, sample: Sample) -> Array:
         """Which rows of a sample are these."""
         return np.isin(sample["priority"], self.priority)
-
-
-def check_same_task(models: Mapping[str, Statistics]) -> None:
-    """Raise a ConfigurationError unless all models are of one task, classes and bins."""
-    (first, one), *others = models.items()
-    for name, other in others:
-        kinds = [(m.task, m.classes, m.bins) for m in (one, other)]
-        if kinds[0] != kinds[1]:
-            said = [f"{task} (classes: {classes}, bins: {bins})" for task, classes, bins in kinds]
-            raise ConfigurationError(
-                f"a report compares models of one task: {first!r} predicts {said[0]}, "
-                f"{name!r} {said[1]}. Make a report of each by itself."
-            )
 
 
 def common_rows(models: Mapping[str, Statistics], most: int) -> CommonRows:

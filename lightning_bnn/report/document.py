@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.report.comparison import check_same_task, comparison
+from lightning_bnn.report.comparison import comparison
 from lightning_bnn.report.page import FORMAT, page
-from lightning_bnn.report.statistics import Statistics
+from lightning_bnn.report.statistics import Statistics, check_same_task
 from lightning_bnn.report.words import COARSE, summary, unseen_gap
 from lightning_bnn.storage.files import LocalFiles, open_directory
 from lightning_bnn.storage.manifest import package_versions
@@ -246,8 +246,12 @@ def _check(
                 f"{model.rows}, and {len(model.invalid)} predictions that are not finite. Give "
                 "more examples or fewer bins=, or look for a training that diverged."
             )
+        others: dict[str, Any] = {
+            f"{name}, ood[{place!r}],": scores for place, scores in model.ood.items()
+        }
         if model.validation is not None and model.validation.task is not None:
-            check_same_task({name: model, f"{name} (validation)": model.validation})
+            others[f"{name} (validation)"] = model.validation
+        check_same_task({name: model, **others})
     check_same_task(models)
     classes = next(iter(models.values())).classes
     if class_names is not None and len(class_names) != classes:

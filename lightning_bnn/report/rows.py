@@ -111,7 +111,7 @@ def make_rows(
         wide: Any = predictive.to("cpu", torch.float64)
         if task == "classification":
             columns = _class_columns(wide, targets, predictive.outputs.dtype != torch.float64)
-            finite: Array = ~np.isnan(columns["log_probabilities"]).any(axis=1)
+            finite = np.asarray(~np.isnan(columns["log_probabilities"]).any(axis=1))
         else:
             columns = _regression_columns(wide, targets, example)
             finite = np.isfinite(np.stack(list(columns.values()))).all(0)

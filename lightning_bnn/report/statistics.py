@@ -8,7 +8,7 @@ is bounded, and what several processes gathered is merged into what one would ha
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.report.classification import Classification
 from lightning_bnn.report.regression import Regression
-from lightning_bnn.report.rows import Array, make_rows
+from lightning_bnn.report.rows import Array, Rows, make_rows
 from lightning_bnn.report.sample import Sample
 from lightning_bnn.report.sections import Section, default_sections
 
-__all__ = ["EPISTEMIC_SCORES", "Collection", "OodScores", "Statistics"]
+__all__ = ["EPISTEMIC_SCORES", "Collection", "OodScores", "Statistics", "check_same_task"]
 
 # Rows that a sample keeps, and numbers that the sample of probability vectors keeps: 80 MB, and
 # twice that before it is cut.
@@ -116,7 +116,7 @@ class Statistics:
             DataError: The targets do not fit the predictive.
         """
         rows = make_rows(predictive, targets, _indices(example, self, len(predictive)), inputs)
-        self._expect(rows.task, rows.classes)
+        self._expect(rows)
         self.draws = predictive.draws
         self.labels = rows.classes == 2 and rows.predictive.mean.ndim == rows.predictive.mode.ndim
         self.counts = getattr(predictive, "discrete", False)
@@ -131,10 +131,11 @@ class Statistics:
         for section in self.sections:
             section.add(rows)
 
-    def _expect(self, task: str, classes: int | None) -> None:
+    def _expect(self, part: Statistics | Rows) -> None:
         """Begin with the first batch, and raise if another one does not go with it."""
-        if self.task is not None:
-            _check_same(self, task, classes)
+        task, classes = part.task, part.classes
+        if self.task is not None or task is None:
+            check_same_task({"the batches so far": self, "this one": part})
             return
         if classes is not None and classes < 2:
             raise ConfigurationError(
@@ -160,7 +161,7 @@ class Statistics:
             self.validation.merge(other.validation)
         if other.task is None:
             return
-        self._expect(other.task, other.classes)
+        self._expect(other)
         self.draws, self.labels, self.counts = other.draws, other.labels, other.counts
         self.examples += other.examples
         self._invalid.extend(other._invalid)
@@ -176,16 +177,19 @@ class Statistics:
         return self.sample[self.sums.ood[name]]
 
 
-def _check_same(gathered: Statistics | OodScores, task: str, classes: int | None) -> None:
-    if (gathered.task, gathered.classes) != (task, classes):
-        before, now = (
-            "a regression" if number is None else f"a {kind} of {number} classes"
-            for kind, number in ((gathered.task, gathered.classes), (task, classes))
-        )
-        raise ConfigurationError(
-            f"the batches so far were {before}, this one is {now}. Gather each model's predictions "
-            "by themselves."
-        )
+def check_same_task(parts: Mapping[str, Any]) -> None:
+    """Raise a ConfigurationError unless all are of one task and number of classes.
+
+    Args:
+        parts: What has a ``task`` and ``classes``, by its name in the error.
+    """
+    (first, one), *others = parts.items()
+    for name, other in others:
+        if (one.task, one.classes) != (other.task, other.classes):
+            raise ConfigurationError(
+                f"a report is of one task: {first} is {one.task} (classes: {one.classes}), {name} "
+                f"is {other.task} (classes: {other.classes}). Make a report of each by itself."
+            )
 
 
 def _indices(example: Tensor | None, into: Statistics | OodScores, count: int) -> Array:
@@ -235,22 +239,20 @@ class OodScores:
             ConfigurationError: The predictive is of another task than the batches before.
         """
         rows = make_rows(predictive, None, _indices(example, self, len(predictive)))
-        self._count(rows.task, rows.classes, predictive.draws, len(predictive), len(rows.invalid))
+        self._count(rows, predictive.draws, len(predictive), len(rows.invalid))
         columns = {name: rows.columns[name] for name in TASKS[rows.task].ood.values()}
         self.sample.add(rows.example, rows.position, columns)
 
     def merge(self, other: OodScores) -> None:
         """Add what another process gathered on other examples."""
-        if other.task is not None and other.draws is not None:
-            self._count(other.task, other.classes, other.draws, other.examples, other.invalid)
+        if other.draws is not None:
+            self._count(other, other.draws, other.examples, other.invalid)
             self.sample.merge(other.sample)
 
-    def _count(
-        self, task: str, classes: int | None, draws: int, examples: int, invalid: int
-    ) -> None:
+    def _count(self, part: OodScores | Rows, draws: int, examples: int, invalid: int) -> None:
         if self.task is not None:
-            _check_same(self, task, classes)
-        self.task, self.classes = task, classes
+            check_same_task({"the batches so far": self, "this one": part})
+        self.task, self.classes = part.task, part.classes
         self.draws = min(draws, self.draws or draws)
         self.examples += examples
         self.invalid += invalid

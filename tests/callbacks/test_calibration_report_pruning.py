@@ -74,19 +74,6 @@ def test_after_a_fit_a_validation_and_a_test(
     assert sent == [f"val: {plain}"] * 2 + [f"val: {curve}"] * 2 + [f"test: {curve}"] * 2
 
 
-def test_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
-    ends = []
-    for options in ({}, {"pruning": FRACTIONS, "every_n_epochs": 1}):
-        torch.manual_seed(1)
-        bnn = variational()
-        trainer = fit(bnn, CalibrationReport(tmp_path, **options), max_epochs=2)
-        after = torch.rand(1)
-        trainer.fit_loop.max_epochs = 3
-        trainer.fit(bnn, loader(shuffle=True), loader(40, seed=1))
-        ends.append([*bnn.family.state_dict().values(), after, torch.rand(1)])
-    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
-
-
 def test_without_variances(tmp_path: Path) -> None:
     callback = CalibrationReport(tmp_path, pruning=FRACTIONS)
     ensemble = DeepEnsemble(net(), Categorical(), members=1)

@@ -164,18 +164,6 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts["models"][0]["shift"] == whole["models"][0]["shift"]
 
 
-def test_inputs_are_shown() -> None:
-    probabilities, targets = classes(40)
-    images = np.random.default_rng(0).uniform(size=(40, 1, 8, 8))
-    made = report(probabilities, targets, inputs=images)
-    assert block(made)["sections"][-1]["figures"][0]["pictures"][0]["image"].startswith(
-        "data:image/png;base64,"
-    )
-    x = np.linspace(-1, 1, 50)
-    made = report(np.sin(x), np.sin(x) + 0.1, scales=0.1, inputs=x)
-    assert block(made)["fit"] is not None
-
-
 # -------------------------------------------------------------------- bad input
 
 

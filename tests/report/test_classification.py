@@ -11,8 +11,6 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from lightning_bnn.calibration.bins import bin_sums, width_edges
 from lightning_bnn.calibration.error import expected_calibration_error
 from lightning_bnn.predictive import BernoulliPredictive, CategoricalPredictive
-from lightning_bnn.report import classification as module
-from lightning_bnn.report.classification import classwise_replicates
 from lightning_bnn.report.comparison import common_rows
 from lightning_bnn.report.statistics import Statistics
 from tests.report.predictions import block_of, class_data, class_statistics
@@ -81,6 +79,8 @@ def test_selective_prediction(case):
     assert block["scalars"]["aurc"] == pytest.approx(np.mean(risks), abs=1e-9)
     largest = max((i + 1 for i in range(500) if risks[i] <= 0.1), default=0) / 500
     assert block["scalars"]["coverage_at_risk"] == pytest.approx(largest)
+    assert block["scalars"]["answered_at_risk"] == round(500 * largest)
+    assert block["scalars"]["errors_at_risk"] == wrong[: round(500 * largest)].sum()
     curve = block["risk_coverage"]
     assert len(curve["coverage"]) <= 200
     for coverage, risk in zip(curve["coverage"], curve["risk"], strict=True):
@@ -202,17 +202,6 @@ def test_impossible_targets():
     assert block["verdict"]["label"] == "over-confident"
 
 
-def test_counts_behind_the_coverage_at_risk(case):
-    p, targets, block = case
-    order = np.argsort(-p.max(1))
-    wrong = np.cumsum((p.argmax(1) != targets)[order])
-    answered = max(k for k in range(1, 501) if wrong[k - 1] <= 0.1 * k)
-    assert block["scalars"]["answered_at_risk"] == answered
-    assert block["scalars"]["errors_at_risk"] == wrong[answered - 1]
-    assert block["scalars"]["coverage_at_risk"] == answered / 500
-    assert block["verdict"]["clustered"] is False
-
-
 def test_positions_are_clustered():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 40, 3, 1, generator=generator).expand(1, 40, 3, 9)
@@ -280,13 +269,3 @@ def test_an_infinite_row_counts_only_where_it_was_drawn():
     assert np.isfinite(found["nll"][1])
     assert found["scaled_nll"][0] == np.inf
     assert np.isfinite(found["scaled_nll"][1])
-
-
-def test_the_work_of_many_classes_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "CLASSWISE_WORK", 0)
-    monkeypatch.setattr(module, "CLASSWISE_REPLICATES", 2)
-    p = np.random.default_rng(0).dirichlet(np.ones(3), 20)
-    target, edges = np.arange(20) % 3, width_edges(5)
-    weights = np.ones((5, 20))
-    found = classwise_replicates(p, target, edges, weights)
-    assert np.isfinite(found).tolist() == [True, True, False, False, False]

@@ -104,22 +104,6 @@ def test_the_interval_of_the_accuracy_is_that_of_a_proportion(two):
     assert value["upper"] - value["lower"] == pytest.approx(2 * half, rel=0.2)
 
 
-def test_one_model_is_not_the_best_of_anything():
-    table, _ = table_of({"net": class_statistics(*class_data(count=100))})
-    assert not any(
-        value["best"] or value["tied"] for row in table["rows"] for value in row["values"]
-    )
-
-
-def test_one_draw_has_no_value_by_mutual_information():
-    logits, targets = class_data(count=100, draws=1)
-    outside = {"net": {"same": outside_of(CategoricalPredictive(logits))}}
-    table, _ = table_of({"net": class_statistics(logits, targets)}, outside)
-    found = rows_of(table)
-    assert math.isnan(found["auroc_mutual_information:same"]["values"][0]["value"])
-    assert found["auroc_entropy:same"]["values"][0]["value"] == pytest.approx(0.5)
-
-
 def test_invalid_rows_of_one_model_are_left_out_for_all():
     logits, targets = class_data(count=100)
     damaged = logits.clone()

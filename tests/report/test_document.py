@@ -81,7 +81,7 @@ def test_validation_data_of_one_model_only():
     found = document_of(models, validation=validation)["models"]
     assert [block["temperature"]["fitted_on"] for block in found] == ["cross-fit", "validation"]
     other = {"b": class_statistics(*class_data(count=150, classes=3))}
-    with pytest.raises(ConfigurationError, match=r"'b \(validation\)'"):
+    with pytest.raises(ConfigurationError, match=r"b \(validation\)"):
         document_of(models, validation=other)
 
 
@@ -129,7 +129,7 @@ def test_options_that_do_not_fit():
         document_of({"net": statistics}, risk=5)
     with pytest.raises(ConfigurationError, match="each of the 4 classes, got 2"):
         document_of({"net": statistics}, class_names=["a", "b"])
-    with pytest.raises(ConfigurationError, match="models of one task"):
+    with pytest.raises(ConfigurationError, match="of one task"):
         document_of({"a": statistics, "b": regression_statistics(*regression_data(count=50))})
 
 

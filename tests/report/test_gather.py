@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
 from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSampler
-from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -29,8 +28,6 @@ from lightning_bnn.report.gather import (
     ExampleNumbers,
     add,
     batch_inputs,
-    batch_limit,
-    check_predicts,
     distributed_sampler,
     kind_of,
     numbered_batches,
@@ -54,22 +51,6 @@ def test_processes_share_batches(examples: int, size: int, world: int, limit: in
         ]
         seen = min(examples, size * limit) if most == limit else examples
         assert sorted(found) == [(value, value) for value in range(seen)]
-
-
-def test_a_prepared_loader_is_read_whole() -> None:
-    batches = [torch.arange(3), torch.arange(2)]
-    found = [
-        number(len(batch)).tolist()
-        for batch, number in numbered_batches(batches, rank=1, world_size=2, prepared=True)
-    ]
-    assert found == [[1, 3, 5], [7, 9]]  # apart from those of the other process
-
-
-def test_limits() -> None:
-    assert batch_limit(range(10), 1.0) == float("inf")
-    assert batch_limit(range(10), 1) == 1
-    assert batch_limit(range(10), 0.25) == 2
-    assert batch_limit(iter(()), 0.25) == float("inf")
 
 
 def test_nobodys_random_numbers_move() -> None:
@@ -136,12 +117,6 @@ def test_kinds() -> None:
     assert len(set(kinds)) == len(kinds)
     positions = CategoricalPredictive(torch.zeros(9, 1, 3, 7))
     assert kind_of(positions) == kinds[0]
-
-
-def test_what_does_not_go_through_is_named() -> None:
-    net = nn.Linear(4, 2)
-    with pytest.raises(DataError, match=r"letters.*\(3, 5\).*float32.*Pass others.*RuntimeError"):
-        check_predicts(lambda x: net(x), torch.zeros(3, 5), "letters", "Pass others.")
 
 
 def collected(loaders: list[Any]) -> tuple[list[int], list[int]]:

@@ -131,6 +131,8 @@ def test_says_what_is_wrong() -> None:
         report_posteriors({"a": draws()}, [(torch.zeros(2, 4), torch.tensor([0, 3]))])
     with pytest.raises(ConfigurationError, match=r"'a' is expected to be a posterior.*int"):
         report_posteriors({"a": 3}, loader)
+    with pytest.raises(ConfigurationError, match="got Sequential without a name"):
+        report_posteriors([net()], loader)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +161,6 @@ def test_a_single_loader_from_elsewhere() -> None:
 def test_batches_by_name() -> None:
     with pytest.raises(DataError, match=r"dict with \['x', 'y'\].*loader of pairs"):
         report_posteriors({"a": draws()}, [{"x": torch.zeros(2, 4), "y": torch.zeros(2)}])
-
-
-def test_networks_are_not_printed_in_errors() -> None:
-    with pytest.raises(ConfigurationError, match=r"got Sequential without a name"):
-        report_posteriors([net()], DataLoader(data()))
 
 
 # -------------------------------------------------------------------- folders

@@ -129,15 +129,6 @@ def test_far_too_narrow_intervals_are_widened_by_what_they_need():
     assert block["verdict"]["label"] == "over-confident"
 
 
-def test_a_bias_of_a_hundred_sd_is_counted_as_that():
-    statistics = Statistics()
-    targets = 1 + 0.01 * torch.randn(500, generator=torch.Generator().manual_seed(0)).double()
-    statistics.update(GaussianPredictive(torch.zeros(1, 500), torch.full((1, 500), 0.01)), targets)
-    block = block_of(statistics)
-    assert block["scalars"]["mean_score"] == pytest.approx(100, rel=0.01)
-    assert block["verdict"]["label"] == "biased"
-
-
 def test_several_outputs_are_clustered_and_merge_exactly():
     predictive, targets = regression_data(count=90, outputs=3)
     whole = regression_statistics(predictive, targets, batch=90)

@@ -76,11 +76,3 @@ def test_memory_is_bounded_and_what_cannot_be_kept_is_refused():
         assert sum(len(part["x"]) for part in sample._parts) <= 200
     admitted = sample.admits(np.arange(20_000, 40_000), np.zeros(20_000, np.int64))
     assert admitted.mean() == pytest.approx(100 / 20_000, abs=0.01)
-
-
-def test_an_empty_sample():
-    sample = Sample(5)
-    assert len(sample) == 0
-    assert len(pickle.loads(pickle.dumps(sample))) == 0
-    with pytest.raises(KeyError):
-        sample["x"]

@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_bnn.calibration.pit import coverage_curve, pit_histogram
 from lightning_bnn.report import figure as fig
+from lightning_bnn.report import words
 from lightning_bnn.report.figure import Mark
 from lightning_bnn.report.regression import LEVELS
 from lightning_bnn.report.sections.base import Line, Numbers, Section
 from lightning_bnn.report.text import count, fixed, percent, ranges, short
-from lightning_bnn.report.words import (
-    NEAR_ONE,
-    about_invalid,
-    nothing_found,
-    rounded_percent,
-    statements,
-)
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
@@ -50,8 +44,8 @@ class Intervals(Section):
     def words(self, document: Numbers) -> Iterator[Line]:
         """The verdict of each model, and what is not finite."""
         for block in document["models"]:
-            yield block["name"], *regression_headline(block, statements(document))
-            yield from about_invalid(block)
+            yield block["name"], *regression_headline(block, words.statements(document))
+            yield from words.about_invalid(block)
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
         """The histogram of the PIT, and the coverage of the intervals."""
@@ -130,10 +124,10 @@ def regression_headline(block: Numbers, said: str) -> tuple[str, str]:
         said: What they are about, such as "400 examples".
     """
     label, scalars = block["verdict"]["label"], block["scalars"]
-    held = f"the 90% interval holds {rounded_percent(scalars['coverage_90'])}"
+    held = f"the 90% interval holds {words.rounded_percent(scalars['coverage_90'])}"
     groups = len(block["verdict"].get("spread_outside") or ())
     if label == "nothing found":
-        return nothing_found(block, said, "the 90% interval")
+        return words.nothing_found(block, said, "the 90% interval")
     if label == "calibrated":
         return "good", f"well calibrated: {held}, and {said} show nothing amiss."
     if label == "biased":
@@ -154,10 +148,17 @@ def _wrong_spread(block: Numbers, label: str, held: str, groups: int) -> tuple[s
     over = label == "over-confident"
     level, kind = ("bad", "narrow") if over else ("warn", "wide")
     ratio = _spread_ratio(block)
-    if not groups and abs(ratio - 1) <= NEAR_ONE and abs(holds - 0.9) < IMMATERIAL_GAP:
+    if not groups and abs(ratio - 1) <= words.NEAR_ONE and abs(holds - 0.9) < IMMATERIAL_GAP:
         small = f"too small to matter for most uses ({held})"
-        return "note", f"intervals too {kind} by about {rounded_percent(abs(ratio - 1))}: {small}."
-    if (holds < 0.9 and factor > 1 + NEAR_ONE) if over else (holds > 0.9 and factor < 1 - NEAR_ONE):
+        return (
+            "note",
+            f"intervals too {kind} by about {words.rounded_percent(abs(ratio - 1))}: {small}.",
+        )
+    if (
+        (holds < 0.9 and factor > 1 + words.NEAR_ONE)
+        if over
+        else (holds > 0.9 and factor < 1 - words.NEAR_ONE)
+    ):
         verb = "widening" if over else "narrowing"
         fix = f"{verb} by a factor {factor:.2f} would make the 90% interval hold 90%"
         return level, f"intervals too {kind}: {held}; {fix}."

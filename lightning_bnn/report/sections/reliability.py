@@ -15,19 +15,10 @@ import numpy as np
 from lightning_bnn.calibration.bins import ReliabilityCurve, bin_sums, mass_edges, reliability_curve
 from lightning_bnn.calibration.temperature import scaled
 from lightning_bnn.report import figure as fig
+from lightning_bnn.report import words
 from lightning_bnn.report.figure import Mark
 from lightning_bnn.report.sections.base import Line, Numbers, Section
 from lightning_bnn.report.text import count, fixed, percent, ranges, short
-from lightning_bnn.report.words import (
-    COARSE,
-    NEAR_ONE,
-    about_invalid,
-    nothing_found,
-    plural,
-    points,
-    statements,
-    unseen_gap,
-)
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
@@ -35,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["ONE_DRAW", "Reliability", "class_headline", "two_kinds", "waterfall"]
 
 # A fault is immaterial below a mean gap of one point, a temperature within 5 percent of 1, and
-# no gap of 5 points in any bin that leaves the band.
+# no gap of 5 words.points in any bin that leaves the band.
 IMMATERIAL_GAP, IMMATERIAL_TEMPERATURE, IMMATERIAL_BIN = 0.01, 0.05, 0.05
 # The temperature is searched in [0.01, 100]: at the ends there is no best one.
 COLDEST, HOTTEST = 0.011, 99.0
@@ -75,12 +66,12 @@ class Reliability(Section):
     def words(self, document: Numbers) -> Iterator[Line]:
         """The verdict of each model and what would mend it; what is not finite."""
         for block in document["models"]:
-            yield block["name"], *class_headline(block, statements(document))
-            yield from about_invalid(block)
+            yield block["name"], *class_headline(block, words.statements(document))
+            yield from words.about_invalid(block)
             left_out = block["temperature"]["invalid"]
             if left_out:
                 are = "is" if left_out == 1 else "are"
-                text = f"{plural(left_out, 'validation prediction')} {are} not finite"
+                text = f"{words.plural(left_out, 'validation prediction')} {are} not finite"
                 yield block["name"], "bad", f"{text}; the temperature is fitted without."
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
@@ -293,7 +284,7 @@ def class_headline(block: Numbers, said: str) -> tuple[str, str]:
     curve = block["reliability"]["width"]
     over, under = _misses(curve, "over"), _misses(curve, "under")
     if label == "nothing found":
-        return nothing_found(block, said, "a bin")
+        return words.nothing_found(block, said, "a bin")
     if label == "calibrated" and clustered:  # by the score alone
         return "good", f"neither over- nor under-confident on the whole, as far as {said} show."
     if label == "calibrated" and not (over or under):
@@ -341,7 +332,7 @@ def _misses(curve: Numbers, side: str) -> str:
     heaviest = sorted(sorted(runs, key=lambda run: -counts[run].sum())[:2])
     gaps = [np.average(np.abs(stated - observed)[run], weights=counts[run]) for run in heaviest]
     parts = [
-        f"by {points(gap)} {_where(curve['edges'], run)}"
+        f"by {words.points(gap)} {_where(curve['edges'], run)}"
         for gap, run in zip(gaps, heaviest, strict=True)
     ]
     return f"{side}-confident {' and '.join(parts)}" if parts else ""
@@ -368,12 +359,12 @@ def _remedy(block: Numbers, label: str) -> str:
         return useless
     if not COLDEST < value < HOTTEST:
         return "the confidences carry almost no information"
-    right = value > 1 + NEAR_ONE if label == "over-confident" else value < 1 - NEAR_ONE
+    right = value > 1 + words.NEAR_ONE if label == "over-confident" else value < 1 - words.NEAR_ONE
     falls = [name for name in ("nll", "ece", "brier") if after[name] < before[name]]
     if not right or "nll" not in falls:
         return useless
     name = "ece" if "ece" in falls else "nll"
     change = f"{name.upper()} {before[name]:.3f} to {after[name]:.3f}"
-    if temperature.get("verdict_after") == "calibrated" and unseen_gap(block) <= COARSE:
+    if temperature.get("verdict_after") == "calibrated" and words.unseen_gap(block) <= words.COARSE:
         return f"temperature {value:.2f} would mend it ({change})"
     return f"temperature {value:.2f} would help ({change})" if len(falls) == 3 else useless

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_bnn.calibration.separation import separation
-from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.report import figure as fig
 from lightning_bnn.report.figure import Mark
 from lightning_bnn.report.rows import Array
@@ -60,19 +59,9 @@ class Shift(Section):
     )
 
     def numbers(self, model: Statistics, block: Numbers) -> dict[str, Any]:
-        """By data set and by score: AUROC, AUPR, FPR95, and both histograms.
-
-        Raises:
-            ConfigurationError: A data set was predicted as another task or number of classes.
-        """
+        """By data set and by score: AUROC, AUPR, FPR95, and both histograms."""
         numbers: dict[str, Any] = {}
         for name, ood in model.ood.items():
-            if (ood.task, ood.classes) != (model.task, model.classes):
-                raise ConfigurationError(
-                    f"the out-of-distribution data {name!r} were predicted as {ood.task} (classes: "
-                    f"{ood.classes}), those of the report as {model.task} (classes: "
-                    f"{model.classes}). Predict both with the same model, and some of each."
-                )
             scores = {}
             for score in model.sums.ood:
                 if not ood.has(score, model.draws):
