@@ -118,21 +118,17 @@ class CalibrationReport(pl.Callback):
         pruning: Sequence[float] | None = None,
         sections: Sequence[Section] = (),
     ) -> None:
-        if every_n_epochs is not None and every_n_epochs < 1:
+        if (every_n_epochs is not None and every_n_epochs < 1) or bins < 2 or not 0 < risk < 1:
             raise ConfigurationError(
-                f"every_n_epochs= is at least 1, or None for no page; got {every_n_epochs}."
-            )
-        if bins < 2 or not 0 < risk < 1:
-            raise ConfigurationError(
-                f"bins= is at least 2 and risk= lies between 0 and 1; got {bins} and {risk}."
+                "every_n_epochs= is at least 1 or None, bins= at least 2, and risk= between 0 and "
+                f"1; got {every_n_epochs}, {bins} and {risk}."
             )
         if ood is not None and not isinstance(ood, Mapping):
             ood = {"ood": ood}
         self.directory = None if directory is None else os.fspath(directory)
         self.ood: dict[str, Any] = dict(ood or {})
         self.compare = {} if compare is None else name_all(compare, "compare")
-        self.every_n_epochs = every_n_epochs
-        self.after_fit = after_fit
+        self.every_n_epochs, self.after_fit = every_n_epochs, after_fit
         self.bins, self.risk, self.class_names = bins, risk, class_names
         own = [] if pruning is None else [Pruning(pruning)]
         self.sections: list[Section] = [*own, *sections]
@@ -141,9 +137,8 @@ class CalibrationReport(pl.Callback):
         self.files: list[str] = self._pages.files
         self._models: RunModels
         self._name: str | None = None  # of the page that is being gathered; None: of none
-        self._collections: list[Collection] = []
-        self._numbers: list[ExampleNumbers] = []
-        self._loaders: list[Any] = []
+        # for each loader what is gathered of it, the numbers of its examples, and itself
+        self._parts: list[tuple[Collection, ExampleNumbers, Any]] = []
         self._made_at: int | None = None  # the step of a page that can serve for the fit
         # whose validation had which loaders; the module is not kept alive for it
         self._fitted: tuple[weakref.ref[Any], list[Any]] | None = None
@@ -160,15 +155,13 @@ class CalibrationReport(pl.Callback):
             return
         if not isinstance(pl_module, Strategy):
             raise ConfigurationError(
-                "CalibrationReport needs a strategy of lightning_bnn, which says what it predicts; "
-                f"got {type(pl_module).__name__}. For a model of your own use "
-                "lightning_bnn.report.report(probabilities, targets), or report_posteriors."
+                f"CalibrationReport needs a strategy of lightning_bnn; got "
+                f"{type(pl_module).__name__}. For a model of your own use lightning_bnn.report."
             )
         own = type(pl_module).__name__
         if own in self.compare:
             raise ConfigurationError(
-                f"compare= has the name {own!r}, which is that of the strategy of this run. Give "
-                "the other one another name."
+                f"compare= has the name {own!r} of this run's strategy. Give it another name."
             )
         # Asked for here, where every process passes: Lightning broadcasts it.
         self._pages.folder = self.directory or os.path.join(trainer.log_dir or ".", "reports")
@@ -189,33 +182,23 @@ class CalibrationReport(pl.Callback):
         """Whether what the trainer does can make a page."""
         return trainer.state.fn != "fit" or self.after_fit or self.every_n_epochs is not None
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Let the trainer, its module and the data go."""
-        self._forget()
+        self._name, self._parts = None, []
+        self.__dict__.pop("_models", None)  # setup makes them
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Let go of what was gathered; Lightning calls no teardown then."""
-        self._forget()
-
-    def _forget(self) -> None:
-        self._name = None
-        self._collections, self._numbers, self._loaders = [], [], []
-        self.__dict__.pop("_models", None)  # setup makes them
+        self.teardown(trainer, pl_module, "")
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Try everything on the first batch."""
-        self._models.check(batch)
-
-    def on_validation_batch_start(
-        self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:  # fmt: skip
         """Try everything on the first batch, be it that of the sanity check."""
         self._models.check(batch)
 
-    on_test_batch_start = on_validation_batch_start
+    on_validation_batch_start = on_train_batch_start
+    on_test_batch_start = on_train_batch_start
 
     # ---------------------------------------------------------------- while batches come
 
@@ -239,42 +222,40 @@ class CalibrationReport(pl.Callback):
         self._name = name
         if name is None:
             return
-        names, self._loaders = self._models.names, flat_loaders(loaders)
         # each page of an epoch costs no more than its predictions
         brief = name.startswith("epoch")
         sections = [each for each in self.sections if not (brief and each.needs_posterior)]
-        self._collections = [Collection(names, self.bins, sections) for _ in self._loaders]
-        self._numbers = [
-            ExampleNumbers(loader, trainer.global_rank, trainer.world_size)
-            for loader in self._loaders
+        rank, processes = trainer.global_rank, trainer.world_size
+        self._parts = [
+            (
+                Collection(self._models.names, self.bins, sections),
+                ExampleNumbers(loader, rank, processes),
+                loader,
+            )
+            for loader in flat_loaders(loaders)
         ]
 
     def on_validation_batch_end(
-        self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int,
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
         """Add a batch."""
-        self._add(trainer, pl_module, outputs, batch, dataloader_idx)
-
-    on_test_batch_end = on_validation_batch_end
-
-    def _add(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
-        if not self._wants_page(trainer):
-            return
         # said in the sanity check already, whether this validation makes a page or not
-        if not isinstance(outputs, Predictive):
+        if self._wants_page(trainer) and not isinstance(outputs, Predictive):
             raise ConfigurationError(
-                f"CalibrationReport expected the step of {type(module).__name__} to return what it "
-                f"predicts, a Predictive; got {type(outputs).__name__}. Return what the step of "
+                f"CalibrationReport expected the step of {type(pl_module).__name__} to return what "
+                f"it predicts, a Predictive; got {type(outputs).__name__}. Return what the step of "
                 "Strategy returns."
             )
         if self._name is None:
             return
-        collection = self._collections[index]
-        numbers = self._numbers[index].take(len(outputs))
+        collection, numbers, _ = self._parts[dataloader_idx]
+        examples = numbers.take(len(outputs))
         if collection.failure is None:
             with noting(trainer, collection):
-                self._models.add(collection.models, outputs, batch, numbers)
+                self._models.add(collection.models, outputs, batch, examples)
+
+    on_test_batch_end = on_validation_batch_end
 
     # ---------------------------------------------------------------- at the end
 
@@ -284,11 +265,11 @@ class CalibrationReport(pl.Callback):
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Make the pages, and log their headlines."""
-        if self._name is not None and self._collections:
-            first = self._collections[0]
+        if self._name is not None and self._parts:
+            first = self._parts[0][0]
             if first.models[self._models.own].task != "regression":
                 self._gather_validation(trainer, pl_module, first)  # for the temperature
-            for collection in self._collections[1:]:
+            for collection, *_ in self._parts[1:]:
                 for name, model in collection.models.items():
                     model.validation = first.models[name].validation
         self._finish(trainer, pl_module, "test")
@@ -296,18 +277,16 @@ class CalibrationReport(pl.Callback):
     def _gather_validation(self, trainer: Any, module: Any, collection: Collection) -> None:
         """Predict the first loader of validation data that a test knows of, as far as allowed."""
         limit = trainer.limit_val_batches
-        if limit == 0:
-            return
-        if trainer.datamodule is not None:
+        loader, options = None, {}
+        if trainer.datamodule is not None and limit != 0:
             loader = validation_loader(trainer.datamodule)
-            if loader is not None:
-                # as it comes, it is of all processes, and the limit is that of each of them
-                most = batch_limit(loader, limit, trainer.world_size)
-                self._models.gather(loader, collection.validation, most)
-        elif self._fitted is not None and self._fitted[0]() is module and self._fitted[1]:
-            loader = self._fitted[1][0]
-            most = batch_limit(loader, limit)
-            self._models.gather(loader, collection.validation, most, prepared=True)
+            # as it comes, it is of all processes, and the limit is that of each of them
+            options = {"processes": trainer.world_size}
+        elif self._fitted is not None and self._fitted[0]() is module:
+            loader = next(iter(self._fitted[1]), None)
+        if loader is not None and limit != 0:
+            most = batch_limit(loader, limit, **options)
+            self._models.gather(loader, collection.validation, most, prepared=not options)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Make the page after the fit, unless the last validation has made one."""
@@ -320,19 +299,18 @@ class CalibrationReport(pl.Callback):
             try:
                 load_validation_data(trainer)
             except Exception as error:  # what was trained stays
-                warn_of_failure("fit", f"{type(error).__name__}: {error}")
+                warn_of_failure("fit", repr(error))
                 return
         loaders = trainer.val_dataloaders
         if loaders is None:
             return  # a fit without validation data
         with isolated_random_state(), evaluating(pl_module), pl_module.snapshot():
             self._begin(trainer, "fit", loaders)
-            limits = trainer.num_val_batches
-            for loader, limit, collection in zip(
-                flat_loaders(loaders), limits, self._collections, strict=True
+            for (collection, _, loader), most in zip(
+                self._parts, trainer.num_val_batches, strict=True
             ):
                 with noting(trainer, collection):
-                    self._models.gather(loader, collection.models, limit, prepared=True)
+                    self._models.gather(loader, collection.models, most, prepared=True)
             for logged in self._finish(trainer, pl_module, "val", through_module=False):
                 values = {name: torch.tensor(value) for name, value in logged.items()}
                 trainer.callback_metrics.update(values)
@@ -351,34 +329,34 @@ class CalibrationReport(pl.Callback):
             asking = any(section.needs_posterior for section in self.sections)
             serves = not (asking and page.startswith("epoch"))
             self._made_at, self._pages.last = trainer.global_step if serves else None, []
-        if self._collections:
-            first = self._collections[0]
+        if self._parts:
+            first = self._parts[0][0]
             if first.failure is None:
                 with noting(trainer, first):
                     self._models.gather_ood(first)
-            for collection in self._collections[1:]:  # the same for every loader of this run
+            for collection, *_ in self._parts[1:]:  # the same for every loader of this run
                 for name, model in collection.models.items():
                     model.ood = first.models[name].ood
                 collection.failure = collection.failure or first.failure
         logged = []
-        several = len(self._collections) > 1
-        for index, part in enumerate(self._collections):
-            whole = part.gathered(trainer.world_size)
+        limits = trainer.num_test_batches if stage == "test" else trainer.num_val_batches
+        several = len(self._parts) > 1
+        for index, (collection, _, loader) in enumerate(self._parts):
+            whole = collection.gathered(trainer.world_size)
             if whole.failure is None and whole.rows < self.bins:
-                rank_zero_warn(
+                text = (
                     f"CalibrationReport makes no page: a diagram of {self.bins} bins needs as many "
-                    f"predictions, and {whole.rows} of those of {whole.examples} examples are "
-                    "there and finite. Let more batches through, or lower bins=.",
-                    category=UserWarning,
+                    f"predictions, and {whole.rows} of {whole.examples} examples are finite. Let "
+                    "more batches through, or lower bins=."
                 )
+                rank_zero_warn(text, category=UserWarning)
                 continue
-            limits = trainer.num_test_batches if stage == "test" else trainer.num_val_batches
-            measure(trainer, self._models, whole, self._loaders[index], limits[index])
+            measure(trainer, self._models, whole, loader, limits[index])
             name = f"{page}-{index + 1}" if several else page
             scalars = self._pages.write(trainer, self._models.own, whole, name, stage)
             suffix = f"/dataloader_idx_{index}" if several else ""
             logged.append({f"{stage}_{key}{suffix}": value for key, value in scalars.items()})
             if through_module:
                 module.log_dict(logged[-1], sync_dist=True, add_dataloader_idx=False)
-        self._collections, self._numbers, self._loaders = [], [], []
+        self._parts = []
         return logged

@@ -67,42 +67,37 @@ class ReportPages:
     ) -> dict[str, float]:
         """Make a report on process 0; the headlines of the model ``own``, on all of them."""
         scalars: dict[str, float] = {}
-        reason = whole.failure
         failure: Exception | None = None
-        if trainer.is_global_zero and reason is None:
+        if trainer.is_global_zero and whole.failure is None:
             try:
                 scalars = self._make(trainer, own, whole, name, stage)
             except Exception as error:  # the other processes wait for an answer
-                failure, reason = error, f"{type(error).__name__}: {error}"
-        scalars, reason = trainer.strategy.broadcast((scalars, reason))
-        if reason is None:
-            return scalars
-        if trainer.state.fn == "fit":
+                failure, whole.failure = error, _said(error)
+        scalars, reason = trainer.strategy.broadcast((scalars, whole.failure))
+        if reason is not None and trainer.state.fn != "fit":
+            raise failure or LightningBNNError(f"The report {name} failed on process 0: {reason}")
+        if reason is not None:
             warn_of_failure(name, reason)
-            return {}
-        raise failure or LightningBNNError(f"The report {name} failed on process 0: {reason}")
+        return scalars
 
     def save_as_fit(self) -> None:
         """Give the pages of the last epoch the name of those after the fit as well."""
         for name in list(self.last):  # process 0 alone has any
             if name.startswith("epoch-"):
-                _, _, *number = name.split("-")
+                number = name.split("-")[2:]
                 try:
                     self._save("-".join(["fit", *number]), self.reports[f"{name}.html"])
                 except Exception as error:
-                    warn_of_failure("fit", f"{type(error).__name__}: {error}")
+                    warn_of_failure("fit", _said(error))
 
     def _make(
         self, trainer: Any, own: str, whole: Collection, name: str, stage: str
     ) -> dict[str, float]:
         source = "test" if stage == "test" else "validation"
         where = f"epoch {trainer.current_epoch}" if name.startswith("epoch") else source
+        title = f"Calibration of {own}, {where}"
         made = make_report(
-            whole.models,
-            title=f"Calibration of {own}, {where}",
-            source=source,
-            class_names=self.class_names,
-            risk=self.risk,
+            whole.models, title=title, source=source, class_names=self.class_names, risk=self.risk
         )
         self._save(name, made)
         if stage == "val":
@@ -139,22 +134,24 @@ def measure(trainer: Any, models: RunModels, whole: Collection, loader: Any, lim
     if whole.failure is not None or not asking:
         return
     reason = None
-    if whole.fewest == 0:  # its metrics would have nothing to add up
-        reason = "a process has none of the data, and some are needed in each."
-    else:
-        try:
+    try:
+        if whole.fewest == 0:  # its metrics would have nothing to add up
+            reason = "a process has none of the data, and some are needed in each."
+        else:
             models.measure(statistics, loader, limit)
-        except Exception as error:
-            if trainer.state.fn != "fit":
-                raise
-            reason = f"{type(error).__name__}: {error}"
-            rank_zero_warn(
-                f"CalibrationReport could not make {', '.join(each.key for each in asking)} "
-                f"({reason}). The page goes without it.",
-                category=UserWarning,
-            )
+    except Exception as error:
+        if trainer.state.fn != "fit":
+            raise
+        reason = _said(error)
+        names = ", ".join(section.key for section in asking)
+        text = f"CalibrationReport could not make {names} ({reason})."
+        rank_zero_warn(text, category=UserWarning)
     for section in asking if reason is not None else ():
         section.unavailable = reason
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 @contextmanager
@@ -174,16 +171,13 @@ def noting(trainer: Any, collection: Collection) -> Iterator[None]:
     except Exception as error:
         if trainer.state.fn != "fit":
             raise
-        collection.failure = f"{type(error).__name__}: {error}"
+        collection.failure = _said(error)
 
 
 def warn_of_failure(name: str, reason: str) -> None:
     """Say that a fit continues without a page."""
-    rank_zero_warn(
-        f"CalibrationReport could not make the page {name} ({reason}). Training continues without "
-        "it.",
-        category=UserWarning,
-    )
+    text = f"CalibrationReport could not make the page {name} ({reason}). Training continues."
+    rank_zero_warn(text, category=UserWarning)
 
 
 def validation_page(trainer: Any, every_n_epochs: int | None, after_fit: bool) -> str | None:
@@ -204,20 +198,15 @@ def validation_page(trainer: Any, every_n_epochs: int | None, after_fit: bool) -
         return None
     if trainer.state.fn != "fit":
         return "validation"
-    epoch = trainer.current_epoch + 1
-    if every_n_epochs is not None and epoch % every_n_epochs == 0 and _last_of_epoch(trainer):
-        return f"epoch-{trainer.current_epoch:04d}"
+    loop, epoch = trainer.fit_loop.epoch_loop, trainer.current_epoch + 1
+    last_batch = loop.batch_progress.is_last_batch
+    if every_n_epochs is not None and epoch % every_n_epochs == 0:
+        # made if no other validation comes in this epoch, also where that cannot be known
+        interval, total = trainer.val_check_batch, trainer.num_training_batches
+        unknown = interval is None or math.isinf(total)
+        if last_batch or unknown or loop.batch_idx + 1 + interval > total:
+            return f"epoch-{trainer.current_epoch:04d}"
     # The last validation serves for the page after the fit, if nothing is trained after it.
-    last_batch = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     ends = epoch == trainer.max_epochs and last_batch
     ends = ends or trainer.global_step >= trainer.max_steps >= 0
     return "fit" if after_fit and ends else None
-
-
-def _last_of_epoch(trainer: Any) -> bool:
-    """Whether no other validation comes in this epoch; also where that cannot be known."""
-    loop = trainer.fit_loop.epoch_loop
-    interval, total = trainer.val_check_batch, trainer.num_training_batches
-    if loop.batch_progress.is_last_batch or interval is None or math.isinf(total):
-        return True
-    return bool(loop.batch_idx + 1 + interval > total)

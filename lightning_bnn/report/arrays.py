@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.mixtures import reshape_targets
 from lightning_bnn.predictive import (
     BernoulliPredictive,
     CategoricalPredictive,
@@ -31,11 +30,9 @@ __all__ = ["report"]
 
 # Numbers of a predictive that are looked at together, so that memory stays bounded.
 _CHUNK = 4_000_000
-_ONE = "model"
 # What rounding in half precision leaves of a sum of ten classes.
 TOLERANCE = 1e-3
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
-SHAPES = "(N, K) with a column per class, (N,) for yes or no, or (S, N, K) with an axis of draws"
 
 
 def report(
@@ -101,10 +98,8 @@ def report(
         ['calibrated', 'over-confident']
     """
     several = isinstance(predictions, Mapping)
-    given = predictions if several else {_ONE: predictions}
-    if not given:
-        raise DataError("predictions holds no model: expected an array, or a mapping of them.")
-    spread = _by_model(scales, given, several)
+    given = predictions if several else {"model": predictions}
+    spread = scales if isinstance(scales, Mapping) else dict.fromkeys(given, scales)
     regression = scales is not None or any(
         isinstance(each, Predictive) and not isinstance(each, ClassPredictive)
         for each in given.values()
@@ -119,48 +114,27 @@ def report(
     models = {}
     for name, values in given.items():
         what = f"predictions[{name!r}]" if several else "predictions"
-        predictive, these = _prepare(values, observed, spread[name], regression, what)
-        model = models[name] = _statistics(predictive, these, bins, extra, sections)
-        for loader, other in (ood or {}).items():
-            other = _of_model(other, name, several, loader)
-            model.ood[loader] = _ood_scores(other, predictive, regression, loader)
-        if validation is not None:
-            model.validation = _validation(validation, model, name, several)
-    return make_report(models, title=title, source=source, class_names=class_names, risk=risk)
-
-
-def _prepare(
-    values: Any, targets: Tensor, scales: Any, regression: bool, what: str
-) -> tuple[Predictive, Tensor]:
-    """The predictive of one model, and the targets as it needs them."""
-    if isinstance(values, Predictive):
-        if scales is not None:
-            raise ConfigurationError(f"{what} is a {type(values).__name__}: it has scales already.")
-        predictive: Predictive = values.to("cpu")
-    elif regression:
-        if scales is None:
-            raise ConfigurationError(
-                f"{what} is of a regression and has no scales. Pass scales= with a standard "
-                "deviation for each, by name if there are several models."
-            )
-        predictive = gaussian_predictive(values, scales, tuple(targets.shape), False, what)
-    else:
-        predictive = class_predictive(values, what)
-    if isinstance(predictive, ClassPredictive):
         if regression:
-            raise ConfigurationError(
-                f"{what} is a classification and another model a regression, or scales= is given: "
-                "a report is of one task."
-            )
-        return predictive, check_classes(targets, predictive, "targets")
-    wanted = reshape_targets(targets.to(torch.float64), predictive.mean.shape)
-    if not bool(wanted.isfinite().all()):
-        place = (~wanted.isfinite()).nonzero()[0].tolist()
-        raise DataError(
-            f"targets is expected to hold finite numbers; example {place[0]} has "
-            f"{float(wanted[tuple(place)])}. Leave out what was not observed."
-        )
-    return predictive, wanted
+            predictive = gaussian_predictive(values, spread.get(name), tuple(observed.shape), what)
+        else:
+            predictive = class_predictive(values, what)
+        model = models[name] = _statistics(predictive, observed, bins, extra, sections)
+        for place, other in (ood or {}).items():
+            what = f"ood[{place!r}]"
+            other = _of_model(other, name, several, what)
+            if regression and not isinstance(other, Predictive):
+                means, sds = _pair(other, what, "(means, scales)")
+                strange = gaussian_predictive(means, sds, predictive.mean.ndim, what)
+            else:
+                strange = class_predictive(other, what)
+            scores = model.ood[place] = OodScores()
+            for chunk in _chunks(strange):
+                scores.update(strange[chunk], torch.arange(chunk.start, chunk.stop))
+        if validation is not None:
+            other, seen = _pair(validation, "validation=", "(predictions, targets)")
+            fitted = class_predictive(_of_model(other, name, several, "validation"), "validation")
+            model.validation = _statistics(fitted, as_tensor(seen, "validation targets"), bins)
+    return make_report(models, title=title, source=source, class_names=class_names, risk=risk)
 
 
 def _statistics(
@@ -171,16 +145,17 @@ def _statistics(
     sections: Sequence[Section] = (),
 ) -> Statistics:
     """The statistics of one model, gathered in chunks."""
-    if inputs is not None and len(inputs) != len(predictive):
-        raise DataError(
-            f"inputs has {len(inputs)} examples and the predictions have {len(predictive)}: pass "
-            "the inputs that were predicted, in the same order."
-        )
+    for what, values in (("targets", targets), ("inputs", inputs)):
+        if values is not None and len(values) != len(predictive):
+            raise DataError(
+                f"{what} has {len(values)} examples and the predictions have {len(predictive)}: "
+                "pass those that were predicted, in the same order."
+            )
     statistics = Statistics(bins=bins, sections=sections)
-    for place in _chunks(predictive):
-        pictures = None if inputs is None else inputs[place]
-        examples = torch.arange(place.start, place.stop)
-        statistics.update(predictive[place], targets[place], examples, pictures)
+    for chunk in _chunks(predictive):
+        pictures = None if inputs is None else inputs[chunk]
+        examples = torch.arange(chunk.start, chunk.stop)
+        statistics.update(predictive[chunk], targets[chunk], examples, pictures)
     return statistics
 
 
@@ -190,59 +165,6 @@ def _chunks(predictive: Predictive) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _ood_scores(values: Any, inside: Predictive, regression: bool, loader: str) -> OodScores:
-    what = f"ood[{loader!r}]"
-    if isinstance(values, Predictive):
-        predictive: Predictive = values.to("cpu")
-    elif regression:
-        if not isinstance(values, tuple) or len(values) != 2:
-            raise DataError(
-                f"{what} is expected to be a pair (means, scales), as in a regression; got "
-                f"{type(values).__name__}."
-            )
-        # the axis of draws is there if the means have as many axes as those of the model
-        means = as_tensor(values[0], what)
-        predictive = gaussian_predictive(
-            means, values[1], None, means.ndim > inside.mean.ndim, what
-        )
-    else:
-        predictive = class_predictive(values, what)
-    expected, got = _outputs(inside), _outputs(predictive)
-    if type(predictive) is not type(inside) or expected != got:
-        raise DataError(
-            f"{what} is a {type(predictive).__name__} with outputs {got} per example; the model "
-            f"predicts a {type(inside).__name__} with {expected}. Predict both with the same model."
-        )
-    scores = OodScores()
-    for place in _chunks(predictive):
-        scores.update(predictive[place], torch.arange(place.start, place.stop))
-    return scores
-
-
-def _outputs(predictive: Predictive) -> tuple[int, ...]:
-    """The shape of what is predicted of one example, positions left out."""
-    shape = tuple(predictive.mean.shape[1:])
-    return shape[:1] if isinstance(predictive, ClassPredictive) else shape
-
-
-def _validation(validation: Any, model: Statistics, name: str, several: bool) -> Statistics:
-    """What the temperature of a model is fitted on."""
-    if not isinstance(validation, (tuple, list)) or len(validation) != 2:
-        raise DataError(
-            "validation= is expected to be a pair (predictions, targets); got "
-            f"{type(validation).__name__}. The temperature is fitted on observed targets."
-        )
-    values = _of_model(validation[0], name, several, "validation")
-    targets = as_tensor(validation[1], "validation targets")
-    made = _statistics(*_prepare(values, targets, None, False, "validation"), model.bins)
-    if made.classes != model.classes:
-        raise DataError(
-            f"validation has {made.classes} classes and {name!r} has {model.classes}. Predict both "
-            "with the same model."
-        )
-    return made
-
-
 def _of_model(values: Any, name: str, several: bool, what: str) -> Any:
     """What belongs to one model: the value itself, or that of its name."""
     if not several:
@@ -250,25 +172,16 @@ def _of_model(values: Any, name: str, several: bool, what: str) -> Any:
     if not isinstance(values, Mapping) or name not in values:
         got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
         raise DataError(
-            f"{what!r} is expected to be a mapping with predictions of each model, and {name!r} is "
+            f"{what} is expected to be a mapping with predictions of each model, and {name!r} is "
             f"missing; got {got}."
         )
     return values[name]
 
 
-def _by_model(scales: Any, given: Mapping[str, Any], several: bool) -> dict[str, Any]:
-    if isinstance(scales, Mapping):
-        if not several or set(scales) - set(given):
-            raise ConfigurationError(
-                f"scales= has the names {sorted(scales)}; predictions has "
-                f"{sorted(given) if several else 'one model without a name'}."
-            )
-        return {name: scales.get(name) for name in given}
-    # a predictive brings its own scales, one number serves the others
-    return {
-        name: None if several and isinstance(values, Predictive) else scales
-        for name, values in given.items()
-    }
+def _pair(values: Any, what: str, form: str) -> tuple[Any, Any]:
+    if not isinstance(values, (tuple, list)) or len(values) != 2:
+        raise DataError(f"{what} is expected to be a pair {form}; got {type(values).__name__}.")
+    return values[0], values[1]
 
 
 # ------------------------------------------------------------------ arrays as predictives
@@ -293,15 +206,15 @@ def as_tensor(values: Any, what: str) -> Tensor:
     except (TypeError, ValueError) as error:
         raise DataError(
             f"{what} is expected to be an array of numbers (NumPy, torch, or a list); got "
-            f"{type(values).__name__}, which is none: {error}."
+            f"{type(values).__name__}: {error}."
         ) from error
 
 
-def class_predictive(probabilities: Any, what: str) -> ClassPredictive:
+def class_predictive(probabilities: Any, what: str) -> Predictive:
     """The predictive of class probabilities ``(N, K)``, ``(N,)`` or ``(S, N, K)``.
 
     Args:
-        probabilities: The array.
+        probabilities: The array, or a predictive, which stays as it is.
         what: Its name, for errors.
 
     Raises:
@@ -313,139 +226,77 @@ def class_predictive(probabilities: Any, what: str) -> ClassPredictive:
         tensor([[0.8000, 0.2000],
                 [0.5000, 0.5000]], dtype=torch.float64)
     """
+    if isinstance(probabilities, Predictive):
+        return probabilities.to("cpu")
     values = as_tensor(probabilities, what)
     # float32 stays float32: it needs half of the memory, and tells how many digits are meant
     values = values.to(torch.float32 if values.dtype in _SINGLE else torch.float64)
-    if values.ndim not in (1, 2, 3) or values.numel() == 0:
+    shape = tuple(values.shape)
+    if len(shape) not in (1, 2, 3) or not values.numel() or (len(shape) > 1 and shape[-1] == 1):
         raise DataError(
-            f"{what} is expected to hold probabilities of shape {SHAPES}; got shape "
-            f"{tuple(values.shape)}."
+            f"{what} is expected to hold probabilities of shape (N, K) with a column per class, "
+            f"(N,) for yes or no, or (S, N, K) with an axis of draws; got shape {shape}."
         )
-    if values.ndim == 1:
-        _check_range(values, what)
-        values = values.clamp(0, 1)  # of rounding
-        return BernoulliPredictive((values.log() - (-values).log1p())[None])
-    if values.shape[-1] == 1:
-        raise DataError(
-            f"{what} has one column (shape {tuple(values.shape)}), and classes need two or more. "
-            "For the probability of a yes pass the column itself, of shape (N,); for draws of it "
-            "stack 1 - p and p on the last axis."
-        )
-    stacked = values[None] if values.ndim == 2 else values
-    _check_range(stacked, what)
-    _check_sums(stacked, what)
-    return CategoricalPredictive(stacked.log())
-
-
-def _check_range(values: Tensor, what: str) -> None:
-    """Raise unless everything finite lies in [0, 1]; infinity is no probability either."""
-    wrong = (values < 0) | (values > 1 + TOLERANCE)
-    if bool(wrong.any()):
-        place = tuple(wrong.nonzero()[0].tolist())
-        where = place[1:] if values.ndim == 3 and values.shape[0] == 1 else place
-        fix = (
-            "They look like logits: pass 1 / (1 + exp(-logits))."
-            if values.ndim == 1
-            else "They look like logits: pass softmax(logits) over the classes."
-        )
+    wrong = ((values < 0) | (values > 1 + TOLERANCE)).nonzero()  # infinity is no probability either
+    if len(wrong):
+        place = wrong[0].tolist()
+        fix = "1 / (1 + exp(-logits))" if values.ndim == 1 else "softmax(logits) over the classes"
         raise DataError(
             f"{what} is expected to hold probabilities between 0 and 1; it has "
-            f"{values[place].item():.4g} at {list(where)}. {fix}"
+            f"{values[tuple(place)].item():.4g} at {place}. They look like logits: pass {fix}."
         )
-
-
-def _check_sums(values: Tensor, what: str) -> None:
+    if values.ndim == 1:
+        values = values.clamp(0, 1)  # of rounding
+        return BernoulliPredictive((values.log() - (-values).log1p())[None])
     sums = values.sum(-1, dtype=torch.float64)
-    wrong = (sums - 1).abs() > TOLERANCE  # NaN is not wrong here: it is counted later
-    if bool(wrong.any()):
-        draw, row = wrong.nonzero()[0].tolist()
-        of_draw = f" of draw {draw}" if values.shape[0] > 1 else ""
+    wrong = ((sums - 1).abs() > TOLERANCE).nonzero()  # NaN is not wrong here: it is counted later
+    if len(wrong):
+        *draw, row = wrong[0].tolist()
+        of_draw = f" of draw {draw[0]}" if draw else ""
         raise DataError(
             f"{what} is expected to hold probabilities that sum to 1 over the classes; row {row}"
-            f"{of_draw} sums to {sums[draw, row].item():.6g} ({int(wrong.sum())} of "
-            f"{wrong.numel()} rows do not). Divide each row by its sum if they are weights; pass "
-            "the softmax if they are logits; for labels that do not exclude each other make a "
-            "report of each."
+            f"{of_draw} sums to {sums[tuple(wrong[0])].item():.6g} ({len(wrong)} of {sums.numel()} "
+            "rows do not). Divide each row by its sum if they are weights, pass the softmax if "
+            "they are logits."
         )
-
-
-def check_classes(targets: Any, predictive: ClassPredictive, what: str) -> Tensor:
-    """Targets as class indices that fit the predictive.
-
-    Args:
-        targets: Class indices, one for each example.
-        predictive: What was predicted.
-        what: Their name, for errors.
-
-    Raises:
-        DataError: They have another shape, dtype or range.
-
-    Example:
-        >>> check_classes([1, 0], class_predictive([[0.8, 0.2], [0.5, 0.5]], "p"), "targets")
-        tensor([1, 0])
-    """
-    indices = as_tensor(targets, what)
-    yes_no = isinstance(predictive, BernoulliPredictive)
-    shape = tuple(predictive.mode.shape)
-    classes = 2 if yes_no else predictive.outputs.shape[2]
-    if tuple(indices.shape) == (*shape[:1], classes, *shape[1:]):
-        raise DataError(
-            f"{what} is expected to hold one class index per example, shape {shape}; got "
-            f"{tuple(indices.shape)}, which looks one-hot. Pass {what}.argmax(1)."
-        )
-    if tuple(indices.shape) != shape:
-        raise DataError(
-            f"{what} is expected to hold one class index per prediction, shape {shape}; got "
-            f"{tuple(indices.shape)}. Predictions and targets are of the same examples, in the "
-            "same order."
-        )
-    if indices.dtype == torch.bool:
-        indices = indices.long()
-    if indices.is_floating_point() or indices.is_complex():
-        raise DataError(
-            f"{what} is expected to hold class indices of an integer type; got {indices.dtype}. "
-            "Convert them with .astype(int) or .long(); a regression needs scales=."
-        )
-    wrong = (indices < 0) | (indices >= classes)
-    if bool(wrong.any()):
-        place = wrong.nonzero()[0].tolist()
-        raise DataError(
-            f"{what} is expected to hold classes from 0 to {classes - 1}, as there are {classes} "
-            f"of them; example {place[0]} has {int(indices[tuple(place)])}. Number the classes "
-            "from 0."
-        )
-    return indices.long()
+    return CategoricalPredictive((values if values.ndim == 3 else values[None]).log())
 
 
 def gaussian_predictive(
-    means: Any, scales: Any, shape: tuple[int, ...] | None, draws: bool, what: str
-) -> GaussianPredictive:
+    means: Any, scales: Any, shape: tuple[int, ...] | int, what: str
+) -> Predictive:
     """The predictive of Gaussians.
 
     Args:
-        means: Means, of the shape of the targets, or with an axis of draws before it.
+        means: Means, of the shape of the targets, or with an axis of draws before it; or a
+            predictive, which stays as it is.
         scales: Standard deviations: a number, or an array that broadcasts to the means.
-        shape: The shape of the targets; None where there are none.
-        draws: Where there are no targets, whether the first axis is that of draws.
+        shape: The shape of the targets; where there are none, how many axes they would have.
         what: The name of the means, for errors.
 
     Raises:
         DataError: Shapes that do not go together, or scales that are not positive.
+        ConfigurationError: There are no scales.
 
     Example:
-        >>> gaussian_predictive([0.0, 1.0], 0.5, (2,), False, "predictions").scales
+        >>> gaussian_predictive([0.0, 1.0], 0.5, (2,), "predictions").scales
         tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
+    if isinstance(means, Predictive):
+        return means.to("cpu")
+    if scales is None:
+        raise ConfigurationError(
+            f"{what} is of a regression and has no scales. Pass scales= with a standard deviation "
+            "for each, by name if there are several models."
+        )
     values = as_tensor(means, what).to(torch.float64)
-    if shape is not None:
-        if tuple(values.shape) not in (shape, (*values.shape[:1], *shape)):
-            raise DataError(
-                f"{what} is expected to hold means of the shape of the targets, {shape}, or with "
-                f"an axis of draws before it, {('S', *shape)}; got {tuple(values.shape)}."
-            )
-        draws = tuple(values.shape) != shape
-    if values.numel() == 0 or values.ndim < 1 + draws:
-        raise DataError(f"{what} holds no means: its shape is {tuple(values.shape)}.")
+    axes = shape if isinstance(shape, int) else len(shape)
+    fits = isinstance(shape, int) or tuple(values.shape[-axes:]) == shape
+    if not fits or values.ndim not in (axes, axes + 1) or not values.numel():
+        raise DataError(
+            f"{what} is expected to hold means of the shape of the targets, {shape}, or with an "
+            f"axis of draws before it; got {tuple(values.shape)}."
+        )
     spread = as_tensor(scales, "scales").to(torch.float64)
     try:
         spread = spread.expand_as(values)
@@ -460,4 +311,4 @@ def gaussian_predictive(
             f"{float(spread.nan_to_num(1.0).min()):.4g}. Variances need a square root, "
             "log-variances an exp(x / 2)."
         )
-    return GaussianPredictive(*((values, spread) if draws else (values[None], spread[None])))
+    return GaussianPredictive(*(t if values.ndim > axes else t[None] for t in (values, spread)))

@@ -12,31 +12,16 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from scipy.sparse import csr_array
 
-from lightning_bnn.calibration.bins import (
-    BinSums,
-    bin_index,
-    bin_sums,
-    mass_edges,
-    reliability_curve,
-    width_edges,
-)
+from lightning_bnn.calibration import bins as binned
+from lightning_bnn.calibration import error
 from lightning_bnn.calibration.bootstrap import mean_replicates
 from lightning_bnn.calibration.clusters import ClusterSums, cluster_sums
-from lightning_bnn.calibration.error import (
-    classwise_calibration_error,
-    expected_calibration_error,
-    expected_calibration_errors,
-    maximum_calibration_error,
-)
-from lightning_bnn.calibration.rounding import rounded
 from lightning_bnn.calibration.selective import aurc_replicates, coverage_at_risk, risk_coverage
 from lightning_bnn.calibration.temperature import apply_temperature, cross_fitted
 from lightning_bnn.calibration.verdict import CLASS_BAND_LEVEL, class_verdict
-from lightning_bnn.report.rows import Array, Rows, largest_probability
-from lightning_bnn.report.sample import Sample
+from lightning_bnn.report.rows import Array, Rows
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
@@ -91,16 +76,20 @@ class Classification:
         ("scaled_nll", "NLL after temperature scaling", "lower", None),
         ("scaled_ece", "ECE after temperature scaling", "lower", None),
     )
-    ood_scores: ClassVar = {"entropy": "entropy", "mutual_information": "mutual information"}
+    # What may tell out-of-distribution data, and the column that has it.
+    ood: ClassVar = {
+        "entropy": "entropy", "mutual_information": "epistemic",
+        "maximum_probability": "confidence",
+    }  # fmt: skip
 
     def __init__(self, bins: int, classes: int) -> None:
         self.count = 0
         self.clusters = ClusterSums()
         self.impossible = 0
         self.sums = dict.fromkeys(MEANS, 0.0)
-        self.confidence = BinSums(width_edges(bins))
-        self.classwise = BinSums(width_edges(bins), classes)
-        self.entropy = BinSums(np.linspace(0.0, math.log(classes), bins + 1))
+        self.confidence = binned.BinSums(binned.width_edges(bins))
+        self.classwise = binned.BinSums(binned.width_edges(bins), classes)
+        self.entropy = binned.BinSums(np.linspace(0.0, math.log(classes), bins + 1))
         self.per_class = np.zeros((1 + len(PER_CLASS), classes))
 
     def add(self, rows: Rows) -> None:
@@ -113,7 +102,6 @@ class Classification:
         for name in MEANS:
             self.sums[name] += float(columns[name].sum())
         self.confidence.add(columns["confidence"], columns["correct"])
-        assert rows.log_probabilities is not None
         self.classwise.add_classes(np.exp(rows.log_probabilities), target)
         self.entropy.add(columns["entropy"], columns["correct"])
         weights = [None, *(columns[name] for name in PER_CLASS)]
@@ -144,12 +132,12 @@ class Classification:
             risk: The largest share of errors that is acceptable among the answers given.
         """
         confidence, correct = model.sample["confidence"], model.sample["correct"]
-        by_mass = bin_sums(confidence, correct, mass_edges(confidence, model.bins))
+        by_mass = binned.bin_sums(confidence, correct, binned.mass_edges(confidence, model.bins))
         curve = risk_coverage(confidence, 1.0 - correct)
         coverage = coverage_at_risk(curve, risk)
         answered = round(coverage * len(curve.risk))
         verdict = class_verdict(
-            reliability_curve(self.confidence, level=CLASS_BAND_LEVEL),
+            binned.reliability_curve(self.confidence, level=CLASS_BAND_LEVEL),
             self.sums["score"],
             self.sums["score_variance"],
             self.sums["score_third"],
@@ -157,10 +145,7 @@ class Classification:
         )
         return {
             "verdict": {
-                "label": verdict.label,
-                "z": verdict.z,
-                "p_value": verdict.p_value,
-                "clustered": verdict.clustered,
+                name: getattr(verdict, name) for name in ("label", "z", "p_value", "clustered")
             },
             "invalid": {
                 "count": len(model.invalid),
@@ -168,22 +153,18 @@ class Classification:
                 "impossible": self.impossible,
             },
             "scalars": {
+                **{name: self.mean(name) for name in ("nll", "brier", "entropy", *PER_CLASS[2:])},
                 "accuracy": self.mean("correct"),
-                "nll": self.mean("nll"),
-                "brier": self.mean("brier"),
-                "ece": expected_calibration_error(self.confidence),
-                "adaptive_ece": expected_calibration_error(by_mass),
-                "classwise_ece": classwise_calibration_error(self.classwise),
-                "max_calibration_error": maximum_calibration_error(self.confidence),
+                "mean_confidence": self.mean("confidence"),
+                "ece": error.expected_calibration_error(self.confidence),
+                "adaptive_ece": error.expected_calibration_error(by_mass),
+                "classwise_ece": error.classwise_calibration_error(self.classwise),
+                "max_calibration_error": error.maximum_calibration_error(self.confidence),
                 "aurc": curve.aurc,
                 "coverage_at_risk": coverage,
                 "answered_at_risk": answered,
                 "errors_at_risk": round(answered * curve.risk[answered - 1]) if answered else 0,
                 "risk": risk,
-                "mean_confidence": self.mean("confidence"),
-                "entropy": self.mean("entropy"),
-                "aleatoric": self.mean("aleatoric"),
-                "epistemic": self.mean("epistemic"),
             },
         }
 
@@ -194,32 +175,6 @@ class Classification:
         (:func:`~lightning_bnn.calibration.verdict.class_verdict`).
         """
         return bool(GRAVE * math.sqrt(self.sums["score_variance"]) >= SEEN)
-
-    @staticmethod
-    def scores_of(predictive: Any, dtype: torch.dtype) -> dict[str, Array]:
-        """What may tell out-of-distribution data, by name, a value for each row.
-
-        Args:
-            predictive: In float64.
-            dtype: Of the outputs.
-        """
-        entropy = predictive.entropy.reshape(-1).numpy()
-        within = predictive.aleatoric.reshape(-1).numpy()
-        log_p = predictive.log_probabilities.numpy()
-        return {
-            "entropy": rounded(entropy),
-            "mutual_information": rounded(entropy - within),
-            "maximum_probability": largest_probability(log_p, dtype != torch.float64),
-        }
-
-    @staticmethod
-    def scores_inside(sample: Sample) -> dict[str, Array]:
-        """The same scores of the data of the report."""
-        return {
-            "entropy": sample["entropy"],
-            "mutual_information": sample["epistemic"],
-            "maximum_probability": sample["confidence"],
-        }
 
     def replicated(
         self, model: Statistics, block: Mapping[str, Any], rows: Any, weights: Array
@@ -245,24 +200,27 @@ class Classification:
             each: Array = np.full(len(target), temperature["value"])
         else:
             each = cross_fitted(log_p, target, rows.example)
-        if np.isfinite(each).all():
+        scaled_nll = scaled_confidence = np.full(len(target), np.nan)
+        if np.isfinite(each).all():  # there was something to fit a temperature on
             cooled = apply_temperature(log_p, each)
             scaled_nll = -np.take_along_axis(cooled, target[:, None], 1)[:, 0]
             scaled_confidence = np.exp(cooled.max(1))
-        else:  # nothing to fit a temperature on
-            scaled_nll = scaled_confidence = np.full(len(target), np.nan)
         means = mean_replicates(np.stack([correct, brier], 1), weights)
-        edges, by_mass = width_edges(model.bins), mass_edges(confidence, model.bins)
+        edges, by_mass = binned.width_edges(model.bins), binned.mass_edges(confidence, model.bins)
         return {
             "accuracy": means[:, 0],
             "nll": _means_with_infinity(nll, weights),
             "brier": means[:, 1],
-            "ece": expected_calibration_errors(confidence, correct, edges, weights),
-            "adaptive_ece": expected_calibration_errors(confidence, correct, by_mass, weights),
+            "ece": error.expected_calibration_errors(confidence, correct, edges, weights),
+            "adaptive_ece": error.expected_calibration_errors(
+                confidence, correct, by_mass, weights
+            ),
             "classwise_ece": classwise_replicates(np.exp(log_p), target, edges, weights),
             "aurc": aurc_replicates(confidence, 1.0 - correct, weights),
             "scaled_nll": _means_with_infinity(scaled_nll, weights),
-            "scaled_ece": expected_calibration_errors(scaled_confidence, correct, edges, weights),
+            "scaled_ece": error.expected_calibration_errors(
+                scaled_confidence, correct, edges, weights
+            ),
         }
 
 
@@ -295,7 +253,7 @@ def classwise_replicates(
     bins = len(edges) - 1
     gaps = probabilities.copy()
     gaps[np.arange(count), target] -= 1.0
-    column = bin_index(probabilities, edges) + np.arange(classes) * bins
+    column = binned.bin_index(probabilities, edges) + np.arange(classes) * bins
     # One row of the sparse matrix a row of data: its gap in one bin of every class.
     start = np.arange(0, probabilities.size + 1, classes)
     sparse = csr_array((gaps.ravel(), column.ravel(), start), shape=(count, classes * bins))

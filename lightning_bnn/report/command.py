@@ -45,22 +45,27 @@ def main(
             f"--name is given once for each --posterior, each different: there are "
             f"{len(options.posterior)} posteriors and the names {names}."
         )
-    _check_out(options.out)
-    others = [_name_and_file(text) for text in options.ood]
-    if len(dict(others)) != len(others):
+    folder = os.path.dirname(check_page_name(options.out)) or "."
+    if (reason := folder_problem(folder)) is not None:  # before any work
+        raise ConfigurationError(f"--out cannot be written to {folder!r} ({reason}).")
+    files = dict(text.partition("=")[::2] for text in options.ood)
+    if len(files) != len(options.ood) or not all(name and file for name, file in files.items()):
         raise ConfigurationError(
-            f"--ood is given once for each name; got the names {[name for name, _ in others]}."
+            "--ood is expected as NAME=FILE, such as rotated=configs/data/digits_rotated.yaml, "
+            f"once for each name; got {options.ood}."
         )
-    given = None
+    net = likelihood = None
     if options.config is not None:
-        given = instantiate(read_configuration(options.config), "model", options.config)
-    net, likelihood = (None, None) if given is None else (given.net, given.likelihood)
+        strategy = instantiate(read_configuration(options.config), "model", options.config)
+        net, likelihood = strategy.net, strategy.likelihood
     posteriors = {
         name: load_posterior(path, net, likelihood, load)
         for name, path in zip(names, options.posterior, strict=True)
     }
     data = instantiate(read_configuration(options.data), "data", options.data)
-    ood = {name: instantiate(read_configuration(file), "data", file) for name, file in others}
+    ood = {
+        name: instantiate(read_configuration(file), "data", file) for name, file in files.items()
+    }
     with warnings.catch_warnings():
         # Lightning's advice on workers of loaders is no part of a report
         warnings.filterwarnings("ignore", message=".*does not have many workers")
@@ -68,24 +73,6 @@ def main(
     saved = made.save(options.out)
     print(f"{made}\nThe report is in {saved}")
     return 0
-
-
-def _check_out(path: str) -> None:
-    """Find out before any work whether the page can be written."""
-    folder = os.path.dirname(check_page_name(path)) or "."
-    reason = folder_problem(folder)
-    if reason is not None:
-        raise ConfigurationError(f"--out cannot be written to {folder!r} ({reason}).")
-
-
-def _name_and_file(text: str) -> tuple[str, str]:
-    name, equals, file = text.partition("=")
-    if not name or not equals or not file:
-        raise ConfigurationError(
-            "--ood is expected as NAME=FILE, such as rotated=configs/data/digits_rotated.yaml; "
-            f"got {text!r}."
-        )
-    return name, file
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,34 +85,23 @@ def _parser() -> argparse.ArgumentParser:
         "apart. The network of a posterior is read from the config.yaml that `lightning-bnn fit` "
         "left in its folder or in the one above.",
     )
-    parser.add_argument(
-        "--posterior", action="append", required=True, metavar="FOLDER",
+    add = parser.add_argument
+    # fmt: off
+    add("--posterior", action="append", required=True, metavar="FOLDER",
         help="folder or URL of a posterior, or of the run that holds it; give it several times to "
-        "compare",
-    )  # fmt: skip
-    parser.add_argument(
-        "--data", required=True, metavar="FILE",
+        "compare")
+    add("--data", required=True, metavar="FILE",
         help="YAML file with class_path and init_args of a data module, or the configuration of a "
-        "fit; its test data are used, and its validation data for the temperature",
-    )  # fmt: skip
-    parser.add_argument(
-        "--out", default="report.html", metavar="FILE",
-        help="the page; the numbers go beside it as .json (default: report.html)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--ood", action="append", default=[], metavar="NAME=FILE",
-        help="out-of-distribution data: a name, and a YAML file as for --data; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--name", action="append", metavar="NAME",
-        help="name of a posterior in the report, once for each; by default the folder's",
-    )  # fmt: skip
-    parser.add_argument(
-        "--config", metavar="FILE",
-        help="configuration of the fit, where a posterior has none beside it",
-    )  # fmt: skip
-    parser.add_argument(
-        "--draws", type=int, metavar="N",
-        help="draws of each posterior; by default 32, or all that are stored",
-    )  # fmt: skip
+        "fit; its test data are used, and its validation data for the temperature")
+    add("--out", default="report.html", metavar="FILE",
+        help="the page; the numbers go beside it as .json (default: report.html)")
+    add("--ood", action="append", default=[], metavar="NAME=FILE",
+        help="out-of-distribution data: a name, and a YAML file as for --data; may be repeated")
+    add("--name", action="append", metavar="NAME",
+        help="name of a posterior in the report, once for each; by default the folder's")
+    add("--config", metavar="FILE",
+        help="configuration of the fit, where a posterior has none beside it")
+    add("--draws", type=int, metavar="N",
+        help="draws of each posterior; by default 32, or all that are stored")
+    # fmt: on
     return parser

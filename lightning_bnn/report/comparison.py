@@ -25,13 +25,12 @@ from lightning_bnn.calibration.bootstrap import (
     resample_weights,
 )
 from lightning_bnn.calibration.separation import auroc_replicates
-from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.report.rows import Array
-from lightning_bnn.report.sample import Sample
+from lightning_bnn.errors import DataError
+from lightning_bnn.report.sample import Array, Sample
 from lightning_bnn.report.sections.shift import as_ood_score
 from lightning_bnn.report.statistics import Statistics
 
-__all__ = ["LEVEL", "CommonRows", "check_same_task", "common_rows", "comparison"]
+__all__ = ["LEVEL", "CommonRows", "common_rows", "comparison"]
 
 LEVEL = 0.95
 # Rows that the bootstrap draws from: of more, a uniform sample, with intervals wider accordingly.
@@ -55,22 +54,7 @@ class CommonRows:
 
     def chosen(self, sample: Sample) -> Array:
         """Which rows of a sample are these."""
-        if np.array_equal(sample["priority"], self.priority):
-            return np.ones(len(self.priority), bool)
         return np.isin(sample["priority"], self.priority)
-
-
-def check_same_task(models: Mapping[str, Statistics]) -> None:
-    """Raise a ConfigurationError unless all models are of one task, classes and bins."""
-    (first, one), *others = models.items()
-    for name, other in others:
-        kinds = [(m.task, m.classes, m.bins) for m in (one, other)]
-        if kinds[0] != kinds[1]:
-            said = [f"{task} (classes: {classes}, bins: {bins})" for task, classes, bins in kinds]
-            raise ConfigurationError(
-                f"a report compares models of one task: {first!r} predicts {said[0]}, "
-                f"{name!r} {said[1]}. Make a report of each by itself."
-            )
 
 
 def common_rows(models: Mapping[str, Statistics], most: int) -> CommonRows:
@@ -80,7 +64,6 @@ def common_rows(models: Mapping[str, Statistics], most: int) -> CommonRows:
         DataError: The models did not see the same examples and targets, or have no row in common.
     """
     (first, one), *others = models.items()
-    complete = True
     common = one.kept["priority"]
     for name, other in others:
         if not _same_examples(one, other):
@@ -89,38 +72,35 @@ def common_rows(models: Mapping[str, Statistics], most: int) -> CommonRows:
                 f"examples with {one.rows} valid rows, {name!r} {other.examples} with "
                 f"{other.rows}, or others. Predict the same data with each."
             )
-        if not np.array_equal(one.invalid, other.invalid):
-            complete = False
-        if not np.array_equal(common, other.kept["priority"]):
-            common = common[np.isin(common, other.kept["priority"])]
+        common = common[np.isin(common, other.kept["priority"])]
     if not len(common):
         raise DataError(
             f"no example has a finite prediction of every model ({', '.join(models)}). Leave out "
             "the model whose predictions are not finite."
         )
-    if len(common) > most:
-        common = common[np.sort(np.argpartition(common, most)[:most])]
-    rows = CommonRows(common, common, complete)
-    targets = [model.kept["target"][rows.chosen(model.kept)] for model in models.values()]
-    for name, target in zip(models, targets, strict=True):
-        if not np.array_equal(target, targets[0]):
-            row = int(np.flatnonzero(target != targets[0])[0])
+    common = common[np.sort(np.argsort(common)[:most])]
+    chosen = np.isin(one.kept["priority"], common)
+    complete = all(np.array_equal(one.invalid, other.invalid) for _, other in others)
+    rows = CommonRows(common, one.kept.example[chosen], complete)
+    expected = one.kept["target"][chosen]
+    for name, other in others:
+        target = other.kept["target"][rows.chosen(other.kept)]
+        if not np.array_equal(target, expected):
+            row = int(np.flatnonzero(target != expected)[0])
             raise DataError(
                 f"models are compared on the same targets: in a row {first!r} was given "
-                f"{targets[0][row]} and {name!r} {target[row]}. Predict the same data with each, "
-                "in the same order (shuffle=False)."
+                f"{expected[row]} and {name!r} {target[row]}. Predict the same data with each, in "
+                "the same order (shuffle=False)."
             )
-    return CommonRows(common, one.kept.example[rows.chosen(one.kept)], complete)
+    return rows
 
 
 def _same_examples(one: Statistics, other: Statistics) -> bool:
     if one.examples != other.examples:
         return False
-    if np.array_equal(one.kept["priority"], other.kept["priority"]):
-        return True
     if max(one.rows, other.rows) > min(len(one.kept), len(other.kept)):
         return True  # only a sample of each is known, and invalid examples change it
-    seen = [np.union1d(m.kept.example, m.invalid) for m in (one, other)]
+    seen = [np.union1d(model.kept.example, model.invalid) for model in (one, other)]
     return np.array_equal(seen[0], seen[1])
 
 
@@ -141,30 +121,31 @@ def comparison(
     # The first row of weights is the data as they are, so that all numbers come with an estimate.
     weights = np.ones((number + 1, len(rows.example)), np.float32)
     weights[1:] = resample_weights(rows.example, number)
-    replicated = [
+    found = [
         model.sums.replicated(model, block, rows, weights)
         for model, block in zip(models.values(), blocks, strict=True)
     ]
     exact = [_exact(block) if rows.complete else {} for block in blocks]
     sums = next(iter(models.values())).sums
-    listed = [
-        _row(key, label, better, aim, [r[key] for r in replicated], [e.get(key) for e in exact])
-        for key, label, better, aim in sums.scores
-    ]
+    scores = list(sums.scores)
     for loader in dict.fromkeys(loader for model in models.values() for loader in model.ood):
-        for score, label in sums.ood_scores.items():
-            areas = [_areas(model, loader, score, rows, weights) for model in models.values()]
-            key = f"auroc_{score}:{loader}"
-            known = [each.get(key) for each in exact]
-            title = f"{loader}: AUROC by {label}"
-            listed.append(_row(key, title, "higher", None, areas, known))
+        for score in sums.ood:
+            if score == "maximum_probability":  # ranks nearly as the entropy does
+                continue
+            key, label = f"auroc_{score}:{loader}", score.replace("_", " ")
+            scores.append((key, f"{loader}: AUROC by {label}", "higher", None))
+            for model, values in zip(models.values(), found, strict=True):
+                values[key] = _areas(model, loader, score, rows, weights)
     return {
         "level": LEVEL,
         "replicates": number,
         "examples": len(np.unique(rows.example)),
         "complete": rows.complete,
         "columns": list(models),
-        "rows": listed,
+        "rows": [
+            _row(key, label, better, aim, [f[key] for f in found], [e.get(key) for e in exact])
+            for key, label, better, aim in scores
+        ],
     }
 
 
@@ -180,17 +161,13 @@ def _exact(block: Mapping[str, Any]) -> dict[str, float]:
 
 def _areas(model: Statistics, loader: str, score: str, rows: CommonRows, weights: Array) -> Array:
     ood = model.ood.get(loader)
-    if ood is None or not ood.has(score, model.draws):
+    if ood is None or not len(ood.sample) or not ood.has(score, model.draws):
         return np.full(len(weights), np.nan)
-    inside = model.sums.scores_inside(model.sample)[score][rows.chosen(model.sample)]
-    kept = np.sort(np.argsort(ood.scores("priority"))[:MOST_ROWS])
+    kept = np.sort(np.argsort(ood.sample["priority"])[:MOST_ROWS])
     other = np.ones((len(weights), len(kept)), np.float32)
-    if len(kept):
-        other[1:] = resample_weights(ood.sample.example[kept], len(weights) - 1, seed=1)
-    values = ood.scores(score)[kept]
-    return auroc_replicates(
-        as_ood_score(score, inside), as_ood_score(score, values), weights, other
-    )
+    other[1:] = resample_weights(ood.sample.example[kept], len(weights) - 1, seed=1)
+    inside = as_ood_score(score, model.scores(score)[rows.chosen(model.sample)])
+    return auroc_replicates(inside, as_ood_score(score, ood.scores(score)[kept]), weights, other)
 
 
 def _row(
@@ -207,35 +184,29 @@ def _row(
         value = estimate if known is None else float(known)
         # Moved to the value over all rows, where the bootstrap had only some of them.
         offset = value - estimate if np.isfinite(value - estimate) else 0.0
-        samples.append(repeated[1:] + offset)
-        interval = basic_interval if key.endswith("ece") else _percentiles
-        lower, upper = interval(value, samples[-1], LEVEL)
+        sample = repeated[1:] + offset
+        if key.endswith("ece"):
+            lower, upper = basic_interval(value, sample, LEVEL)
+        else:
+            lower, upper = percentile_interval(sample, LEVEL)
+        samples.append(sample)
         values.append(
             {"value": value, "lower": lower, "upper": upper, "best": False, "tied": False}
         )
-    _mark(values, samples, better, aim, key.endswith("ece"))
+    if better is not None:
+        sign = -1.0 if better == "higher" else 1.0
+        losses = [
+            sign * each if aim is None else np.abs(each - aim)
+            for each in (np.array([entry["value"] for entry in values]), *samples)
+        ]
+        _mark(values, losses[0], losses[1:], key.endswith("ece"))
     return {"key": key, "label": label, "better": better, "aim": aim, "values": values}
 
 
-def _percentiles(value: float, samples: Array, level: float) -> tuple[float, float]:
-    return percentile_interval(samples, level)
-
-
 def _mark(
-    values: list[dict[str, Any]],
-    samples: Sequence[Array],
-    better: str | None,
-    aim: float | None,
-    distance: bool,
+    values: list[dict[str, Any]], losses: Array, samples: Sequence[Array], distance: bool
 ) -> None:
     """Mark the best values, all that equal the smallest loss, and those not clearly worse."""
-    if better is None:
-        return
-
-    def loss(value: Any) -> Any:
-        return np.abs(value - aim) if aim is not None else -value if better == "higher" else value
-
-    losses = np.array([loss(entry["value"]) for entry in values], np.float64)
     judged = np.flatnonzero(~np.isnan(losses))
     if len(judged) < 2:
         return
@@ -247,10 +218,9 @@ def _mark(
         values[other]["best"] = equal
         if equal or np.isinf(losses[other]):  # a target of probability 0 is no accident of the draw
             continue
-        first, second = loss(samples[best]), loss(samples[other])
+        pair = samples[best], samples[other]
         if distance:
-            estimates = float(losses[best]), float(losses[other])
-            clear = paired_distance_is_clear(*estimates, first, second, level)
+            clear = paired_distance_is_clear(losses[best], losses[other], *pair, level)
         else:
-            clear = paired_difference_is_clear(first, second, level)
+            clear = paired_difference_is_clear(*pair, level)
         values[other]["tied"] = not clear

@@ -10,22 +10,20 @@ import html
 import json
 import math
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import PurePosixPath
 from typing import Any
 
-import fsspec
 import numpy as np
-from fsspec.implementations.local import LocalFileSystem
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.report.comparison import check_same_task, comparison
+from lightning_bnn.report.comparison import comparison
 from lightning_bnn.report.page import FORMAT, page
-from lightning_bnn.report.statistics import Statistics
+from lightning_bnn.report.statistics import Statistics, check_same_task
 from lightning_bnn.report.words import COARSE, summary, unseen_gap
+from lightning_bnn.storage.files import LocalFiles, open_directory
+from lightning_bnn.storage.manifest import package_versions
 
 __all__ = ["Report", "check_page_name", "folder_problem", "make_report", "model_block", "plain"]
 
@@ -91,8 +89,7 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the page, and the numbers beside it as JSON.
 
-        Each of the two is written under another name and gets its own when it is whole. Folders
-        on the way are made.
+        A reader sees all of each of the two or nothing. Folders on the way are made.
 
         Args:
             path: The page, such as ``"reports/test.html"``, or an fsspec URL. The numbers go to the
@@ -105,12 +102,13 @@ class Report:
             ConfigurationError: The name does not end in ``.html``.
         """
         target = check_page_name(path)
-        # The page comes last: where it is, its numbers are too.
-        stem = target.removesuffix(PurePosixPath(target).suffix)
-        numbers = json.dumps(self.numbers, allow_nan=False)
+        folder, name = os.path.split(target)
         page = self.html()
-        _write(f"{stem}.json", numbers)
-        _write(target, page)
+        files = open_directory(folder or ".")
+        # The page comes last: where it is, its numbers are too.
+        numbers = json.dumps(self.numbers, allow_nan=False)
+        files.put(f"{os.path.splitext(name)[0]}.json", numbers.encode())
+        files.put(name, page.encode())
         return target
 
 
@@ -156,7 +154,7 @@ def make_report(
         {
             "format": FORMAT,
             "title": title,
-            "library": f"lightning_bnn {_version()}",
+            "library": f"lightning_bnn {package_versions()['lightning_bnn']}",
             "made": made or datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
             "task": first.task,
             "summary": [],
@@ -215,18 +213,11 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, dict):
         return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
     if isinstance(value, list | tuple):
         return [plain(part) for part in value]
-    if isinstance(value, np.ndarray):
-        listed = value.tolist()
-        if value.dtype.kind != "f" or np.isfinite(value).all():
-            return listed
-        return plain(listed)
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _could_show(model: Statistics, block: Mapping[str, Any]) -> bool:
@@ -239,13 +230,6 @@ def _could_show(model: Statistics, block: Mapping[str, Any]) -> bool:
     return unseen_gap(block) <= COARSE or bool(model.sums.shows_grave_faults())
 
 
-def _version() -> str:
-    try:
-        return version("lightning-bnn")
-    except PackageNotFoundError:  # run from its source, not installed
-        return "unknown"
-
-
 def _check(
     models: Mapping[str, Statistics], class_names: Sequence[str] | None, risk: float
 ) -> None:
@@ -256,25 +240,19 @@ def _check(
             f"expected risk strictly between 0 and 1, got {risk}. For 5 percent errors pass 0.05."
         )
     for name, model in models.items():
-        if not model.rows and len(model.invalid):
-            raise DataError(
-                f"no prediction of {name!r} is finite: all {len(model.invalid)} hold NaN or "
-                "infinity, and nothing can be reported. Look for a training that diverged, or for "
-                "inputs that are not finite."
-            )
         if model.rows < model.bins:
-            left_out = f" ({len(model.invalid)} predictions are not finite)" * bool(
-                len(model.invalid)
-            )
             raise DataError(
                 f"a report in {model.bins} bins needs at least {model.bins} rows; {name!r} has "
-                f"{model.rows}{left_out}. Give more examples, or fewer bins: bins="
-                f"{max(2, model.rows)} or below."
+                f"{model.rows}, and {len(model.invalid)} predictions that are not finite. Give "
+                "more examples or fewer bins=, or look for a training that diverged."
             )
-    check_same_task(models)
-    for name, model in models.items():
+        others: dict[str, Any] = {
+            f"{name}, ood[{place!r}],": scores for place, scores in model.ood.items()
+        }
         if model.validation is not None and model.validation.task is not None:
-            check_same_task({name: model, f"{name} (validation)": model.validation})
+            others[f"{name} (validation)"] = model.validation
+        check_same_task({name: model, **others})
+    check_same_task(models)
     classes = next(iter(models.values())).classes
     if class_names is not None and len(class_names) != classes:
         raise ConfigurationError(
@@ -306,29 +284,15 @@ def folder_problem(folder: str) -> str | None:
         >>> folder_problem("memory://reports") is None
         True
         >>> folder_problem("nothing://reports")
-        'ValueError: Protocol not known: nothing'
+        "ConfigurationError: Cannot open 'nothing://reports': Protocol not known: nothing"
     """
     try:
-        filesystem, name = fsspec.core.url_to_fs(folder)
-        there = filesystem.exists(name)
-        filesystem.makedirs(name, exist_ok=True)
-        probe = f"{name.rstrip('/')}/{uuid.uuid4().hex[:8]}.part"
-        with filesystem.open(probe, "w", encoding="utf-8") as file:
-            file.write("can be written")
-        filesystem.rm(probe)
-        if not there and isinstance(filesystem, LocalFileSystem):
-            filesystem.rmdir(name)
+        files = open_directory(folder)
+        there = files.exists()
+        files.put("can be written.part", b"")
+        files.remove("can be written.part")
+        if not there and isinstance(files, LocalFiles):
+            files.path.rmdir()
     except Exception as error:  # what a file system of fsspec raises is its own
         return f"{type(error).__name__}: {error}"
     return None
-
-
-def _write(path: str, text: str) -> None:
-    """Write a text file so that a reader sees all of it or nothing."""
-    filesystem, name = fsspec.core.url_to_fs(path)
-    if parent := name.rpartition("/")[0]:
-        filesystem.makedirs(parent, exist_ok=True)
-    part = f"{name}.{uuid.uuid4().hex[:8]}.part"
-    with filesystem.open(part, "w", encoding="utf-8") as file:
-        file.write(text)
-    filesystem.mv(part, name)

@@ -11,7 +11,7 @@ rows, and ``spans`` says over which stretch of the x axis each line of the table
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal
 
@@ -19,29 +19,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
-    "COLOURS",
-    "MODEL_COLOURS",
-    "ROLES",
-    "Axis",
-    "BarRow",
-    "Bars",
-    "Figure",
-    "Heat",
-    "Mark",
-    "Panels",
-    "Part",
-    "Picture",
-    "Pictures",
-    "Plot",
-    "Table",
-    "Tables",
-    "Views",
-    "as_array",
-    "described",
-    "domain",
-    "only",
-    "spans_between",
-]
+    "COLOURS", "MODEL_COLOURS", "ROLES", "Axis", "BarRow", "Bars", "Figure", "Heat", "Mark",
+    "Panels", "Part", "Picture", "Pictures", "Plot", "Table", "Tables", "Views", "arrays",
+    "as_array", "described", "domain", "only", "outside", "spans_between", "table",
+]  # fmt: skip
 
 # On light and on dark ground. They keep apart for colour-blind eyes, and stand out by 3:1 or more.
 COLOURS = {
@@ -60,17 +41,9 @@ COLOURS = {
 MODEL_COLOURS = ("blue", "orange", "green", "purple", "teal", "brown", "red", "grey")
 # What a mark's colour= may be: a role, or "model", the colour of the model that is shown.
 ROLES = {
-    "main": "blue",
-    "right": "blue",
-    "wrong": "orange",
-    "epistemic": "purple",
-    "aleatoric": "teal",
-    "bad": "red",
-    "muted": "grey",
-    "ink": "ink",
-    "total": "soft",
-    "band": "band",
-}
+    "main": "blue", "right": "blue", "wrong": "orange", "epistemic": "purple", "aleatoric": "teal",
+    "bad": "red", "muted": "grey", "ink": "ink", "total": "soft", "band": "band",
+}  # fmt: skip
 
 
 def as_array(values: Any) -> NDArray[np.float64]:
@@ -81,6 +54,26 @@ def as_array(values: Any) -> NDArray[np.float64]:
         array([0.5, nan])
     """
     return np.array(list(values), dtype=np.float64)
+
+
+def arrays(data: Mapping[str, Any], *names: str) -> list[NDArray[np.float64]]:
+    """Some lists of a dictionary as arrays.
+
+    Example:
+        >>> arrays({"x": [1, 2], "y": [None, 3]}, "x", "y")
+        [array([1., 2.]), array([nan,  3.])]
+    """
+    return [as_array(data[name]) for name in names]
+
+
+def outside(values: Any, lower: Any, upper: Any) -> NDArray[np.bool_]:
+    """Which values leave their band.
+
+    Example:
+        >>> outside(np.array([1.0, 5.0]), np.zeros(2), np.full(2, 4.0))
+        array([False,  True])
+    """
+    return np.asarray((values < lower) | (values > upper))
 
 
 def only(values: ArrayLike, chosen: ArrayLike) -> NDArray[np.float64]:
@@ -201,6 +194,16 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
     chosen: int | None = None
+
+
+def table(columns: Mapping[str, Iterable[str]], note: str = "") -> Table:
+    """A table from its columns.
+
+    Example:
+        >>> table({"x": "ab", "y": "cd"}).rows
+        [('a', 'c'), ('b', 'd')]
+    """
+    return Table(list(columns), list(zip(*columns.values(), strict=True)), note)
 
 
 @dataclass
@@ -363,28 +366,28 @@ def described(value: Any) -> Any:
     Places of marks are rounded to a ten-thousandth of their axis, and a view has only what sets it
     apart from the first one, so that a page stays light.
     """
-    if isinstance(value, Views):
-        views = [(label, described(figure)) for label, figure in value.views.items()]
-        first = views[0][1]
-        others = [(label, _without(view, first)) for label, view in views[1:]]
-        return _fields(value) | {"views": [list(view) for view in (views[0], *others)]}
-    if isinstance(value, Plot):
-        digits = {name: _decimals(getattr(value, name).domain) for name in ("x", "y")}
-        marks = [
-            described(mark)
-            | {
-                name: _rounded(getattr(mark, name), digits[name[0]])
-                for name in ("x", "y", "x2", "y2")
-                if getattr(mark, name) is not None
-            }
-            for mark in value.marks
-        ]
-        found = _fields(value) | {"marks": marks}
-        if value.spans is not None:
-            found["spans"] = [_rounded(ends, digits["x"]) for ends in value.spans]
-        return found
-    if is_dataclass(value) and not isinstance(value, type):
-        return _fields(value)
+    if is_dataclass(value):
+        kept = {each.name: getattr(value, each.name) for each in fields(value)}
+        made: dict[str, Any] = {"kind": value.kind} if isinstance(value, Figure) else {}
+        made |= {name: described(part) for name, part in kept.items() if not _is_empty(part)}
+        if isinstance(value, Views):
+            first = next(iter(made["views"].values()))
+            others = [
+                [label, {name: part for name, part in view.items() if first.get(name) != part}]
+                for label, view in list(made["views"].items())[1:]
+            ]
+            made["views"] = [[next(iter(made["views"])), first], *others]
+        if isinstance(value, Plot):
+            digits = {"x": _decimals(value.x.domain), "y": _decimals(value.y.domain)}
+            for mark, given in zip(made.get("marks", ()), value.marks, strict=True):
+                for name in ("x", "y", "x2", "y2"):
+                    if getattr(given, name) is not None:
+                        mark[name] = _rounded(getattr(given, name), digits[name[0]])
+            if value.spans is not None:
+                made["spans"] = [_rounded(ends, digits["x"]) for ends in value.spans]
+        return made
+    if isinstance(value, Mapping):
+        return {name: described(part) for name, part in value.items()}
     if isinstance(value, np.ndarray | list | tuple):
         return [described(part) for part in value]
     if isinstance(value, np.generic):
@@ -394,18 +397,10 @@ def described(value: Any) -> Any:
     return value
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    found = {"kind": value.kind} if isinstance(value, Figure) else {}
-    for each in fields(value):
-        part = getattr(value, each.name)
-        empty = isinstance(part, str | list | tuple | dict) and not len(part)
-        if part is not None and part is not False and not empty and each.name != "views":
-            found[each.name] = described(part)
-    return found
-
-
-def _without(view: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
-    return {name: part for name, part in view.items() if first.get(name) != part}
+def _is_empty(part: Any) -> bool:
+    return (
+        part is None or part is False or (isinstance(part, str | list | tuple | dict) and not part)
+    )
 
 
 def _decimals(limits: tuple[float, float]) -> int:

@@ -31,7 +31,7 @@ Description = Mapping[str, Any]
 def calibration_figures(numbers: Mapping[str, Any]) -> dict[str, Figure]:
     """The figures of a calibration report, for loggers and papers.
 
-    There is one for each section of the page that has figures for loggers: "calibration", "errors",
+    There is one for each section of the page that has plots for loggers: "calibration", "errors",
     "shift", "pruning" and those of a user's own. A column is a model, a row is a figure.
 
     Args:
@@ -65,13 +65,13 @@ def calibration_figures(numbers: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _logged(figures: Sequence[Description]) -> Iterator[Description]:
-    """The figures that loggers get; of several views the first, of panels each."""
+    """The plots that loggers get; of several views the first, of panels each."""
     for each in figures:
         if each["kind"] == "views":
             yield from _logged([each["views"][0][1]])
         elif each["kind"] == "panels":
             yield from each["panels"]
-        elif each.get("logged") and each["kind"] in DRAWERS:
+        elif each.get("logged") and each["kind"] == "plot":
             yield each
 
 
@@ -84,7 +84,7 @@ def _section(columns: Sequence[tuple[str, str, dict[str, Description]]]) -> Figu
                 place.set_axis_off()
                 continue
             each = logged[id_]
-            DRAWERS[each["kind"]](place, each, colour)
+            _plot(place, each, colour)
             model = f"{plain(name)}\n" if len(columns) > 1 and place is column[0] else ""
             place.set_title(f"{model}{plain(each['title'], 40)}", fontsize=9)
     return figure
@@ -97,11 +97,8 @@ def _plot(axes: Axes, figure: Description, model: str) -> None:
             colour = model if role in ("model", "main") else COLOURS[ROLES[role]][0]
             label = plain(mark["label"]) if "label" in mark else None
             _mark(axes, mark, colour, label)
-    for name, axis, limit in (
-        ("x", axes.xaxis, axes.set_xlim),
-        ("y", axes.yaxis, axes.set_ylim),
-    ):
-        limit(*figure[name]["domain"])
+    for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+        axes.set(**{f"{name}lim": figure[name]["domain"]})
         if "ticks" in figure[name]:
             axis.set_ticks(figure[name]["ticks"])
         if figure[name].get("format") in FORMATS:
@@ -126,12 +123,19 @@ def _mark(axes: Axes, mark: Description, colour: str, label: str | None) -> None
     if not all(np.isfinite(each).any() for each in (x, y, x2, y2) if len(each)):
         return  # no entry in the legend for what is not there
     kind, style = mark["kind"], mark.get("style", "").split()
+    weight = as_array(mark["weight"] if "weight" in mark else [1.0] * len(x))
+    if kind not in ("steps", "rules"):
+        places = [each for each in (x, y, x2, y2) if len(each)]
+        known = np.isfinite(np.stack(places)).all(0)
+        x, y, x2, y2, weight = (
+            each[known] if len(each) else each for each in (x, y, x2, y2, weight)
+        )
+    size = np.sqrt(weight / max(weight.max(initial=0), 1e-12))
     shown: dict[str, Any] = {"color": colour, "label": label}
     alpha = 0.4 if "pale" in style or "strong" in style else None
+    dash = "--" if "dashed" in style else "-"
     if kind == "line":
-        known = np.isfinite(x) & np.isfinite(y)
-        dash = "--" if "dashed" in style else "-"
-        axes.plot(x[known], y[known], ls=dash, lw=2 if "thick" in style else 1.3, **shown)
+        axes.plot(x, y, ls=dash, lw=2 if "thick" in style else 1.3, **shown)
     elif kind == "area":
         pale = alpha or (None if mark["colour"] == "band" else 0.2)
         axes.fill_between(x, y, y2, lw=0, alpha=pale, **shown)
@@ -139,67 +143,25 @@ def _mark(axes: Axes, mark: Description, colour: str, label: str | None) -> None
         axes.stairs(np.nan_to_num(y), x, fill=True, alpha=0.4, **shown)
         axes.stairs(np.nan_to_num(y), x, color=colour)
     elif kind in ("bars", "boxes"):
-        known = np.isfinite(x) & np.isfinite(y) & np.isfinite(x2) & np.isfinite(y2)
-        weight = as_array(mark.get("weight", np.ones(len(x))))[known]
-        strength = 0.3 + 0.7 * np.sqrt(weight / max(weight.max(initial=0), 1e-12))
-        shades = colour
+        shades: Any = colour
         if "weight" in mark:
-            shades = [to_rgba(colour, alpha) for alpha in strength]  # type: ignore[assignment]
-        width = (x2 - x)[known] * (0.94 if kind == "bars" else 1.0)
-        axes.bar(x[known], (y2 - y)[known], width, bottom=y[known], align="edge", color=shades,
-                 label=label, alpha=alpha)  # fmt: skip
-    elif kind in ("dots", "rings"):
-        known = np.isfinite(x) & np.isfinite(y)
-        weight = as_array(mark.get("weight", np.full(len(x), 0.3)))[known]
-        size = (2.5 + 3 * np.sqrt(weight / max(weight.max(initial=0), 1e-12))) ** 2
-        if kind == "dots":
-            small = 4 if alpha else size
-            axes.scatter(x[known], y[known], small, lw=0, zorder=3, alpha=alpha, **shown)
-        else:
-            axes.scatter(x[known], y[known], 2.5 * size, facecolors="none", edgecolors=colour,
-                         label=label, zorder=4)  # fmt: skip
+            shades = [to_rgba(colour, 0.3 + 0.7 * share) for share in size]
+        width = (x2 - x) * (0.94 if kind == "bars" else 1.0)
+        axes.bar(x, y2 - y, width, bottom=y, align="edge", color=shades, label=label, alpha=alpha)
+    elif kind == "dots":
+        area = 4 if alpha else (2.5 + 3 * size) ** 2
+        axes.scatter(x, y, area, lw=0, zorder=3, alpha=alpha, **shown)
+    elif kind == "rings":
+        area = 2.5 * (2.5 + 3 * size) ** 2
+        axes.scatter(x, y, area, facecolors="none", edgecolors=colour, label=label, zorder=4)
     elif kind in ("stems", "ranges"):
-        known = np.isfinite(y) & np.isfinite(y2)
-        axes.vlines(x[known], y[known], y2[known], lw=3 if kind == "stems" else 7, **shown)
+        axes.vlines(x, y, y2, lw=3 if kind == "stems" else 7, **shown)
     elif kind == "rules":
         for at, text in zip(x, mark.get("text", [""] * len(x)), strict=True):
-            axes.axvline(at, color=colour, lw=1, ls="--" if "dashed" in style else "-", label=label)
+            axes.axvline(at, color=colour, lw=1, ls=dash, label=label)
             axes.text(at, 0.98, plain(text), fontsize=7, ha="right", va="top", rotation=90,
                       transform=axes.get_xaxis_transform())  # fmt: skip
             label = None
-
-
-def _bars(axes: Axes, figure: Description, model: str) -> None:
-    labelled = set()
-    for at, row in enumerate(figure["rows"]):
-        for part in row["parts"]:
-            colour = COLOURS[ROLES[part["colour"]]][0]
-            lane = part.get("lane")
-            place, height = (at, 0.7) if lane is None else (at - 0.2 + 0.4 * lane, 0.35)
-            label = None if part.get("label") in labelled else part.get("label")
-            labelled.add(label)
-            axes.barh(place, part["end"] - part["start"], height, part["start"], color=colour,
-                      label=label)  # fmt: skip
-    axes.set_yticks(range(len(figure["rows"])), [plain(row["name"]) for row in figure["rows"]])
-    axes.invert_yaxis()
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(frameon=False, fontsize=7)
-
-
-def _heat(axes: Axes, figure: Description, model: str) -> None:
-    axes.imshow(np.asarray(figure["matrix"]), cmap="Blues")
-    names = [plain(name) for name in figure["names"]]
-    axes.set_xticks(range(len(names)), names, rotation=90)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel(figure.get("x_label", ""), fontsize=9)
-    axes.set_ylabel(figure.get("y_label", ""), fontsize=9)
-
-
-DRAWERS: dict[str, Callable[[Axes, Description, str], None]] = {
-    "plot": _plot,
-    "bars": _bars,
-    "heat": _heat,
-}
 
 
 def draw_regression(

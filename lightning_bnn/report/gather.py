@@ -8,7 +8,7 @@ which must not count twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from lightning_fabric.utilities.data import sized_len
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
-from lightning_bnn.errors import DataError
+from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import ClassPredictive, Predictive
 from lightning_bnn.random import isolated_random_state
@@ -26,22 +26,10 @@ from lightning_bnn.strategies.base import batch_size
 from lightning_bnn.target import split_batch
 
 __all__ = [
-    "Batches",
-    "ExampleNumbers",
-    "add",
-    "add_ood",
-    "batch_inputs",
-    "batch_limit",
-    "check_predicts",
-    "distributed_sampler",
-    "flat_loaders",
-    "gather",
-    "gather_ood",
-    "inputs_for",
-    "kind_of",
-    "numbered_batches",
-    "undisturbed",
-]
+    "Batches", "ExampleNumbers", "add", "batch_inputs", "batch_limit", "check_models",
+    "check_predicts", "distributed_sampler", "first_batch", "flat_loaders", "gather",
+    "inputs_for", "kind_of", "numbered_batches", "undisturbed",
+]  # fmt: skip
 
 
 def distributed_sampler(loader: Any) -> DistributedSampler | None:
@@ -55,13 +43,10 @@ def distributed_sampler(loader: Any) -> DistributedSampler | None:
         >>> distributed_sampler(DataLoader(range(5))) is None
         True
     """
-    batches = getattr(loader, "batch_sampler", None)
     # A batch sampler of the user's own has the sampler; the loader then holds one without use.
-    for owner in (batches, loader):
-        sampler = getattr(owner, "sampler", None)
-        if isinstance(sampler, DistributedSampler):
-            return sampler
-    return None
+    owners = getattr(loader, "batch_sampler", None), loader
+    samplers = (getattr(owner, "sampler", None) for owner in owners)
+    return next((each for each in samplers if isinstance(each, DistributedSampler)), None)
 
 
 class Batches:
@@ -141,15 +126,26 @@ def batch_inputs(batch: Any) -> Any:
 def undisturbed(loader: Any) -> Iterator[None]:
     """Iterate a loader so that nobody's random numbers move, and in the same order each time."""
     owners = (loader, getattr(loader, "sampler", None))
-    found = [getattr(owner, "generator", None) for owner in owners]
-    generators = [g for g in found if isinstance(g, torch.Generator)]
-    states = [generator.get_state() for generator in generators]
+    generators = [getattr(owner, "generator", None) for owner in owners]
+    states = [(g, g.get_state()) for g in generators if isinstance(g, torch.Generator)]
     try:
         with isolated_random_state(0):
             yield
     finally:
-        for generator, state in zip(generators, states, strict=True):
+        for generator, state in states:
             generator.set_state(state)
+
+
+def first_batch(loader: Any, what: str) -> Any:
+    """The first batch of a loader, which is left as it was.
+
+    Raises:
+        DataError: There is none.
+    """
+    with undisturbed(loader):
+        for batch in loader:
+            return batch
+    raise DataError(f"{what} is empty: its loader gives no batch.")
 
 
 def numbered_batches(
@@ -179,20 +175,15 @@ def numbered_batches(
         >>> [(batch, numbers(2)) for batch, numbers in numbered_batches([[7, 8], [5, 6]])]
         [([7, 8], tensor([0, 1])), ([5, 6], tensor([2, 3]))]
     """
-    if world_size == 1 or prepared or distributed_sampler(loader) is not None:
-        own = ExampleNumbers(loader, rank, world_size)
-        for index, batch in enumerate(loader):
-            if index >= limit:
-                break
-            yield batch, own.take
-        return
-    start = 0
+    prepared = prepared or world_size == 1 or distributed_sampler(loader) is not None
+    numbers = ExampleNumbers(loader, rank, world_size) if prepared else ExampleNumbers(None)
     for index, batch in enumerate(loader):
         if index >= limit:
             break
-        if index % world_size == rank:
-            yield batch, lambda count, start=start: torch.arange(start, start + count)  # type: ignore[misc]
-        start += batch_size(batch) or 1
+        if prepared or index % world_size == rank:
+            yield batch, numbers.take
+        else:
+            numbers.take(batch_size(batch) or 1)
 
 
 def flat_loaders(loaders: Any) -> list[Any]:
@@ -261,8 +252,10 @@ def kind_of(predictive: Predictive) -> str:
     return f"{name} of {shape[0]} classes"
 
 
-def check_predicts(predict: Callable[[Any], Predictive], inputs: Any, what: str, fix: str) -> str:
-    """Try a model on inputs; what it predicts, in words.
+def check_predicts(
+    predict: Callable[[Any], Predictive], inputs: Any, what: str, fix: str
+) -> Predictive:
+    """Try a model on inputs.
 
     Args:
         predict: The model.
@@ -274,41 +267,93 @@ def check_predicts(predict: Callable[[Any], Predictive], inputs: Any, what: str,
         DataError: The network does not take the inputs.
     """
     try:
-        return kind_of(predict(inputs))
+        return predict(inputs)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        what_came = f"is a {type(inputs).__name__}"
+        given = f"is a {type(inputs).__name__}"
         if isinstance(inputs, Tensor):
-            what_came = f"has shape {tuple(inputs.shape)} and dtype {inputs.dtype}"
+            given = f"has shape {tuple(inputs.shape)} and dtype {inputs.dtype}"
         first = str(error).strip().split("\n")[0]
         raise DataError(
-            f"{what} does not go through the network: a batch of inputs {what_came}. {fix} "
+            f"{what} does not go through the network: a batch of inputs {given}. {fix} "
             f"({type(error).__name__}: {first})"
         ) from error
 
 
-def add(
-    statistics: Statistics, predictive: Predictive, targets: Tensor, numbers: Tensor, inputs: Any
+def check_models(
+    models: Mapping[str, Callable[[Any], Predictive]],
+    inputs: Any,
+    ood: Mapping[str, Any],
+    inputs_of: Callable[[Any], Any] = batch_inputs,
+    class_names: Sequence[str] | None = None,
 ) -> None:
-    """Add a batch to statistics, its repeats left out, on the CPU."""
+    """Try every model on a batch of everything, before any work is done.
+
+    Args:
+        models: From inputs to what each model predicts, by name.
+        inputs: A batch of inputs.
+        ood: Loaders of out-of-distribution data, by name.
+        inputs_of: From a batch of such a loader to its inputs.
+        class_names: The names of the classes.
+
+    Raises:
+        DataError: A loader is empty, or its inputs do not go through a network.
+        ConfigurationError: The models predict different things, or there are more or fewer names
+            than classes.
+    """
+    if not models:
+        raise ConfigurationError("a report needs at least one model, got none.")
+    fix = "Every model of a report takes the same inputs."
+    tried = {
+        name: check_predicts(predict, inputs, f"data, tried on {name!r},", fix)
+        for name, predict in models.items()
+    }
+    first, *others = kinds = {name: kind_of(predictive) for name, predictive in tried.items()}
+    for name in others:
+        if kinds[name] != kinds[first]:
+            raise ConfigurationError(
+                f"{first!r} predicts a {kinds[first]} and {name!r} a {kinds[name]}: only models of "
+                "one task can be compared. Make a report of each."
+            )
+    predicted: Any = tried[first]
+    known = predicted.log_probabilities.shape[1] if predicted.task == "classification" else 0
+    if class_names is not None and len(class_names) != known:
+        raise ConfigurationError(
+            f"class_names= names {len(class_names)} classes and {first!r} predicts a "
+            f"{kinds[first]}. Name each class; leave it out of a regression."
+        )
+    shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else "of the data"
+    for place, loader in ood.items():
+        strange = inputs_of(first_batch(loader, f"ood[{place!r}]"))
+        fix = f"Inputs of the shape {shape} per example are expected."
+        for name, predict in models.items():
+            check_predicts(predict, strange, f"ood[{place!r}], tried on {name!r},", fix)
+
+
+def add(
+    statistics: Statistics | OodScores,
+    predictive: Predictive,
+    numbers: Tensor,
+    targets: Tensor | None = None,
+    inputs: Any = None,
+) -> None:
+    """Add a batch, its repeats (-1) left out, on the CPU; one without targets to OOD scores."""
     kept = numbers >= 0
-    if bool(kept.any()):
+    if not bool(kept.any()):
+        return
+    chosen = predictive.to("cpu")[kept]
+    if isinstance(statistics, OodScores):
+        statistics.update(chosen, numbers[kept])
+    elif targets is not None:
         pictures = inputs.detach().cpu()[kept] if isinstance(inputs, Tensor) else None
-        chosen = predictive.to("cpu")[kept]
         statistics.update(chosen, targets.detach().cpu()[kept], numbers[kept], pictures)
-
-
-def add_ood(scores: OodScores, predictive: Predictive, numbers: Tensor) -> None:
-    """Add a batch of out-of-distribution data, its repeats left out, on the CPU."""
-    kept = numbers >= 0
-    if bool(kept.any()):
-        scores.update(predictive.to("cpu")[kept], numbers[kept])
 
 
 def gather(
     loader: Any,
     into: Mapping[str, Statistics],
-    split: Callable[[Any], tuple[Any, Tensor]],
+    split: Callable[[Any], tuple[Any, Tensor | None]],
     predict: Callable[[Any], Mapping[str, Predictive]],
+    ood: str | None = None,
     **share: Any,
 ) -> None:
     """Predict a loader with all models.
@@ -318,28 +363,16 @@ def gather(
         into: The statistics by model.
         split: From a batch to inputs and targets.
         predict: From inputs to what each model predicts.
+        ood: The name of the data, if they are out-of-distribution; targets are not looked at.
         share: Which batches are this process's, as :func:`numbered_batches` takes it.
     """
     with undisturbed(loader), torch.no_grad():
         for batch, number in numbered_batches(loader, **share):
             inputs, targets = split(batch)
-            numbers = number(len(targets))
-            for name, predictive in predict(inputs).items():
-                add(into[name], predictive, targets, numbers, inputs)
-
-
-def gather_ood(
-    loaders: Mapping[str, Any],
-    into: Mapping[str, Statistics],
-    inputs_of: Callable[[Any], Any],
-    predict: Callable[[Any], Mapping[str, Predictive]],
-    **share: Any,
-) -> None:
-    """Predict loaders of out-of-distribution data, by name, with all models."""
-    for place, loader in loaders.items():
-        with undisturbed(loader), torch.no_grad():
-            for batch, number in numbered_batches(loader, **share):
-                predicted = predict(inputs_of(batch))
-                numbers = number(len(next(iter(predicted.values()))))
-                for name, predictive in predicted.items():
-                    add_ood(into[name].ood.setdefault(place, OodScores()), predictive, numbers)
+            predicted = predict(inputs)
+            numbers = number(len(next(iter(predicted.values()))))
+            for name, predictive in predicted.items():
+                if ood is None:
+                    add(into[name], predictive, numbers, targets, inputs)
+                else:
+                    add(into[name].ood.setdefault(ood, OodScores()), predictive, numbers)

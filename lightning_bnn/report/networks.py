@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import Any
 
 import fsspec
@@ -23,18 +22,14 @@ from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.selection import import_function
+from lightning_bnn.storage.files import absolute, open_directory
 from lightning_bnn.storage.manifest import MANIFEST
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = [
-    "find_configuration",
-    "instantiate",
-    "load_posterior",
-    "make_posterior",
-    "name_all",
-    "path_names",
-    "read_configuration",
-]
+    "find_configuration", "folder_of", "instantiate", "load_posterior", "make_posterior",
+    "name_all", "path_names", "read_configuration",
+]  # fmt: skip
 
 Path = str | os.PathLike[str]
 
@@ -52,9 +47,9 @@ def path_names(paths: Sequence[Path]) -> list[str]:
     """
     parts = []
     for path in paths:
-        folders = [part for part in PurePosixPath(os.fspath(path)).parts if part not in ("/", ".")]
-        if set(folders) <= {".."}:  # such as ".": its name is that of the folder
-            folders = [*PurePosixPath(os.path.abspath(path)).parts[1:]]
+        # "." is named as its folder is; a URL is not of the working directory
+        text = os.fspath(path)
+        folders = (text if "://" in text else os.path.abspath(text)).strip("/").split("/")
         parts.append(folders[:-1] if len(folders) > 1 and folders[-1] == "posterior" else folders)
     for length in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(folders[-length:]) for folders in parts]
@@ -75,19 +70,14 @@ def name_all(values: Any, what: str) -> dict[str, Any]:
     """
     if isinstance(values, Mapping):
         return dict(values)
-    if isinstance(values, (str, os.PathLike)):
-        values = [values]
-    paths = isinstance(values, (list, tuple))
-    if not paths or not all(isinstance(one, (str, os.PathLike)) for one in values):
-        got = type(values).__name__
-        if paths:
-            got += f" of {', '.join(sorted({type(one).__name__ for one in values}))}"
+    paths = values if isinstance(values, (list, tuple)) else [values]
+    wrong = [type(path).__name__ for path in paths if not isinstance(path, (str, os.PathLike))]
+    if wrong:
         raise ConfigurationError(
             f"{what}= is a mapping from names to posteriors, networks or folders, or a list of "
-            f"folders; got {got}. Posteriors and networks need names: "
-            f'{what}={{"ensemble": posterior}}.'
+            f"folders; got {wrong[0]} without a name. Pass {what}={{'ensemble': posterior}}."
         )
-    return dict(zip(path_names(values), values, strict=True))
+    return dict(zip(path_names(paths), paths, strict=True))
 
 
 def make_posterior(
@@ -151,32 +141,28 @@ def load_posterior(
     file = find_configuration(path)
     if file is not None:
         strategy = instantiate(read_configuration(file), "model", file)
-        return load(path, strategy.net, _if_own(strategy.likelihood))
+        net, likelihood = strategy.net, strategy.likelihood
     if net is None:
         raise ConfigurationError(
-            f"{os.fspath(path)} holds weights, and nothing says of which network: there is no "
-            "config.yaml in it or in the folder above, as `lightning-bnn fit` leaves it. Give the "
-            "configuration of the fit with --config FILE, or pass the network in Python."
+            f"{path} holds weights, and nothing says of which network: there is no config.yaml in "
+            "it or in the folder above, as `lightning-bnn fit` leaves it. Give the configuration "
+            "of the fit with --config FILE, or pass the network in Python."
         )
-    return load(path, net, _if_own(likelihood))
+    # ours are read from the manifest itself, which cannot name one of the user's own
+    if type(likelihood).__module__.startswith("lightning_bnn."):
+        likelihood = None
+    return load(path, net, likelihood)
 
 
 def folder_of(path: Path) -> str:
     """The folder of a posterior, or that in the folder of the run that left it."""
     given = os.fspath(path).rstrip("/") or "/"
-    try:
-        filesystem, name = fsspec.core.url_to_fs(given)
-        for place, shown in (
-            (MANIFEST, given),
-            (f"posterior/{MANIFEST}", f"{given}/posterior"),
-            ("run.json", given),  # a launched run
-        ):
-            if filesystem.exists(f"{name.rstrip('/')}/{place}"):
-                return shown
-    except Exception as error:  # what a file system of fsspec raises is its own
-        raise ConfigurationError(
-            f"The folder {given} cannot be read ({type(error).__name__}: {error})."
-        ) from error
+    for folder, name in ((given, MANIFEST), (f"{given}/posterior", MANIFEST), (given, "run.json")):
+        try:
+            if open_directory(folder).get(name) is not None:
+                return folder  # run.json: a launched run
+        except OSError as error:
+            raise ConfigurationError(f"The folder {given} cannot be read ({error}).") from error
     raise PosteriorFormatError(
         f"There is no posterior in {given}: expected {MANIFEST} in it or in its folder "
         "'posterior'. Name the folder that Posterior.save or `lightning-bnn fit` wrote, such as "
@@ -184,22 +170,13 @@ def folder_of(path: Path) -> str:
     )
 
 
-def _if_own(likelihood: Likelihood | None) -> Likelihood | None:
-    """A likelihood that a manifest cannot name; ours are read from the manifest itself."""
-    ours = likelihood is None or type(likelihood).__module__.startswith("lightning_bnn.")
-    return None if ours else likelihood
-
-
 def find_configuration(path: Path) -> str | None:
     """The ``config.yaml`` in a folder or in the one above, if there is one with a model."""
-    filesystem, name = fsspec.core.url_to_fs(os.fspath(path))
-    name = name.rstrip("/")
+    name = absolute(path).rstrip("/")
     for folder in (name, name.rpartition("/")[0]):
-        candidate = f"{folder}/config.yaml"
-        if filesystem.exists(candidate):
-            file = str(filesystem.unstrip_protocol(candidate))
-            if "model" in read_configuration(file):
-                return file
+        file = f"{folder}/config.yaml"
+        if open_directory(folder).get("config.yaml") and "model" in read_configuration(file):
+            return file
     return None
 
 
@@ -212,11 +189,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
     try:
         with fsspec.open(os.fspath(path), "r", encoding="utf-8") as file:
             content = yaml.safe_load(file)
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"There is no configuration {os.fspath(path)}.") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{os.fspath(path)} is not YAML: {error}") from error
-    except (OSError, UnicodeDecodeError, ImportError, ValueError) as error:
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, ImportError, ValueError) as error:
         raise ConfigurationError(
             f"The configuration {os.fspath(path)} cannot be read ({type(error).__name__}: {error})."
         ) from error
@@ -239,11 +212,11 @@ def instantiate(content: Mapping[str, Any], part: str, path: Path) -> Any:
     Raises:
         ConfigurationError: The part is missing or cannot be made.
     """
-    # slow imports that few reports need; those of data and nets make short names of classes known
+    # slow imports that few reports need
     from jsonargparse import ArgumentError, ArgumentParser
 
-    import lightning_bnn.data
-    import lightning_bnn.nets  # noqa: F401
+    import lightning_bnn.data  # makes short names of its classes known
+    import lightning_bnn.nets  # noqa: F401 (the same of networks)
 
     described = content.get(part, content if "class_path" in content else None)
     if described is None:

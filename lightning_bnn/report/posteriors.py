@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytorch_lightning as pl
@@ -18,12 +19,11 @@ from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.document import Report, make_report
 from lightning_bnn.report.gather import (
     batch_inputs,
-    check_predicts,
+    check_models,
+    first_batch,
     flat_loaders,
     gather,
-    gather_ood,
     inputs_for,
-    undisturbed,
 )
 from lightning_bnn.report.networks import make_posterior, name_all
 from lightning_bnn.report.sections import Section
@@ -89,8 +89,6 @@ def report_posteriors(
     """
     single = isinstance(posteriors, Posterior)
     given = {"posterior": posteriors} if single else name_all(posteriors, "posteriors")
-    if not given:
-        raise ConfigurationError("posteriors= holds no model: pass at least one, by name.")
     models = _make_all(given, likelihood)
     loader = data_loader(data)
     if validation is None and isinstance(data, pl.LightningDataModule):
@@ -100,7 +98,8 @@ def report_posteriors(
     if ood is not None and not isinstance(ood, Mapping):
         ood = {"ood": ood}
     others = {name: data_loader(each, f"ood[{name!r}]") for name, each in (ood or {}).items()}
-    _check(models, loader, others, draws)
+    alone = {name: partial(_predict, posterior, draws=1) for name, posterior in models.items()}
+    check_models(alone, _split(first_batch(loader, "data"))[0], others, class_names=class_names)
     for section in sections:
         if section.needs_posterior:
             section.check(models)
@@ -110,7 +109,8 @@ def report_posteriors(
 
     statistics = {name: Statistics(bins=bins, sections=sections) for name in models}
     gather(loader, statistics, _split, predict)
-    gather_ood(others, statistics, batch_inputs, predict)
+    for place, other in others.items():
+        gather(other, statistics, lambda batch: (batch_inputs(batch), None), predict, place)
     if validation is not None and next(iter(statistics.values())).task == "classification":
         fitted = {name: Statistics(bins=bins) for name in models}
         gather(validation, fitted, _split, predict)
@@ -126,15 +126,14 @@ def report_posteriors(
 
 def _make_all(given: Mapping[str, Any], likelihood: Likelihood | None) -> dict[str, Posterior]:
     """Posteriors of all; those that bring a likelihood first, for the networks that need one."""
-    bare = {
-        name
-        for name, value in given.items()
-        if isinstance(value, nn.Module) and not isinstance(value, Strategy)
-    }
-    made = {n: make_posterior(v, n, None, likelihood) for n, v in given.items() if n not in bare}
-    if likelihood is None and made:
-        likelihood = next(iter(made.values())).likelihood
-    for name in bare:
+
+    def is_bare(name: str) -> bool:
+        return isinstance(given[name], nn.Module) and not isinstance(given[name], Strategy)
+
+    made: dict[str, Posterior] = {}
+    for name in sorted(given, key=is_bare):
+        if likelihood is None and is_bare(name) and made:
+            likelihood = next(iter(made.values())).likelihood
         made[name] = make_posterior(given[name], name, None, likelihood)
     return {name: made[name] for name in given}
 
@@ -150,49 +149,8 @@ def _split(batch: Any) -> tuple[Any, Any]:
         keys = f" with {list(batch)}" if isinstance(batch, Mapping) else ""
         raise DataError(
             f"report_posteriors expected batches of (inputs, targets); got {type(batch).__name__}"
-            f"{keys}. Pass a loader of pairs, such as [(b['x'], b['y']) for b in loader], or use "
-            "CalibrationReport, which asks the strategy's split()."
+            f"{keys}. Pass a loader of pairs, such as [(b['x'], b['y']) for b in loader]."
         ) from error
-
-
-def _check(
-    models: Mapping[str, Posterior], loader: Any, others: Mapping[str, Any], draws: int | None
-) -> None:
-    """Try every model on a batch of everything, before any work is done."""
-    inputs, _ = _split(_first(loader, "data"))
-    kinds = {
-        name: check_predicts(
-            lambda x, p=posterior: _predict(p, x, 1),  # type: ignore[misc]
-            inputs,
-            f"data, tried on {name!r},",
-            "Pass the data that it was made for.",
-        )
-        for name, posterior in models.items()
-    }
-    first = next(iter(kinds))
-    for name, kind in kinds.items():
-        if kind != kinds[first]:
-            raise ConfigurationError(
-                f"{first!r} predicts a {kinds[first]} and {name!r} a {kind}: only models of one "
-                "task can be compared. Make a report of each."
-            )
-    expected = tuple(inputs.shape[1:]) if hasattr(inputs, "shape") else "those of data="
-    for place, other in others.items():
-        inputs = batch_inputs(_first(other, f"ood[{place!r}]"))
-        for posterior in models.values():
-            check_predicts(
-                lambda x, p=posterior: _predict(p, x, 1),  # type: ignore[misc]
-                inputs,
-                f"ood[{place!r}]",
-                f"Inputs of the shape {expected} per example are expected.",
-            )
-
-
-def _first(loader: Any, what: str) -> Any:
-    with undisturbed(loader):
-        for batch in loader:
-            return batch
-    raise DataError(f"{what} is empty: its loader gives no batch.")
 
 
 def data_loader(data: Any, what: str = "data") -> Any:
@@ -214,22 +172,13 @@ def data_loader(data: Any, what: str = "data") -> Any:
 
 
 def _check_loader(data: Any, what: str) -> Any:
-    fix = None
-    if isinstance(data, Iterator):
-        fix = "It can be read only once: pass the loader itself, or a list of its batches."
-    elif isinstance(data, Tensor):
-        fix = "Pass DataLoader(tensor, batch_size=128)."
-    elif isinstance(data, Dataset):
-        fix = "Pass DataLoader(dataset, batch_size=128)."
-    elif isinstance(data, (list, tuple, Mapping)):
-        inner = list(data.values() if isinstance(data, Mapping) else data)
-        if isinstance(data, Mapping) or any(isinstance(each, DataLoader) for each in inner):
-            fix = "Pass one loader. Several of ood= go by name: ood={'near': loader, ...}."
-    elif not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
-        fix = "Pass a DataLoader or a data module."
-    if fix is not None:
+    wrong = isinstance(data, (Tensor, Dataset, Mapping, str, Iterator))
+    several = isinstance(data, (list, tuple)) and any(isinstance(x, DataLoader) for x in data)
+    if wrong or several or not isinstance(data, Iterable):
         raise ConfigurationError(
-            f"{what} is expected to be a loader or a data module; got {type(data).__name__}. {fix}"
+            f"{what} is expected to be a loader that can be read several times, or a data module; "
+            f"got {type(data).__name__}. Pass one DataLoader, such as DataLoader(dataset, 128); "
+            "several of ood= go by name: ood={'near': loader, ...}."
         )
     return data
 
@@ -253,10 +202,9 @@ def validation_loader(data: pl.LightningDataModule) -> Any:
         return None  # data of ours that say that they hold no validation rows
     except Exception as error:
         rank_zero_warn(
-            f"A report has no temperature from validation data: {type(data).__name__} gave none "
-            f"({type(error).__name__}: {error}). It is fitted on halves of the test data, each for "
-            "the other. Let setup('validate') make the validation data, or pass validation= to "
-            "report_posteriors.",
+            f"A report has no temperature from validation data, but from halves of the test data: "
+            f"{type(data).__name__} gave none ({type(error).__name__}: {error}). Let "
+            "setup('validate') make them, or pass validation= to report_posteriors.",
             category=UserWarning,
         )
         return None

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from scipy.special import ndtri
 
 from lightning_bnn.calibration.bootstrap import mean_replicates
@@ -23,7 +22,6 @@ from lightning_bnn.calibration.verdict import (
     spread_by_sd,
 )
 from lightning_bnn.report.rows import Array, Rows
-from lightning_bnn.report.sample import Sample
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
@@ -92,7 +90,8 @@ class Regression:
         central: Rows within the central interval of each of LEVELS.
     """
 
-    columns = ("target", "mean", "sd", "aleatoric", "epistemic", "pit", "nll", "crps")
+    columns = ("target", "mean", "sd", "aleatoric", "epistemic", "epistemic_sd", "pit", "nll",
+               "crps")  # fmt: skip
     # Of the comparison: key, label, which is better, aim.
     scores = (
         ("rmse", "RMSE", "lower", None),
@@ -101,7 +100,8 @@ class Regression:
         ("coverage_90", "Coverage of the 90% interval", "near", 0.9),
         ("sharpness", "Sharpness (mean sd)", None, None),
     )
-    ood_scores: ClassVar = {"sd": "sd", "epistemic_sd": "epistemic sd"}
+    # What may tell out-of-distribution data, and the column that has it.
+    ood: ClassVar = {"sd": "sd", "epistemic_sd": "epistemic_sd"}
 
     def __init__(self, bins: int) -> None:
         self.count = 0
@@ -160,17 +160,13 @@ class Regression:
         held = self.central[np.flatnonzero(LEVELS == 0.9)[0]]
         return {
             "verdict": {
-                "label": verdict.label,
-                "z": verdict.z,
-                "p_value": verdict.p_value,
-                "spread_outside": verdict.spread_outside,
-                "clustered": verdict.clustered,
+                name: getattr(verdict, name)
+                for name in ("label", "z", "p_value", "spread_outside", "clustered")
             },
             "invalid": {"count": len(model.invalid), "examples": model.invalid[:20]},
             "scalars": {
                 "rmse": math.sqrt(self.mean("squared_error")),
-                "nll": self.mean("nll"),
-                "crps": self.mean("crps"),
+                **{name: self.mean(name) for name in ("nll", "crps")},
                 "coverage_90": float(held / self.count),
                 "sharpness": self.mean("sd"),
                 "epistemic_share": self.mean("epistemic") / variance if variance > 0 else math.nan,
@@ -184,19 +180,6 @@ class Regression:
         """Whether another test than the band would show them: there is none."""
         return False
 
-    @staticmethod
-    def scores_of(predictive: Any, dtype: torch.dtype) -> dict[str, Array]:
-        """What may tell out-of-distribution data, by name, a value for each row."""
-        within, between = (
-            part.reshape(-1).numpy() for part in (predictive.aleatoric, predictive.epistemic)
-        )
-        return {"sd": np.sqrt(within + between), "epistemic_sd": np.sqrt(between)}
-
-    @staticmethod
-    def scores_inside(sample: Sample) -> dict[str, Array]:
-        """The same scores of the data of the report."""
-        return {"sd": sample["sd"], "epistemic_sd": np.sqrt(sample["epistemic"])}
-
     def replicated(
         self, model: Statistics, block: Mapping[str, Any], rows: Any, weights: Array
     ) -> dict[str, Array]:
@@ -206,11 +189,7 @@ class Regression:
         mean, target, nll, crps, pit, sd = (model.sample[name][chosen] for name in names)
         covered = np.abs(2 * pit - 1) <= 0.9
         columns = np.stack([(mean - target) ** 2, nll, crps, covered, sd], 1)
-        means = mean_replicates(columns, weights)
-        return {
-            "rmse": np.sqrt(means[:, 0]),
-            "nll": means[:, 1],
-            "crps": means[:, 2],
-            "coverage_90": means[:, 3],
-            "sharpness": means[:, 4],
-        }
+        means = dict(
+            zip((key for key, *_ in self.scores), mean_replicates(columns, weights).T, strict=True)
+        )
+        return means | {"rmse": np.sqrt(means["rmse"])}

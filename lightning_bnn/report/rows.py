@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_bnn.calibration.rounding import rounded, rounded_probability
@@ -34,11 +33,9 @@ from lightning_bnn.calibration.verdict import score_moments
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.mixtures import reshape_targets
 from lightning_bnn.predictive import Predictive
-from lightning_bnn.report.sample import uniforms
+from lightning_bnn.report.sample import Array, priorities
 
-__all__ = ["Array", "Rows", "largest_probability", "make_rows", "task_of"]
-
-Array = NDArray[Any]
+__all__ = ["Array", "Rows", "make_rows"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +47,10 @@ class Rows:
         example: The index of each row's example, int64.
         position: The row's number within its example, int64.
         place: The place of each row's example in the batch, int64.
-        columns: Named columns of the same length.
+        columns: Named columns of the same length; "log_probabilities" of classes is (n, K).
         invalid: The indices of the examples that have no rows, because a prediction is not finite.
         predictive: The whole batch, on the CPU in float64.
         inputs: What the network was given, if known.
-        log_probabilities: Logarithms of the mean probabilities, (n, K); None for a regression.
     """
 
     task: str
@@ -65,36 +61,30 @@ class Rows:
     invalid: Array
     predictive: Any
     inputs: Any = None
-    log_probabilities: Array | None = None
+
+    @property
+    def log_probabilities(self) -> Array:
+        """Logarithms of the mean probabilities of a classification, (n, K)."""
+        return self.columns["log_probabilities"]
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes; None for a regression."""
+        return self.log_probabilities.shape[1] if self.task == "classification" else None
 
     def __len__(self) -> int:
         return len(self.example)
 
 
-def task_of(predictive: Any) -> str:
-    """What a predictive says that it is of: "classification" or "regression".
-
-    Example:
-        >>> from lightning_bnn.predictive import BernoulliPredictive
-        >>> task_of(BernoulliPredictive(torch.zeros(1, 3)))
-        'classification'
-    """
-    task = getattr(predictive, "task", None)
-    if task not in ("classification", "regression"):
-        raise ConfigurationError(
-            "a report needs a predictive with a task, as ClassPredictive and OrderedPredictive "
-            f"have it; got {type(predictive).__name__}. From plain arrays use "
-            "lightning_bnn.report.report()."
-        )
-    return str(task)
-
-
-def make_rows(predictive: Predictive, targets: Tensor, example: Array, inputs: Any = None) -> Rows:
+def make_rows(
+    predictive: Predictive, targets: Tensor | None, example: Array, inputs: Any = None
+) -> Rows:
     """The rows of a batch.
 
     Args:
         predictive: Of B examples.
-        targets: The observed targets, as the likelihood takes them.
+        targets: The observed targets, as the likelihood takes them; None where there are none, and
+            no column that needs them.
         example: The examples' indices, int64 of shape (B,).
         inputs: What the network was given.
 
@@ -109,18 +99,22 @@ def make_rows(predictive: Predictive, targets: Tensor, example: Array, inputs: A
         >>> rows.example, rows.columns["correct"]
         (array([7, 8]), array([1., 0.]))
     """
-    task = task_of(predictive)
+    task = getattr(predictive, "task", None)
+    if task not in ("classification", "regression"):
+        raise ConfigurationError(
+            "a report needs a predictive with a task, as ClassPredictive and OrderedPredictive "
+            f"have it; got {type(predictive).__name__}. From plain arrays use report()."
+        )
+    targets = None if targets is None else targets.detach().cpu()
     with torch.no_grad():
         # in float64, so that sums and decompositions add up
         wide: Any = predictive.to("cpu", torch.float64)
-        targets, log_p = targets.detach().cpu(), None
         if task == "classification":
-            single = predictive.outputs.dtype != torch.float64
-            columns, log_p = _class_columns(wide, targets, single)
-            finite = np.asarray(~np.isnan(log_p).any(axis=1))
+            columns = _class_columns(wide, targets, predictive.outputs.dtype != torch.float64)
+            finite = np.asarray(~np.isnan(columns["log_probabilities"]).any(axis=1))
         else:
             columns = _regression_columns(wide, targets, example)
-            finite = np.logical_and.reduce([np.isfinite(column) for column in columns.values()])
+            finite = np.isfinite(np.stack(list(columns.values()))).all(0)
     each = len(finite) // max(1, len(example))
     whole = finite.reshape(len(example), each).all(1)  # an example stays whole or goes whole
     valid = np.repeat(whole, each)
@@ -133,100 +127,94 @@ def make_rows(predictive: Predictive, targets: Tensor, example: Array, inputs: A
         example[~whole],
         wide,
         inputs,
-        None if log_p is None else log_p[valid],
     )
 
 
-def _class_columns(
-    predictive: Any, targets: Tensor, single: bool
-) -> tuple[dict[str, Array], Array]:
+def _class_columns(predictive: Any, targets: Tensor | None, single: bool) -> dict[str, Array]:
     log_p: Array = predictive.log_probabilities.numpy()
-    predictive.hits(targets)  # checks the shape
-    target = _class_indices(targets, log_p.shape[1])
-    index = np.arange(len(target))
+    index = np.arange(len(log_p))
     with np.errstate(invalid="ignore"):
         predicted = log_p.argmax(1)
-        top, others = _top_and_rest(log_p)
-        score, variance, third = score_moments(log_p, np.exp(log_p), target)
-    correct = predicted == target
-    log_target = log_p[index, target]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        which = np.where(correct | np.isneginf(log_target), 0.0, np.log(others) - log_target)
+        probabilities = np.exp(log_p)
+    others = probabilities.copy()  # 1 - the largest one, without rounding it away
+    others[index, predicted] = 0.0
+    others = others.sum(1)
     entropy = predictive.entropy.reshape(-1).numpy()
     aleatoric = predictive.aleatoric.reshape(-1).numpy()
-    return {
-        "target": target,
+    columns = {
+        "log_probabilities": log_p,
         "predicted": predicted,
-        "confidence": rounded_probability(top, others, single),
-        "correct": correct.astype(np.float64),
-        "nll": -log_target + 0.0,
-        "brier": predictive.brier(targets).reshape(-1).numpy(),
+        "confidence": rounded_probability(probabilities[index, predicted], others, single),
         "entropy": rounded(entropy),
         "aleatoric": aleatoric,
         "epistemic": rounded(entropy - aleatoric),
+    }
+    if targets is None:
+        return columns
+    predictive.hits(targets)  # checks the shape
+    target = _class_indices(targets, log_p.shape[1])
+    correct, log_target = predicted == target, log_p[index, target]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        score, variance, third = score_moments(log_p, probabilities, target)
+        which = np.where(correct | np.isneginf(log_target), 0.0, np.log(others) - log_target)
+    return columns | {
+        "target": target,
+        "correct": correct.astype(np.float64),
+        "nll": -log_target + 0.0,
+        "brier": predictive.brier(targets).reshape(-1).numpy(),
         "score": score,
         "score_variance": variance,
         "score_third": third,
         "which_class": which,
-    }, log_p
-
-
-def _top_and_rest(log_p: Array) -> tuple[Array, Array]:
-    """The largest probability, and the sum of the others: 1 - it, without rounding it away."""
-    probabilities = np.exp(log_p)
-    index, place = np.arange(len(log_p)), log_p.argmax(1)
-    top = probabilities[index, place]
-    probabilities[index, place] = 0.0
-    return top, probabilities.sum(1)
-
-
-def largest_probability(log_p: Array, single: bool) -> Array:
-    """The confidence of each row.
-
-    Args:
-        log_p: Log probabilities, (n, K).
-        single: Whether they were computed in single precision or less.
-    """
-    return rounded_probability(*_top_and_rest(log_p), single)
+    }
 
 
 def _class_indices(targets: Tensor, classes: int) -> Array:
     flat: Array = targets.reshape(-1).numpy()
-    wrong = ~np.isin(flat, np.arange(classes))
-    if wrong.any():
-        first = int(np.flatnonzero(wrong)[0])
+    wrong = np.flatnonzero(~np.isin(flat, np.arange(classes)))
+    if len(wrong):
         raise DataError(
-            f"expected targets that are class indices from 0 to {classes - 1}; target {first} of "
-            f"this batch is {flat[first].item()}. Leave out examples without a label, and count "
-            "classes from 0."
+            f"expected targets that are class indices from 0 to {classes - 1}; target {wrong[0]} "
+            f"of this batch is {flat[wrong[0]].item()}. Leave out examples without a label, and "
+            "count classes from 0."
         )
     return flat.astype(np.int64)
 
 
-def _regression_columns(predictive: Any, targets: Tensor, example: Array) -> dict[str, Array]:
-    mean = predictive.mean
-    targets = reshape_targets(targets, mean.shape).double()
-    target = targets.reshape(-1).numpy()
-    if not np.isfinite(target).all():
-        first = int(np.flatnonzero(~np.isfinite(target))[0])
+def _regression_columns(
+    predictive: Any, targets: Tensor | None, example: Array
+) -> dict[str, Array]:
+    def flat(values: Tensor) -> Array:
+        return values.reshape(-1).numpy()
+
+    mean, epistemic = flat(predictive.mean), flat(predictive.epistemic)
+    aleatoric = flat(predictive.aleatoric)
+    columns = {
+        "mean": mean,
+        "aleatoric": aleatoric,
+        "epistemic": epistemic,
+        "sd": np.sqrt(aleatoric + epistemic),
+        "epistemic_sd": np.sqrt(epistemic),
+    }
+    if targets is None:
+        return columns
+    targets = reshape_targets(targets, predictive.mean.shape).double()
+    target = flat(targets)
+    wrong = np.flatnonzero(~np.isfinite(target))
+    if len(wrong):
         raise DataError(
-            f"expected finite targets; number {first} of this batch is {target[first]}. Leave such "
-            "examples out of the data."
+            f"expected finite targets; number {wrong[0]} of this batch is {target[wrong[0]]}. "
+            "Leave such examples out of the data."
         )
     each = len(target) // max(1, len(predictive))
-    pit = predictive.cdf(targets).reshape(-1).numpy()
+    pit = flat(predictive.cdf(targets))
     if predictive.discrete:
-        below = predictive.cdf(targets - 1).reshape(-1).numpy()
+        below = flat(predictive.cdf(targets - 1))
         position = np.tile(np.arange(each), len(example))
-        pit = below + uniforms(np.repeat(example, each), position) * (pit - below)
-    flat = {
-        "mean": mean,
-        "aleatoric": predictive.aleatoric,
-        "epistemic": predictive.epistemic,
-        "crps": predictive.crps(targets),
-        "nll": -predictive.log_prob(targets).repeat_interleave(each),
+        pit = below + priorities(np.repeat(example, each), position, stream=1) * (pit - below)
+    return columns | {
+        "target": target,
+        "pit": pit,
+        "crps": flat(predictive.crps(targets)),
+        "nll": flat(-predictive.log_prob(targets).repeat_interleave(each)),
     }
-    columns = {name: values.reshape(-1).numpy() for name, values in flat.items()}
-    columns |= {"target": target, "pit": pit}
-    columns["sd"] = np.sqrt(columns["aleatoric"] + columns["epistemic"])
-    return columns

@@ -16,16 +16,14 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from pytorch_lightning.trainer.states import RunningStage
 from torch import Tensor
 
-from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.gather import (
     Batches,
     add,
-    check_predicts,
+    check_models,
     gather,
-    gather_ood,
     inputs_for,
     numbered_batches,
     undisturbed,
@@ -80,66 +78,29 @@ class RunModels:
         if self._checked:
             return
         self._checked = True
-        for section in self.sections:
-            if section.needs_posterior:
-                section.check({self.own: self.strategy.posterior()})
-        if not self.posteriors and not self.loaders and self.class_names is None:
+        asking = [section for section in self.sections if section.needs_posterior]
+        if not (asking or self.posteriors or self.loaders or self.class_names):
             return
-        inputs = self.strategy.split(batch)[0]
-        fix = "A compared model takes the inputs of this run."
         own = self.strategy.posterior()  # no snapshot: how it runs draws is measured on several
-        asked: dict[str, Callable[[Any], Predictive]] = {
+        for section in asking:
+            section.check({self.own: own})
+        models: dict[str, Callable[[Any], Predictive]] = {
             self.own: lambda x: own.predict(x, draws=1)
         }
+        for name, posterior in self.posteriors.items():
+            posterior.to(self.strategy.device)
+            models[name] = lambda x, p=posterior: p.predict(inputs_for(p, x), draws=1)  # type: ignore[misc]
+        inputs = self.strategy.split(batch)[0]
         with isolated_random_state(), self.trainer.precision_plugin.forward_context():
-            kind = check_predicts(asked[self.own], inputs, self.own, fix)
-            self._check_names(own.predict(inputs, draws=1))
-            for name, posterior in self.posteriors.items():
-                posterior.to(self.strategy.device)
-                asked[name] = lambda x, p=posterior: p.predict(inputs_for(p, x), draws=1)  # type: ignore[misc]
-                what = f"compare[{name!r}], tried on the data of this run,"
-                other = check_predicts(asked[name], inputs, what, fix)
-                if other != kind:
-                    raise ConfigurationError(
-                        f"compare[{name!r}] predicts a {other} and {self.own} a {kind}: only "
-                        "models of one task can be compared. Leave it out, or give it a report of "
-                        "its own."
-                    )
-        shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else "of this run"
-        fix = f"Inputs of the shape {shape} per example are expected."
-        for place, loader in self.loaders.items():
-            with undisturbed(loader), self.trainer.precision_plugin.forward_context():
-                first = next(iter(loader), None)
-                if first is None:
-                    raise DataError(f"ood[{place!r}] is empty: its loader gives no batch.")
-                inputs = self._inputs(first)
-                for name, predict in asked.items():
-                    tried = "" if name == self.own else f", tried on compare[{name!r}],"
-                    check_predicts(predict, inputs, f"ood[{place!r}]{tried}", fix)
-
-    def _check_names(self, predictive: Any) -> None:
-        if self.class_names is None:
-            return
-        if predictive.task != "classification":
-            raise ConfigurationError(
-                f"class_names= is for a classification, and {self.own} is a regression. Leave "
-                "it out."
-            )
-        classes = predictive.log_probabilities.shape[1]
-        if len(self.class_names) != classes:
-            raise ConfigurationError(
-                f"class_names= is expected to name each of the {classes} classes; got "
-                f"{len(self.class_names)} names."
-            )
+            check_models(models, inputs, self.loaders, self._inputs, self.class_names)
 
     def add(
         self, into: Mapping[str, Statistics], predictive: Predictive, batch: Any, numbers: Tensor
     ) -> None:
         """Add a batch that the strategy has predicted, and what the others say of it."""
         inputs, targets = self.strategy.split(batch)
-        add(into[self.own], predictive, targets, numbers, inputs)
-        for name, posterior in self.posteriors.items():
-            add(into[name], self._ask(posterior, inputs), targets, numbers, inputs)
+        for name, each in {self.own: predictive, **self._others(inputs)}.items():
+            add(into[name], each, numbers, targets, inputs)
 
     def gather(
         self,
@@ -156,8 +117,8 @@ class RunModels:
             limit: At most how many batches of the loader are looked at.
             prepared: Whether Lightning has prepared it for this process.
         """
-        options = {"limit": limit, "prepared": prepared, **self._share}
-        gather(loader, into, self._split, self._predict_all, **options)
+        share = self._share | {"limit": limit, "prepared": prepared}
+        gather(loader, into, self._split, self._predict, None, **share)
 
     def measure(self, statistics: Statistics, loader: Any, limit: float = float("inf")) -> None:
         """Let the sections that need it ask the strategy's posterior, on a prepared loader.
@@ -172,7 +133,7 @@ class RunModels:
         """
 
         def read() -> Iterator[tuple[Any, Tensor]]:
-            options: dict[str, Any] = {"limit": limit, "prepared": True, **self._share}
+            options = self._share | {"limit": limit, "prepared": True}
             with undisturbed(loader), torch.no_grad():
                 for batch, number in numbered_batches(loader, **options):
                     inputs, targets = self._split(batch)
@@ -189,11 +150,14 @@ class RunModels:
 
     def gather_ood(self, collection: Collection) -> None:
         """Predict all out-of-distribution loaders with all models."""
-        models, predict = collection.models, self._predict_all
-        gather_ood(self.loaders, models, self._inputs, predict, **self._share)
+        for place, loader in self.loaders.items():
+            gather(loader, collection.models, self._strange, self._predict, place, **self._share)
+
+    def _strange(self, batch: Any) -> tuple[Any, None]:
+        return self._inputs(batch), None
 
     @property
-    def _share(self) -> dict[str, int]:
+    def _share(self) -> dict[str, Any]:
         return {"rank": self.trainer.global_rank, "world_size": self.trainer.world_size}
 
     def _split(self, batch: Any) -> tuple[Any, Tensor]:
@@ -202,17 +166,14 @@ class RunModels:
     def _inputs(self, batch: Any) -> Any:
         return self.strategy.inputs(self._on_device(batch))
 
-    def _predict_all(self, inputs: Any) -> dict[str, Predictive]:
-        others = {name: self._ask(posterior, inputs) for name, posterior in self.posteriors.items()}
-        return {self.own: self._predict(inputs), **others}
-
-    def _predict(self, inputs: Any) -> Predictive:
+    def _predict(self, inputs: Any) -> dict[str, Predictive]:
         with self.trainer.precision_plugin.forward_context():
-            return self.strategy.predictive(inputs)
+            own = self.strategy.predictive(inputs)
+        return {self.own: own, **self._others(inputs)}
 
-    def _ask(self, posterior: Posterior, inputs: Any) -> Predictive:
+    def _others(self, inputs: Any) -> dict[str, Predictive]:
         with self.trainer.precision_plugin.forward_context():
-            return posterior.predict(inputs_for(posterior, inputs))
+            return {name: p.predict(inputs_for(p, inputs)) for name, p in self.posteriors.items()}
 
     def _on_device(self, batch: Any) -> Any:
         """A batch as Lightning hands it to a step."""

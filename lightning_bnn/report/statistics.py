@@ -8,22 +8,22 @@ is bounded, and what several processes gathered is merged into what one would ha
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.report.classification import Classification
 from lightning_bnn.report.regression import Regression
-from lightning_bnn.report.rows import Array, Rows, make_rows, task_of
+from lightning_bnn.report.rows import Array, Rows, make_rows
 from lightning_bnn.report.sample import Sample
 from lightning_bnn.report.sections import Section, default_sections
 
-__all__ = ["EPISTEMIC_SCORES", "Collection", "OodScores", "Statistics"]
+__all__ = ["EPISTEMIC_SCORES", "Collection", "OodScores", "Statistics", "check_same_task"]
 
 # Rows that a sample keeps, and numbers that the sample of probability vectors keeps: 80 MB, and
 # twice that before it is cut.
@@ -116,21 +116,27 @@ class Statistics:
             DataError: The targets do not fit the predictive.
         """
         rows = make_rows(predictive, targets, _indices(example, self, len(predictive)), inputs)
-        classes = None if rows.log_probabilities is None else rows.log_probabilities.shape[1]
-        if self.task is None:
-            self._begin(rows.task, classes)
-        if (self.task, self.classes) != (rows.task, classes):
-            raise ConfigurationError(
-                f"the batches so far were {_name(self.task, self.classes)}, this one is "
-                f"{_name(rows.task, classes)}. Gather each model's predictions by themselves."
-            )
+        self._expect(rows)
         self.draws = predictive.draws
-        self.labels = classes == 2 and rows.predictive.mean.ndim == rows.predictive.mode.ndim
+        self.labels = rows.classes == 2 and rows.predictive.mean.ndim == rows.predictive.mode.ndim
         self.counts = getattr(predictive, "discrete", False)
         self.examples += len(predictive)
-        self._add(rows)
+        self._invalid.append(rows.invalid)
+        self.sums.add(rows)
+        samples = [(self.sample, self.sums.columns)]
+        if self.kept is not self.sample:
+            samples.append((self.kept, ("target", "log_probabilities")))
+        for sample, names in samples:
+            sample.add(rows.example, rows.position, {name: rows.columns[name] for name in names})
+        for section in self.sections:
+            section.add(rows)
 
-    def _begin(self, task: str, classes: int | None) -> None:
+    def _expect(self, part: Statistics | Rows) -> None:
+        """Begin with the first batch, and raise if another one does not go with it."""
+        task, classes = part.task, part.classes
+        if self.task is not None or task is None:
+            check_same_task({"the batches so far": self, "this one": part})
+            return
         if classes is not None and classes < 2:
             raise ConfigurationError(
                 f"a report of classes needs at least 2 of them, got {classes}. For one logit per "
@@ -143,24 +149,11 @@ class Statistics:
         own = [section for section in self.sections if section.task in (None, task)]
         self.sections = sorted([*default_sections(task), *own], key=lambda each: each.order)
 
-    def _add(self, rows: Rows) -> None:
-        if len(rows.invalid):
-            self._invalid.append(rows.invalid)
-        self.sums.add(rows)
-        columns = {name: rows.columns[name] for name in self.sums.columns}
-        self.sample.add(rows.example, rows.position, columns)
-        if rows.log_probabilities is not None:
-            columns = {name: rows.columns[name] for name in ("target",)}
-            columns["log_probabilities"] = rows.log_probabilities
-            self.kept.add(rows.example, rows.position, columns)
-        for section in self.sections:
-            section.add(rows)
-
     def merge(self, other: Statistics) -> None:
         """Add what another process gathered on other examples of the same data.
 
         Raises:
-            ConfigurationError: The two are of different tasks, classes or bins.
+            ConfigurationError: The two are of different tasks or numbers of classes.
         """
         for name, scores in other.ood.items():
             self.ood.setdefault(name, OodScores(scores.sample.keep)).merge(scores)
@@ -168,14 +161,7 @@ class Statistics:
             self.validation.merge(other.validation)
         if other.task is None:
             return
-        if self.task is None:
-            self._begin(other.task, other.classes)
-        mine = (self.task, self.classes, self.bins)
-        if mine != (other.task, other.classes, other.bins):
-            raise ConfigurationError(
-                f"cannot merge statistics of {_name(self.task, self.classes)} in {self.bins} bins "
-                f"with those of {_name(other.task, other.classes)} in {other.bins} bins."
-            )
+        self._expect(other)
         self.draws, self.labels, self.counts = other.draws, other.labels, other.counts
         self.examples += other.examples
         self._invalid.extend(other._invalid)
@@ -186,21 +172,30 @@ class Statistics:
         for section, more in zip(self.sections, other.sections, strict=True):
             section.merge(more)
 
+    def scores(self, name: str) -> Array:
+        """A score that may tell out-of-distribution data, of the rows kept."""
+        return self.sample[self.sums.ood[name]]
 
-def _name(task: str | None, classes: int | None) -> str:
-    return "a regression" if classes is None else f"a {task} of {classes} classes"
+
+def check_same_task(parts: Mapping[str, Any]) -> None:
+    """Raise a ConfigurationError unless all are of one task and number of classes.
+
+    Args:
+        parts: What has a ``task`` and ``classes``, by its name in the error.
+    """
+    (first, one), *others = parts.items()
+    for name, other in others:
+        if (one.task, one.classes) != (other.task, other.classes):
+            raise ConfigurationError(
+                f"a report is of one task: {first} is {one.task} (classes: {one.classes}), {name} "
+                f"is {other.task} (classes: {other.classes}). Make a report of each by itself."
+            )
 
 
 def _indices(example: Tensor | None, into: Statistics | OodScores, count: int) -> Array:
     if example is None:
         return np.arange(into.examples, into.examples + count)
-    index: Array = example.detach().cpu().numpy().astype(np.int64).reshape(-1)
-    if len(index) != count:
-        raise DataError(
-            f"expected one index for each of the {count} examples, got {len(index)}. "
-            "Pass example= of shape (B,), or None to count on."
-        )
-    return index
+    return example.detach().cpu().long().numpy()
 
 
 class OodScores:
@@ -215,14 +210,13 @@ class OodScores:
         draws: The fewest draws of the posterior in a batch, None before the first.
         examples: Number of examples seen, the invalid ones included.
         invalid: Number of examples whose prediction is not finite.
-        sample: Columns "entropy", "mutual_information" and "maximum_probability" for
-            a classification, "sd" and "epistemic_sd" for a regression.
+        sample: The columns of the scores.
 
     Example:
         >>> from lightning_bnn.predictive import CategoricalPredictive
         >>> scores = OodScores()
         >>> scores.update(CategoricalPredictive(torch.zeros(1, 5, 2)))
-        >>> scores.examples, scores.sample["maximum_probability"]
+        >>> scores.examples, scores.scores("maximum_probability")
         (5, array([0.5, 0.5, 0.5, 0.5, 0.5]))
     """
 
@@ -244,47 +238,28 @@ class OodScores:
         Raises:
             ConfigurationError: The predictive is of another task than the batches before.
         """
-        task = task_of(predictive)
-        self._check(task)
-        index = _indices(example, self, len(predictive))
-        with torch.no_grad():
-            wide: Any = predictive.to("cpu", torch.float64)
-            columns = TASKS[task].scores_of(wide, predictive.outputs.dtype)
-            if task == "classification":
-                self.classes = wide.log_probabilities.shape[1]
-        self.draws = min(predictive.draws, self.draws or predictive.draws)
-        self.examples += len(predictive)
-        finite = np.logical_and.reduce([np.isfinite(column) for column in columns.values()])
-        each = len(finite) // max(1, len(index))
-        whole = finite.reshape(len(index), each).all(1)
-        self.invalid += int((~whole).sum())
-        valid = np.repeat(whole, each)
-        position = np.tile(np.arange(each), len(index))[valid]
-        kept = {name: column[valid] for name, column in columns.items()}
-        self.sample.add(np.repeat(index, each)[valid], position, kept)
-
-    def _check(self, task: str) -> None:
-        if self.task not in (None, task):
-            raise ConfigurationError(
-                f"the out-of-distribution data so far were a {self.task}, these are a {task}. Use "
-                "one posterior for all batches and in all processes."
-            )
-        self.task = task
+        rows = make_rows(predictive, None, _indices(example, self, len(predictive)))
+        self._count(rows, predictive.draws, len(predictive), len(rows.invalid))
+        columns = {name: rows.columns[name] for name in TASKS[rows.task].ood.values()}
+        self.sample.add(rows.example, rows.position, columns)
 
     def merge(self, other: OodScores) -> None:
         """Add what another process gathered on other examples."""
-        if other.task is None:
-            return
-        self._check(other.task)
-        self.classes = other.classes
-        self.draws = min(n for n in (self.draws, other.draws) if n is not None)
-        self.examples += other.examples
-        self.invalid += other.invalid
-        self.sample.merge(other.sample)
+        if other.draws is not None:
+            self._count(other, other.draws, other.examples, other.invalid)
+            self.sample.merge(other.sample)
+
+    def _count(self, part: OodScores | Rows, draws: int, examples: int, invalid: int) -> None:
+        if self.task is not None:
+            check_same_task({"the batches so far": self, "this one": part})
+        self.task, self.classes = part.task, part.classes
+        self.draws = min(draws, self.draws or draws)
+        self.examples += examples
+        self.invalid += invalid
 
     def scores(self, name: str) -> Array:
         """A score of the rows kept; none if no prediction was finite."""
-        return self.sample[name] if len(self.sample) else np.zeros(0)
+        return self.sample[TASKS[str(self.task)].ood[name]] if len(self.sample) else np.zeros(0)
 
     def has(self, score: str, draws: int | None) -> bool:
         """Whether a score says something: of one draw, here or inside, nothing is epistemic."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["count", "fixed", "percent", "short"]
-
-
-def _known(value: Any) -> bool:
-    return value is not None and math.isfinite(value)
+__all__ = ["count", "fixed", "percent", "ranges", "short"]
 
 
 def fixed(value: float | None, decimals: int) -> str:
@@ -19,7 +16,7 @@ def fixed(value: float | None, decimals: int) -> str:
         >>> fixed(-1234.5, 2), fixed(None, 2), fixed(-0.0001, 2)
         ('−1,234.50', '–', '0.00')
     """
-    if value is None or not _known(value):
+    if value is None or not math.isfinite(value):
         return "–"
     text = f"{value:,.{decimals}f}"
     return text.lstrip("-") if not text.strip("-0.,") else text.replace("-", "−")
@@ -32,7 +29,7 @@ def short(value: float | None) -> str:
         >>> short(0.012345), short(1234.5), short(3), short(1e-7)
         ('0.0123', '1,234', '3', '1.0e−7')
     """
-    if value is None or not _known(value):
+    if value is None or not math.isfinite(value):
         return "–"
     size = abs(value)
     if value == round(value) and size < 1e9:
@@ -50,7 +47,8 @@ def percent(value: float | None, decimals: int = 1) -> str:
         >>> percent(0.1234), percent(None)
         ('12.3%', '–')
     """
-    return f"{fixed(100 * value, decimals)}%" if value is not None and _known(value) else "–"
+    text = fixed(None if value is None else 100 * value, decimals)
+    return text if text == "–" else f"{text}%"
 
 
 def count(value: float | None) -> str:
@@ -61,3 +59,20 @@ def count(value: float | None) -> str:
         '1,234'
     """
     return fixed(value, 0)
+
+
+def ranges(
+    lower: Iterable[float],
+    upper: Iterable[float],
+    write: Callable[[float], str] = short,
+    outside: Iterable[Any] | None = None,
+) -> list[str]:
+    """From and to of several ranges; marked where what belongs to one lies outside of it.
+
+    Example:
+        >>> ranges([0, 1], [1, 2.5], outside=[False, True])
+        ['0 to 1', '1 to 2.5 (outside)']
+    """
+    texts = [f"{write(low)} to {write(high)}" for low, high in zip(lower, upper, strict=True)]
+    marks = [False] * len(texts) if outside is None else outside
+    return [text + " (outside)" * bool(mark) for text, mark in zip(texts, marks, strict=True)]

@@ -12,19 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from lightning_bnn.report.figure import as_array
+
 __all__ = [
-    "COARSE",
-    "NEAR_ONE",
-    "about_invalid",
-    "class_name",
-    "listed",
-    "plural",
-    "points",
-    "rounded_percent",
-    "statements",
-    "summary",
-    "unseen_gap",
-]
+    "COARSE", "NEAR_ONE", "about_invalid", "class_name", "listed", "nothing_found", "plural",
+    "points", "rounded_percent", "statements", "summary", "unseen_gap",
+]  # fmt: skip
 
 Numbers = Mapping[str, Any]
 Line = tuple[str | None, str, str]
@@ -93,16 +88,21 @@ def unseen_gap(block: Numbers) -> float:
     """
     if "reliability" in block:
         curve = block["reliability"]["width"]
-        counts = curve["count"]
+        counts = as_array(curve["count"])
     else:
         curve = block["coverage"]
-        counts = [float(abs(nominal - 0.9) < 1e-9) for nominal in curve["nominal"]]
-    total = weight = 0.0
-    for count, lower, upper in zip(counts, curve["lower"], curve["upper"], strict=True):
-        if count and lower is not None and upper is not None:
-            total += count * (upper - lower) / 2
-            weight += count
-    return total / weight if weight else 0.0
+        counts = np.isclose(curve["nominal"], 0.9).astype(float)
+    half = (as_array(curve["upper"]) - as_array(curve["lower"])) / 2
+    known = (counts > 0) & np.isfinite(half)
+    return float(np.average(half[known], weights=counts[known])) if known.any() else 0.0
+
+
+def nothing_found(block: Numbers, said: str, where: str) -> tuple[str, str]:
+    """Level and text where no fault was found, nor could have been."""
+    if block["verdict"].get("clustered"):
+        return "note", "no miscalibration found, but so few examples could not show much."
+    shown = f"{said} would show only gaps above about {points(unseen_gap(block))} in {where}"
+    return "note", f"no miscalibration found, but {shown}."
 
 
 def statements(document: Numbers) -> str:
@@ -150,12 +150,12 @@ def about_invalid(block: Numbers) -> Iterator[Line]:
         shown = listed(first)
         if number > len(first):
             shown = f"{', '.join(map(str, first[:5]))}, ..."
-        are = "prediction is" if number == 1 else "predictions are"
-        which = "example" if number == 1 else "examples"
-        yield block["name"], "bad", f"{number:,} {are} not finite and left out: {which} {shown}."
+        are, which = ("is", "example") if number == 1 else ("are", "examples")
+        text = f"{plural(number, 'prediction')} {are} not finite and left out: {which} {shown}."
+        yield block["name"], "bad", text
     impossible = block["invalid"].get("impossible", 0)
     if impossible:
-        had = plural(impossible, "target") + " had probability 0"
+        had = f"{plural(impossible, 'target')} had probability 0"
         text = f"{had}: what was observed was called impossible, and the NLL is infinite."
         yield block["name"], "bad", text
 
@@ -201,20 +201,15 @@ def _about_comparison(table: Numbers) -> Iterator[Line]:
             ahead = [value["best"] or value["tied"] for value in row["values"]]
             if sum(ahead) == 1:
                 clear.setdefault(columns[ahead.index(True)], []).append(row["label"])
-        yield None, "note", _clearly_best(clear, len(judged))
+        first, *others = sorted(clear.items(), key=lambda each: -len(each[1]))[:3] or [("", [])]
+        text = f"{first[0]} is clearly best in {len(first[1])} of {plural(len(judged), 'row')}"
+        text += f" ({listed(first[1])})"
+        text += "".join(f"; {name} in {len(won)} ({listed(won)})" for name, won in others)
+        none = "no model is clearly best in any row of the comparison"
+        yield None, "note", f"{text if clear else none}."
     if not table["complete"]:
         used = plural(table["examples"], "example")
         yield None, "warn", f"the comparison uses only the {used} that every model could predict."
-
-
-def _clearly_best(clear: Mapping[str, Sequence[str]], rows: int) -> str:
-    if not clear:
-        return "no model is clearly best in any row of the comparison."
-    ranked = sorted(clear.items(), key=lambda entry: -len(entry[1]))[:3]
-    parts = [f"{name} in {len(won)} ({listed(won)})" for name, won in ranked[1:]]
-    name, won = ranked[0]
-    first = f"{name} is clearly best in {len(won)} of {plural(rows, 'row')} ({listed(won)})"
-    return "; ".join([first, *parts]) + "."
 
 
 def _about_data(document: Numbers) -> Iterator[Line]:

@@ -49,7 +49,7 @@ def test_after_a_fit_a_validation_and_a_test(
     trainer = fit(bnn, callback, limit_test_batches=2, logger=logger)
     trainer.validate(bnn, loader(40, seed=1), verbose=False)
     trainer.test(bnn, [loader(50, seed=2), loader(45, seed=3)], verbose=False)
-    assert callback._loaders == []
+    assert callback._parts == []
     made = curves(tmp_path)
     assert made.pop("epoch-0001") is None
     assert made.pop("epoch-0003") is None
@@ -72,19 +72,6 @@ def test_after_a_fit_a_validation_and_a_test(
             assert found == pytest.approx(wanted, abs=1e-5)
     plain, curve = "calibration errors", "calibration errors pruning"
     assert sent == [f"val: {plain}"] * 2 + [f"val: {curve}"] * 2 + [f"test: {curve}"] * 2
-
-
-def test_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
-    ends = []
-    for options in ({}, {"pruning": FRACTIONS, "every_n_epochs": 1}):
-        torch.manual_seed(1)
-        bnn = variational()
-        trainer = fit(bnn, CalibrationReport(tmp_path, **options), max_epochs=2)
-        after = torch.rand(1)
-        trainer.fit_loop.max_epochs = 3
-        trainer.fit(bnn, loader(shuffle=True), loader(40, seed=1))
-        ends.append([*bnn.family.state_dict().values(), after, torch.rand(1)])
-    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
 
 
 def test_without_variances(tmp_path: Path) -> None:

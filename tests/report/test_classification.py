@@ -11,10 +11,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 from lightning_bnn.calibration.bins import bin_sums, width_edges
 from lightning_bnn.calibration.error import expected_calibration_error
 from lightning_bnn.predictive import BernoulliPredictive, CategoricalPredictive
-from lightning_bnn.report import classification as module
-from lightning_bnn.report.classification import MEANS, Classification, classwise_replicates
 from lightning_bnn.report.comparison import common_rows
-from lightning_bnn.report.rows import make_rows
 from lightning_bnn.report.statistics import Statistics
 from tests.report.predictions import block_of, class_data, class_statistics
 
@@ -82,6 +79,8 @@ def test_selective_prediction(case):
     assert block["scalars"]["aurc"] == pytest.approx(np.mean(risks), abs=1e-9)
     largest = max((i + 1 for i in range(500) if risks[i] <= 0.1), default=0) / 500
     assert block["scalars"]["coverage_at_risk"] == pytest.approx(largest)
+    assert block["scalars"]["answered_at_risk"] == round(500 * largest)
+    assert block["scalars"]["errors_at_risk"] == wrong[: round(500 * largest)].sum()
     curve = block["risk_coverage"]
     assert len(curve["coverage"]) <= 200
     for coverage, risk in zip(curve["coverage"], curve["risk"], strict=True):
@@ -203,17 +202,6 @@ def test_impossible_targets():
     assert block["verdict"]["label"] == "over-confident"
 
 
-def test_counts_behind_the_coverage_at_risk(case):
-    p, targets, block = case
-    order = np.argsort(-p.max(1))
-    wrong = np.cumsum((p.argmax(1) != targets)[order])
-    answered = max(k for k in range(1, 501) if wrong[k - 1] <= 0.1 * k)
-    assert block["scalars"]["answered_at_risk"] == answered
-    assert block["scalars"]["errors_at_risk"] == wrong[answered - 1]
-    assert block["scalars"]["coverage_at_risk"] == answered / 500
-    assert block["verdict"]["clustered"] is False
-
-
 def test_positions_are_clustered():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, 40, 3, 1, generator=generator).expand(1, 40, 3, 9)
@@ -221,42 +209,6 @@ def test_positions_are_clustered():
     statistics = Statistics()
     statistics.update(CategoricalPredictive(logits), targets)
     assert block_of(statistics)["verdict"]["clustered"] is True
-
-
-def test_sums_equal_a_loop():
-    logits, targets = class_data(count=90, classes=3)
-    rows = make_rows(CategoricalPredictive(logits), targets, np.arange(90))
-    sums, half = Classification(5, 3), Classification(5, 3)
-    first = make_rows(CategoricalPredictive(logits[:, :40]), targets[:40], np.arange(40))
-    second = make_rows(CategoricalPredictive(logits[:, 40:]), targets[40:], np.arange(40, 90))
-    sums.add(first)
-    half.add(second)
-    sums.merge(half)
-    columns = rows.columns
-    for name in MEANS:
-        np.testing.assert_allclose(sums.mean(name), np.mean(columns[name]), rtol=1e-12)
-    p = np.exp(rows.log_probabilities)
-    per_class, entropy = np.zeros((5, 3)), np.zeros((2, 5))
-    classwise = np.zeros((2, 3, 5))
-    for i in range(90):
-        values = [columns[n][i] for n in ("correct", "confidence", "aleatoric", "epistemic")]
-        per_class[:, int(targets[i])] += [1, *values]
-        place = min(4, int(columns["entropy"][i] / np.log(3) * 5))
-        entropy[:, place] += [1, columns["correct"][i]]
-        for k in range(3):
-            classwise[:, k, min(4, int(p[i, k] * 5))] += [1, int(targets[i]) == k]
-    np.testing.assert_allclose(sums.per_class, per_class)
-    np.testing.assert_allclose([sums.entropy.count[0], sums.entropy.observed[0]], entropy)
-    np.testing.assert_allclose([sums.classwise.count, sums.classwise.observed], classwise)
-    assert sums.confidence.count.sum() == 90
-
-
-def test_impossible_targets_are_counted():
-    logits = torch.tensor([[[1.0, 0.0], [1.0, 0.0], [0.5, 0.5]]]).log()
-    sums = Classification(5, 2)
-    sums.add(make_rows(CategoricalPredictive(logits), torch.tensor([0, 1, 1]), np.arange(3)))
-    assert sums.impossible == 1
-    assert sums.mean("nll") == np.inf
 
 
 def drawn(count, replicates=3):
@@ -317,13 +269,3 @@ def test_an_infinite_row_counts_only_where_it_was_drawn():
     assert np.isfinite(found["nll"][1])
     assert found["scaled_nll"][0] == np.inf
     assert np.isfinite(found["scaled_nll"][1])
-
-
-def test_the_work_of_many_classes_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "CLASSWISE_WORK", 0)
-    monkeypatch.setattr(module, "CLASSWISE_REPLICATES", 2)
-    p = np.random.default_rng(0).dirichlet(np.ones(3), 20)
-    target, edges = np.arange(20) % 3, width_edges(5)
-    weights = np.ones((5, 20))
-    found = classwise_replicates(p, target, edges, weights)
-    assert np.isfinite(found).tolist() == [True, True, False, False, False]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import math
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import fsspec
@@ -16,7 +15,7 @@ import torch
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.predictive import CategoricalPredictive
 from lightning_bnn.report import Report, report
-from lightning_bnn.report.document import folder_problem, plain
+from lightning_bnn.report.document import folder_problem
 from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.report.words import unseen_gap
 from tests.report.predictions import (
@@ -82,30 +81,22 @@ def test_validation_data_of_one_model_only():
     found = document_of(models, validation=validation)["models"]
     assert [block["temperature"]["fitted_on"] for block in found] == ["cross-fit", "validation"]
     other = {"b": class_statistics(*class_data(count=150, classes=3))}
-    with pytest.raises(ConfigurationError, match=r"'b \(validation\)'"):
+    with pytest.raises(ConfigurationError, match=r"b \(validation\)"):
         document_of(models, validation=other)
 
 
 def test_fewer_rows_than_bins():
     statistics = class_statistics(*class_data(count=9))
     with pytest.raises(
-        DataError, match=r"in 10 bins needs at least 10 rows; 'net' has 9\. .*bins=9"
+        DataError, match=r"in 10 bins needs at least 10 rows; 'net' has 9, and 0 .*bins="
     ):
         document_of({"net": statistics})
     logits, targets = class_data(count=30)
     logits[:] = math.nan
-    with pytest.raises(DataError, match=r"no prediction of 'net' is finite: all 30 hold NaN"):
+    with pytest.raises(DataError, match="has 0, and 30 predictions that are not finite"):
         document_of({"net": class_statistics(logits, targets)})
     with pytest.raises(DataError, match="'net' has 0"):
         document_of({"net": Statistics()})
-
-
-def test_the_time_of_making():
-    statistics = class_statistics(*class_data(count=50))
-    assert document_of({"net": statistics}, made="then")["made"] == "then"
-    found = document_of({"net": statistics})["made"]
-    age = datetime.now(UTC) - datetime.strptime(found, "%Y-%m-%dT%H:%M%z")
-    assert timedelta(0) <= age < timedelta(minutes=5)
 
 
 @pytest.mark.parametrize(("count", "label"), [(40, "nothing found"), (2000, "calibrated")])
@@ -138,19 +129,8 @@ def test_options_that_do_not_fit():
         document_of({"net": statistics}, risk=5)
     with pytest.raises(ConfigurationError, match="each of the 4 classes, got 2"):
         document_of({"net": statistics}, class_names=["a", "b"])
-    with pytest.raises(ConfigurationError, match="models of one task"):
+    with pytest.raises(ConfigurationError, match="of one task"):
         document_of({"a": statistics, "b": regression_statistics(*regression_data(count=50))})
-
-
-def test_statistics_can_go_on_after_a_report():
-    logits, targets = class_data(count=100)
-    statistics = class_statistics(logits[:, :50], targets[:50])
-    document_of({"net": statistics})
-    statistics.update(CategoricalPredictive(logits[:, 50:]), targets[50:])
-    whole = document_of({"net": class_statistics(logits, targets)})
-    assert document_of({"net": statistics})["models"][0]["scalars"] == pytest.approx(
-        whole["models"][0]["scalars"]
-    )
 
 
 def test_perfect_and_constant_predictions():
@@ -164,11 +144,6 @@ def test_perfect_and_constant_predictions():
     numbers = document_of({"net": class_statistics(torch.zeros(1, 40, 2), targets)})
     assert numbers["models"][0]["scalars"]["nll"] == pytest.approx(math.log(2))
     json.dumps(numbers, allow_nan=False)
-
-
-def test_plain_values():
-    given = {"a": np.array([[1.0, math.inf]]), "b": (np.float64("nan"), True), "c": np.arange(2)}
-    assert plain(given) == {"a": [[1.0, None]], "b": [None, True], "c": [0, 1]}
 
 
 @pytest.fixture(scope="module")

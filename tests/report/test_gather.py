@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
 from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSampler
-from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -28,10 +27,7 @@ from lightning_bnn.predictive import BernoulliPredictive, CategoricalPredictive,
 from lightning_bnn.report.gather import (
     ExampleNumbers,
     add,
-    add_ood,
     batch_inputs,
-    batch_limit,
-    check_predicts,
     distributed_sampler,
     kind_of,
     numbered_batches,
@@ -55,22 +51,6 @@ def test_processes_share_batches(examples: int, size: int, world: int, limit: in
         ]
         seen = min(examples, size * limit) if most == limit else examples
         assert sorted(found) == [(value, value) for value in range(seen)]
-
-
-def test_a_prepared_loader_is_read_whole() -> None:
-    batches = [torch.arange(3), torch.arange(2)]
-    found = [
-        number(len(batch)).tolist()
-        for batch, number in numbered_batches(batches, rank=1, world_size=2, prepared=True)
-    ]
-    assert found == [[1, 3, 5], [7, 9]]  # apart from those of the other process
-
-
-def test_limits() -> None:
-    assert batch_limit(range(10), 1.0) == float("inf")
-    assert batch_limit(range(10), 1) == 1
-    assert batch_limit(range(10), 0.25) == 2
-    assert batch_limit(iter(()), 0.25) == float("inf")
 
 
 def test_nobodys_random_numbers_move() -> None:
@@ -100,17 +80,17 @@ def test_repeats_are_left_out() -> None:
     numbers = torch.tensor([4, -1, 0, 9, -1, 2])
     kept = numbers >= 0
     whole, part = Statistics(bins=2), Statistics(bins=2)
-    add(whole, CategoricalPredictive(logits), targets, numbers, torch.zeros(6, 1, 4, 4))
-    add(part, CategoricalPredictive(logits[:, kept]), targets[kept], numbers[kept], None)
+    add(whole, CategoricalPredictive(logits), numbers, targets, torch.zeros(6, 1, 4, 4))
+    add(part, CategoricalPredictive(logits[:, kept]), numbers[kept], targets[kept])
     assert whole.examples == part.examples == 4
     assert whole.sums.mean("nll") == pytest.approx(part.sums.mean("nll"), abs=1e-12)
-    add(whole, CategoricalPredictive(logits), targets, torch.full((6,), -1), None)
+    add(whole, CategoricalPredictive(logits), torch.full((6,), -1), targets)
     assert whole.examples == 4  # nothing but repeats
 
     outside, other = OodScores(), OodScores()
-    add_ood(outside, CategoricalPredictive(logits), numbers)
-    add_ood(outside, CategoricalPredictive(logits), torch.full((6,), -1))
-    add_ood(other, CategoricalPredictive(logits[:, kept]), numbers[kept])
+    add(outside, CategoricalPredictive(logits), numbers)
+    add(outside, CategoricalPredictive(logits), torch.full((6,), -1))
+    add(other, CategoricalPredictive(logits[:, kept]), numbers[kept])
     assert outside.examples == other.examples == 4
 
 
@@ -137,12 +117,6 @@ def test_kinds() -> None:
     assert len(set(kinds)) == len(kinds)
     positions = CategoricalPredictive(torch.zeros(9, 1, 3, 7))
     assert kind_of(positions) == kinds[0]
-
-
-def test_what_does_not_go_through_is_named() -> None:
-    net = nn.Linear(4, 2)
-    with pytest.raises(DataError, match=r"letters.*\(3, 5\).*float32.*Pass others.*RuntimeError"):
-        check_predicts(lambda x: net(x), torch.zeros(3, 5), "letters", "Pass others.")
 
 
 def collected(loaders: list[Any]) -> tuple[list[int], list[int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +98,3 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log_figures([logger], figures(), "val", step=3)
     assert mlflow.MlflowClient(tracking_uri=tmp_path.as_uri()).get_run(logger.run_id)
     assert list(tmp_path.rglob("artifacts/val/reliability-00000003.png"))
-
-
-def test_others_show_nothing(tmp_path: Path) -> None:
-    log_figures([CSVLogger(tmp_path)], figures(), "val", step=3)
-    assert not list(tmp_path.rglob("*"))
-    assert json.dumps(headlines({"task": "regression", "models": [
-        {"name": "a", "scalars": {"bias": None, "sharpness": 1}, "shift": {}}]}, "a")
-    ) == '{"sharpness": 1.0}'  # fmt: skip

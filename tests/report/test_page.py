@@ -97,12 +97,6 @@ def test_every_asset_is_used() -> None:
     assert names == {"template.html", "style.css", *module._PROGRAM}
 
 
-@pytest.mark.parametrize("changed", [{"format": 1}, {"format": None}])
-def test_another_format_is_refused(changed: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=r"format 2, but these have format (1|None)"):
-        page(document(**changed))
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}])
 def test_what_json_cannot_hold_is_refused(value: object) -> None:
     with pytest.raises(DataError, match="plain JSON values"):

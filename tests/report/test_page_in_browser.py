@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from lightning_bnn.report.page import page
 from tests.report.browser import Browser
 
 Numbers = dict[str, Any]
@@ -69,20 +68,6 @@ def test_every_figure_shows_marks_inside_of_its_frame(
         assert all(marks), name
     assert browser.run("return document.documentElement.scrollWidth") <= width
     assert browser.messages() == []
-
-
-def test_is_small_and_quick(browser: Browser, opener: Opener, classes: Numbers) -> None:
-    assert len(page(classes).encode()) < 6_000_000
-    opener(classes)
-    loaded, painted = browser.driver.execute_async_script(
-        "const done = arguments[0];"
-        "new PerformanceObserver(list => done(["
-        "  performance.getEntriesByType('navigation')[0].loadEventEnd,"
-        "  list.getEntriesByName('first-contentful-paint')[0].startTime,"
-        "])).observe({type: 'paint', buffered: true})"
-    )
-    assert 0 < loaded < 3000
-    assert 0 < painted < 3000
 
 
 def test_pointing_at_a_bin_tells_its_numbers(

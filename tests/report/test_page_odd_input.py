@@ -121,16 +121,6 @@ def test_a_malformed_figure_costs_only_itself(
     assert len(browser.texts("#figures svg")) > 3
 
 
-def test_parts_around_the_models_may_be_missing(
-    browser: Browser, opener: Opener, classes: Numbers
-) -> None:
-    for key in ("title", "library", "summary", "data", "comparison", "method"):
-        part = {name: value for name, value in classes.items() if name != key}
-        opener(part)
-        assert browser.messages() == [], key
-        assert len(browser.texts("#figures figure")) > 5
-
-
 def test_null_for_every_number(browser: Browser, opener: Opener, either: Numbers) -> None:
     blank = copy.deepcopy(either)
     for block in blank["models"]:
@@ -144,13 +134,6 @@ def test_null_for_every_number(browser: Browser, opener: Opener, either: Numbers
     assert browser.messages() == []
     assert "NaN" not in browser.run("return document.body.innerText + document.body.innerHTML")
     assert "undefined" not in browser.run("return document.body.innerText")
-
-
-def test_no_model_at_all(browser: Browser, opener: Opener) -> None:
-    opener({"format": 2, "title": "Empty", "models": []})
-    assert browser.messages() == []
-    assert browser.texts("#title") == ["Empty"]
-    assert browser.texts("#figures figure") == []
 
 
 def test_one_model_has_no_tabs_and_no_best(
@@ -322,24 +305,6 @@ def test_two_classes_and_rounding(browser: Browser, opener: Opener, classes: Num
     )
     assert {"true class", "predicted class"} <= set(browser.texts("#confusion svg text"))
     assert browser.messages() == []
-
-
-def test_the_method_and_the_data_say_what_is_there(
-    browser: Browser, opener: Opener, classes: Numbers
-) -> None:
-    told = "return document.querySelector('#method').innerText.includes('FPR95')"
-    opener(classes)
-    assert browser.run(told)
-    points = len(classes["models"][0]["risk_coverage"]["coverage"])
-    browser.click("#risk-coverage details summary")
-    browser.driver.execute_async_script("setTimeout(arguments[0], 50)")
-    rows = len(browser.texts("#risk-coverage .data tbody tr"))
-    assert browser.texts("#risk-coverage .holder .small") == [
-        f"{rows} of {points} points; the JSON file has all of them."
-    ]
-    generator = np.random.default_rng(0)
-    opener(report(generator.dirichlet([1, 1], size=40), [0, 1] * 20).numbers)
-    assert not browser.run(told)
 
 
 def test_long_names_stay_in_their_places(

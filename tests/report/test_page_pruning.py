@@ -164,12 +164,6 @@ def test_without_variances(browser: Browser, opener: Opener, pruned: Numbers) ->
     assert browser.messages() == []
 
 
-def test_not_asked(browser: Browser, opener: Opener, classes: Numbers) -> None:
-    opener(classes)
-    assert browser.texts("#pruning") == []
-    assert "Pruning" not in browser.texts("#terms dt")
-
-
 def test_narrow_and_on_paper(browser: Browser, opener: Opener, pruned: Numbers) -> None:
     opener(pruned, width=400, scheme="dark")
     wide, box = browser.run(

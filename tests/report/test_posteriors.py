@@ -112,7 +112,7 @@ def test_random_numbers_stay() -> None:
 
 def test_says_what_is_wrong() -> None:
     loader = DataLoader(data(), batch_size=16)
-    with pytest.raises(ConfigurationError, match="no model"):
+    with pytest.raises(ConfigurationError, match="at least one model"):
         report_posteriors({}, loader)
     with pytest.raises(ConfigurationError, match=r"'net' is a network.*likelihood="):
         report_posteriors({"net": net()}, loader)
@@ -131,28 +131,24 @@ def test_says_what_is_wrong() -> None:
         report_posteriors({"a": draws()}, [(torch.zeros(2, 4), torch.tensor([0, 3]))])
     with pytest.raises(ConfigurationError, match=r"'a' is expected to be a posterior.*int"):
         report_posteriors({"a": 3}, loader)
+    with pytest.raises(ConfigurationError, match="got Sequential without a name"):
+        report_posteriors([net()], loader)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "text"),
-    [
-        (torch.zeros(8, 4), r"Tensor.*DataLoader\(tensor"),
-        (data(), r"TensorDataset.*DataLoader\(dataset"),
-        (iter([torch.zeros(8, 4)]), "list_iterator.*only once"),
-        ([DataLoader(data()), DataLoader(data())], "list.*one loader"),
-        (3, "int.*Pass a DataLoader"),
-        ("data.yaml", "str.*Pass a DataLoader"),
-    ],
+    "wrong",
+    [torch.zeros(8, 4), data(), iter([0]), [DataLoader(data()), DataLoader(data())], 3, "x.yaml"],
     ids=["tensor", "dataset", "iterator", "loaders", "number", "text"],
 )
-def test_what_is_no_loader(wrong: Any, text: str) -> None:
+def test_what_is_no_loader(wrong: Any) -> None:
     loader = DataLoader(data(), batch_size=16)
     for what, options in (
         ("data", {"data": wrong}),
         (r"ood\['far'\]", {"data": loader, "ood": {"far": wrong}}),
         ("validation", {"data": loader, "validation": wrong}),
     ):
-        with pytest.raises(ConfigurationError, match=rf"{what} is expected.*{text}"):
+        text = rf"{what} is expected.*got {type(wrong).__name__}.*DataLoader"
+        with pytest.raises(ConfigurationError, match=text):
             report_posteriors({"a": draws()}, **options)
 
 
@@ -165,11 +161,6 @@ def test_a_single_loader_from_elsewhere() -> None:
 def test_batches_by_name() -> None:
     with pytest.raises(DataError, match=r"dict with \['x', 'y'\].*loader of pairs"):
         report_posteriors({"a": draws()}, [{"x": torch.zeros(2, 4), "y": torch.zeros(2)}])
-
-
-def test_networks_are_not_printed_in_errors() -> None:
-    with pytest.raises(ConfigurationError, match=r"got list of Sequential\. Post"):
-        report_posteriors([net()], DataLoader(data()))
 
 
 # -------------------------------------------------------------------- folders
@@ -227,7 +218,7 @@ def test_a_folder_without_a_configuration(saved: Path) -> None:
 def test_a_folder_without_a_posterior(tmp_path: Path) -> None:
     with pytest.raises(PosteriorFormatError, match=r"no posterior in .*manifest\.json"):
         load_posterior(tmp_path)
-    with pytest.raises(ConfigurationError, match="nothing://x cannot be read"):
+    with pytest.raises(ConfigurationError, match="nothing://x"):
         load_posterior("nothing://x")
 
 
@@ -244,7 +235,7 @@ def test_a_likelihood_of_ones_own(tmp_path: Path) -> None:
 def test_names() -> None:
     assert path_names(["runs/a/posterior", "runs/b/posterior"]) == ["a", "b"]
     assert path_names(["/x/runs/a/"]) == ["a"]
-    assert path_names(["posterior"]) == ["posterior"]
+    assert path_names(["posterior"]) == [Path.cwd().name]
     assert path_names(["."]) == [Path.cwd().name]
     assert path_names(["s3://bucket/a/v0", "s3://bucket/b/v0"]) == ["a/v0", "b/v0"]
     with pytest.raises(ConfigurationError, match="not different"):
@@ -255,16 +246,13 @@ def test_names() -> None:
 
 
 def test_files_that_are_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no configuration .*none\.yaml"):
-        read_configuration(tmp_path / "none.yaml")
     file = tmp_path / "some.yaml"
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        read_configuration(tmp_path)
-    file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        read_configuration(file)
-    for text, message in (("- 1", "mapping; got list"), ("a: [", "not YAML")):
-        file.write_text(text)
+    for content, message in (
+        (None, "cannot be read .FileNotFound"), (b"\xff\xfe\x00", "cannot be read"),
+        (b"a: [", "cannot be read"), (b"- 1", "mapping; got list"),
+    ):  # fmt: skip
+        if content is not None:
+            file.write_bytes(content)
         with pytest.raises(ConfigurationError, match=message):
             read_configuration(file)
     with pytest.raises(ConfigurationError, match=r"has no data.*\['trainer'\]"):

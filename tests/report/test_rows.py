@@ -14,7 +14,7 @@ from lightning_bnn.predictive import (
     GaussianPredictive,
     PoissonPredictive,
 )
-from lightning_bnn.report.rows import make_rows, task_of
+from lightning_bnn.report.rows import make_rows
 from tests.report.predictions import class_data, regression_data
 
 
@@ -47,7 +47,7 @@ def test_class_columns_equal_a_loop():
             "score_third": sum(a * (b + entropy) ** 3 for a, b in zip(p, logs, strict=True)),
             "which_class": 0.0 if top == y else -math.log(p[y] / (1 - p[top])),
         }
-        assert set(rows.columns) == set(expected)
+        assert set(rows.columns) == {*expected, "log_probabilities"}
         for name, value in expected.items():
             assert rows.columns[name][i] == pytest.approx(value, abs=1e-12), name
         np.testing.assert_allclose(rows.log_probabilities[i], np.log(p), atol=1e-12)
@@ -124,12 +124,6 @@ def test_examples_that_are_not_finite_are_left_out_whole_and_named():
     assert rows.example.tolist() == [0, 0, 2, 2, 3, 3]
 
 
-def test_one_draw_has_nothing_epistemic():
-    logits, targets = class_data(draws=1)
-    rows = make_rows(CategoricalPredictive(logits), targets, np.arange(len(targets)))
-    assert not rows.columns["epistemic"].any()
-
-
 def test_number_columns_equal_a_loop():
     predictive, targets = regression_data(count=12, outputs=2)
     rows = make_rows(predictive, targets, np.arange(12))
@@ -192,4 +186,4 @@ def test_targets_that_do_not_fit():
 
 def test_another_kind_of_predictive():
     with pytest.raises(ConfigurationError, match="got str"):
-        task_of("predictive")
+        make_rows("predictive", None, np.arange(1))

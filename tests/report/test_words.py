@@ -8,7 +8,7 @@ from scipy import stats
 
 from lightning_bnn.predictive import CategoricalPredictive
 from lightning_bnn.report.sections.shift import told_apart
-from lightning_bnn.report.words import _about_comparison, listed, plural, summary
+from lightning_bnn.report.words import _about_comparison, summary
 from tests.report.predictions import (
     class_data,
     class_statistics,
@@ -284,22 +284,6 @@ def test_several_rows_an_example_and_further_notes():
     assert numbers["summary"][-1] == {"model": None, "level": "note", "text": "Made on a Monday."}
     del numbers["models"][0]["verdict"]["clustered"]
     assert "take them as independent" in str(summary(numbers, []))
-
-
-def test_every_sentence_is_one():
-    logits, targets = class_data(count=200)
-    numbers = document_of({"a": class_statistics(logits, targets)})
-    for line in numbers["summary"]:
-        assert line["text"].endswith(".")
-        assert "!" not in line["text"]
-        assert line["level"] in ("good", "warn", "bad", "note")
-
-
-def test_counts_and_lists():
-    assert plural(2, "class") == "2 classes"
-    assert listed(["a"]) == "a"
-    assert listed(["a", "b"]) == "a and b"
-    assert listed(range(7)) == "0, 1, 2, 3, 4 and 2 more"
 
 
 def test_one_draw_is_not_praised_for_what_it_cannot_say():

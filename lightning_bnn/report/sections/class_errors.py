@@ -14,7 +14,7 @@ from lightning_bnn.report import figure as fig
 from lightning_bnn.report.figure import Mark
 from lightning_bnn.report.sections.base import Line, Numbers, Section
 from lightning_bnn.report.sections.reliability import waterfall
-from lightning_bnn.report.text import count, fixed, percent, short
+from lightning_bnn.report.text import count, fixed, percent, ranges, short
 from lightning_bnn.report.words import rounded_percent
 
 if TYPE_CHECKING:
@@ -41,21 +41,16 @@ class ClassErrors(Section):
         curve = risk_coverage(sample["confidence"], 1.0 - sample["correct"])
         shown = np.unique(np.linspace(0, len(curve.risk) - 1, CURVE_POINTS).round().astype(int))
         counts = sums.entropy.count[0]
-        accuracy = np.full(len(counts), np.nan)
-        np.divide(sums.entropy.observed[0], counts, out=accuracy, where=counts > 0)
+        accuracy = sums.entropy.observed[0] / np.where(counts > 0, counts, np.nan)
         # A yes-or-no label's Brier score is that of its 1 alone, half of the sum over both values.
         scale = 0.5 if model.labels else 1.0
         brier = brier_decomposition(sums.classwise)
+        nll = nll_decomposition(sums.confidence, sums.mean("nll"), sums.mean("which_class"))
+        entropy = {"edges": sums.entropy.edges, "count": counts, "accuracy": accuracy}
         return {
             "risk_coverage": {"coverage": curve.coverage[shown], "risk": curve.risk[shown]},
-            "entropy_accuracy": {
-                "edges": sums.entropy.edges,
-                "count": counts,
-                "accuracy": accuracy,
-            },
-            "nll_decomposition": nll_decomposition(
-                sums.confidence, sums.mean("nll"), sums.mean("which_class")
-            ),
+            "entropy_accuracy": entropy,
+            "nll_decomposition": nll,
             "brier_decomposition": {part: scale * value for part, value in brier.items()},
         }
 
@@ -94,32 +89,28 @@ class ClassErrors(Section):
         which = [] if two else [("which class", parts["which_class"], 1, "epistemic")]
         rest = "Which class is the cost of guessing among the rest when the top class is wrong."
         yield from waterfall(
-            "nll-decomposition",
-            "What the NLL is made of",
+            "nll-decomposition", "What the NLL is made of",
             "Uncertainty is the score of always stating the accuracy. Resolution is what telling "
             "sure from unsure predictions gains. Reliability is what miscalibration costs: it "
             f"would be zero if every confidence were true. {'' if two else rest}".rstrip(),
-            [*steps, *which],
-            ("NLL", block["scalars"]["nll"]),
-        )
+            [*steps, *which], ("NLL", block["scalars"]["nll"]),
+        )  # fmt: skip
         parts = block["brier_decomposition"]
         yield from waterfall(
-            "brier-decomposition",
-            "What the Brier score is made of",
+            "brier-decomposition", "What the Brier score is made of",
             "The same split for the squared error of the probabilities, summed over all classes: "
             "the spread of the classes themselves, less what the predictions tell, plus what "
             "miscalibration costs.",
             [(name, parts[name], sign, colour) for name, _, sign, colour in steps],
             ("Brier", block["scalars"]["brier"]),
-        )
+        )  # fmt: skip
 
 
 def _risk(block: Numbers) -> fig.Plot:
     scalars, curve = block["scalars"], block["risk_coverage"]
-    coverage, risks = fig.as_array(curve["coverage"]), fig.as_array(curve["risk"])
+    coverage, risks = fig.arrays(curve, "coverage", "risk")
     risk, kept = scalars["risk"], scalars["coverage_at_risk"]
     told = np.unique(np.append(np.arange(0, len(risks), -(-len(risks) // 50)), len(risks) - 1))
-    rows = [[percent(coverage[i]), percent(risks[i], 2)] for i in told]
     # the first few predictions alone say little, and would squeeze the rest
     heights = fig.domain([*risks[coverage >= 0.05], 1.2 * risk], zero=True)
     note = f"{count(len(told))} of {count(len(risks))} points; the JSON file has all of them."
@@ -140,21 +131,19 @@ def _risk(block: Numbers) -> fig.Plot:
             Mark("line", [kept, kept], [0, risk], key="limit", colour="ink", style="dashed"),
             Mark("dots", [kept], [risk if kept else None], key="limit", colour="ink"),
         ],
-        table=fig.Table(["coverage", "risk"], rows, note if len(told) < len(risks) else ""),
+        table=fig.table(
+            {
+                "coverage": map(percent, coverage[told]),
+                "risk": [percent(each, 2) for each in risks[told]],
+            },
+            note if len(told) < len(risks) else "",
+        ),
         spans=fig.spans_between(coverage[told], (0, 1)),
     )  # fmt: skip
 
 
 def _entropy(data: Numbers) -> fig.Plot:
-    edges, counts, accuracy = (fig.as_array(data[key]) for key in ("edges", "count", "accuracy"))
-    rows = [
-        [
-            f"{fixed(edges[i], 2)} to {fixed(edges[i + 1], 2)}",
-            percent(accuracy[i]),
-            count(each),
-        ]
-        for i, each in enumerate(counts)
-    ]
+    edges, counts, accuracy = fig.arrays(data, "edges", "count", "accuracy")
     return fig.Plot(
         "entropy-accuracy",
         "Accuracy against entropy",
@@ -166,6 +155,10 @@ def _entropy(data: Numbers) -> fig.Plot:
             Mark("bars", edges[:-1], 0 * accuracy, edges[1:], fig.only(accuracy, counts > 0),
                  key="accuracy", weight=counts)
         ],
-        table=fig.Table(["entropy", "accuracy", "predictions"], rows),
+        table=fig.table({
+            "entropy": ranges(edges[:-1], edges[1:], lambda edge: fixed(edge, 2)),
+            "accuracy": map(percent, accuracy),
+            "predictions": map(count, counts),
+        }),
         spans=(edges[:-1], edges[1:]),
     )  # fmt: skip

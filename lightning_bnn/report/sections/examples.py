@@ -94,14 +94,10 @@ class Examples(Section):
         order = order[np.sort(first)[: self.keep]]
         least = self.entries[-1]["entropy"] if len(self.entries) >= self.keep else -np.inf
         for row in order[columns["entropy"][order] >= least]:
-            entry: dict[str, Any] = {
-                "example": int(rows.example[row]),
-                "position": int(rows.position[row]),
-            }
-            entry |= {name: columns[name][row].item() for name in KEPT}
-            seen = is_image(rows.inputs)
-            entry["image"] = picture(rows.inputs[int(rows.place[row])]) if seen else None
-            self.entries.append(entry)
+            entry: dict[str, Any] = {name: columns[name][row].item() for name in KEPT}
+            entry |= {"example": int(rows.example[row]), "position": int(rows.position[row])}
+            image = rows.inputs[int(rows.place[row])] if is_image(rows.inputs) else None
+            self.entries.append(entry | {"image": None if image is None else picture(image)})
         self._cut()
 
     def merge(self, other: Examples) -> None:
@@ -141,12 +137,9 @@ class Examples(Section):
             )  # fmt: skip
         if pictures:
             yield fig.Pictures(
-                "examples-figure",
-                "The most uncertain examples",
+                "examples-figure", "The most uncertain examples",
                 "The examples with the largest entropy: the predicted class, the true one where "
                 "they differ, and the confidence. Look for labels that are wrong, pictures that "
                 "nobody could read, and kinds that the training data lacks.",
-                wide=True,
-                logged=False,
-                pictures=pictures,
-            )
+                wide=True, logged=False, pictures=pictures,
+            )  # fmt: skip

@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_bnn.calibration.pit import coverage_curve, pit_histogram
 from lightning_bnn.report import figure as fig
+from lightning_bnn.report import words
 from lightning_bnn.report.figure import Mark
 from lightning_bnn.report.regression import LEVELS
 from lightning_bnn.report.sections.base import Line, Numbers, Section
-from lightning_bnn.report.text import count, fixed, percent, short
-from lightning_bnn.report.words import (
-    NEAR_ONE,
-    about_invalid,
-    points,
-    rounded_percent,
-    statements,
-    unseen_gap,
-)
+from lightning_bnn.report.text import count, fixed, percent, ranges, short
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
@@ -51,8 +44,8 @@ class Intervals(Section):
     def words(self, document: Numbers) -> Iterator[Line]:
         """The verdict of each model, and what is not finite."""
         for block in document["models"]:
-            yield block["name"], *regression_headline(block, statements(document))
-            yield from about_invalid(block)
+            yield block["name"], *regression_headline(block, words.statements(document))
+            yield from words.about_invalid(block)
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
         """The histogram of the PIT, and the coverage of the intervals."""
@@ -61,21 +54,10 @@ class Intervals(Section):
 
 
 def _pit(data: Numbers) -> fig.Plot:
-    edges, counts, lower, upper = (
-        fig.as_array(data[k]) for k in ("edges", "count", "lower", "upper")
-    )
+    edges, counts, lower, upper = fig.arrays(data, "edges", "count", "lower", "upper")
     left, right = edges[:-1], edges[1:]
-    outside = (counts < lower) | (counts > upper)
+    outside = fig.outside(counts, lower, upper)
     expected = counts.sum() / len(counts)
-    rows = [
-        [
-            f"{fixed(left[i], 2)} to {fixed(right[i], 2)}",
-            count(counts[i]),
-            short(expected),
-            f"{short(lower[i])} to {short(upper[i])}{' (outside)' * bool(outside[i])}",
-        ]
-        for i in range(len(counts))
-    ]
     inside, beyond = fig.only(counts, ~outside), fig.only(counts, outside)
     return fig.Plot(
         "pit",
@@ -91,24 +73,19 @@ def _pit(data: Numbers) -> fig.Plot:
             Mark("boxes", left, lower, right, upper, "band of perfect calibration", "band", "band"),
             Mark("line", [0, 1], [expected, expected], key="flat", colour="ink", style="dashed"),
         ],
-        table=fig.Table(["PIT", "observations", "expected", "band"], rows),
+        table=fig.table({
+            "PIT": ranges(left, right, lambda edge: fixed(edge, 2)),
+            "observations": map(count, counts),
+            "expected": [short(expected)] * len(counts),
+            "band": ranges(lower, upper, short, outside),
+        }),
         spans=(left, right),
     )  # fmt: skip
 
 
 def _coverage(data: Numbers) -> fig.Plot:
-    nominal, observed, lower, upper = (
-        fig.as_array(data[key]) for key in ("nominal", "observed", "lower", "upper")
-    )
-    outside = (observed < lower) | (observed > upper)
-    rows = [
-        [
-            percent(nominal[i], 0),
-            percent(observed[i]),
-            f"{percent(lower[i])} to {percent(upper[i])}{' (outside)' * bool(outside[i])}",
-        ]
-        for i in range(len(nominal))
-    ]
+    nominal, observed, lower, upper = fig.arrays(data, "nominal", "observed", "lower", "upper")
+    outside = fig.outside(observed, lower, upper)
     return fig.Plot(
         "coverage",
         "Coverage of the intervals",
@@ -127,7 +104,11 @@ def _coverage(data: Numbers) -> fig.Plot:
             Mark("rings", nominal, fig.only(observed, outside), label="outside of the band",
                  key="outside", colour="bad"),
         ],
-        table=fig.Table(["level", "holds", "band"], rows),
+        table=fig.table({
+            "level": [percent(level, 0) for level in nominal],
+            "holds": map(percent, observed),
+            "band": ranges(lower, upper, percent, outside),
+        }),
         spans=fig.spans_between(nominal, (0, 1)),
     )  # fmt: skip
 
@@ -143,17 +124,10 @@ def regression_headline(block: Numbers, said: str) -> tuple[str, str]:
         said: What they are about, such as "400 examples".
     """
     label, scalars = block["verdict"]["label"], block["scalars"]
-    if label == "unknown":
-        return "note", "nothing can be said without examples."
-    holds, factor = scalars["coverage_90"], scalars["widening_90"]
-    held = f"the 90% interval holds {rounded_percent(holds)}"
+    held = f"the 90% interval holds {words.rounded_percent(scalars['coverage_90'])}"
     groups = len(block["verdict"].get("spread_outside") or ())
-    if label == "nothing found" and block["verdict"].get("clustered"):
-        return "note", "no miscalibration found, but so few examples could not show much."
     if label == "nothing found":
-        gap = points(unseen_gap(block))
-        shown = f"{said} would show only gaps above about {gap} in the 90% interval"
-        return "note", f"no miscalibration found, but {shown}."
+        return words.nothing_found(block, said, "the 90% interval")
     if label == "calibrated":
         return "good", f"well calibrated: {held}, and {said} show nothing amiss."
     if label == "biased":
@@ -162,23 +136,29 @@ def regression_headline(block: Numbers, said: str) -> tuple[str, str]:
         size = f"{abs(score):.2g}" if abs(score) < 10 else f"{abs(score):,.0f}"
         return "bad", f"biased: predicts too {side} by {size} sd on average; {held}."
     if label in ("over-confident", "under-confident"):
-        return _wrong_spread(block, label, held, holds, factor, groups)
-    if groups and _pit_inside(block["pit"]):
+        return _wrong_spread(block, label, held, groups)
+    if groups and not fig.outside(*fig.arrays(block["pit"], "count", "lower", "upper")).any():
         off = "the stated spread does not follow the errors"
         return "warn", f"calibrated on average, but {off}; {held}."
     return "bad", f"miscalibrated: the shape of the distribution is wrong; {held}."
 
 
-def _wrong_spread(
-    block: Numbers, label: str, held: str, holds: float, factor: float, groups: int
-) -> tuple[str, str]:
+def _wrong_spread(block: Numbers, label: str, held: str, groups: int) -> tuple[str, str]:
+    holds, factor = block["scalars"]["coverage_90"], block["scalars"]["widening_90"]
     over = label == "over-confident"
     level, kind = ("bad", "narrow") if over else ("warn", "wide")
     ratio = _spread_ratio(block)
-    if not groups and abs(ratio - 1) <= NEAR_ONE and abs(holds - 0.9) < IMMATERIAL_GAP:
+    if not groups and abs(ratio - 1) <= words.NEAR_ONE and abs(holds - 0.9) < IMMATERIAL_GAP:
         small = f"too small to matter for most uses ({held})"
-        return "note", f"intervals too {kind} by about {rounded_percent(abs(ratio - 1))}: {small}."
-    if (holds < 0.9 and factor > 1 + NEAR_ONE) if over else (holds > 0.9 and factor < 1 - NEAR_ONE):
+        return (
+            "note",
+            f"intervals too {kind} by about {words.rounded_percent(abs(ratio - 1))}: {small}.",
+        )
+    if (
+        (holds < 0.9 and factor > 1 + words.NEAR_ONE)
+        if over
+        else (holds > 0.9 and factor < 1 - words.NEAR_ONE)
+    ):
         verb = "widening" if over else "narrowing"
         fix = f"{verb} by a factor {factor:.2f} would make the 90% interval hold 90%"
         return level, f"intervals too {kind}: {held}; {fix}."
@@ -197,8 +177,3 @@ def _spread_ratio(block: Numbers) -> float:
     if z is None or not count or block["verdict"].get("clustered"):
         return math.inf  # not known from z
     return math.sqrt(max(0.0, 1 + z * math.sqrt(2 / count)))
-
-
-def _pit_inside(pit: Numbers) -> bool:
-    bars = zip(pit["count"], pit["lower"], pit["upper"], strict=True)
-    return all(lower <= count <= upper for count, lower, upper in bars)

@@ -15,25 +15,18 @@ import numpy as np
 from lightning_bnn.calibration.bins import ReliabilityCurve, bin_sums, mass_edges, reliability_curve
 from lightning_bnn.calibration.temperature import scaled
 from lightning_bnn.report import figure as fig
+from lightning_bnn.report import words
 from lightning_bnn.report.figure import Mark
 from lightning_bnn.report.sections.base import Line, Numbers, Section
-from lightning_bnn.report.text import count, fixed, percent, short
-from lightning_bnn.report.words import (
-    COARSE,
-    NEAR_ONE,
-    about_invalid,
-    points,
-    statements,
-    unseen_gap,
-)
+from lightning_bnn.report.text import count, fixed, percent, ranges, short
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
 
-__all__ = ["Reliability", "class_headline", "waterfall"]
+__all__ = ["ONE_DRAW", "Reliability", "class_headline", "two_kinds", "waterfall"]
 
 # A fault is immaterial below a mean gap of one point, a temperature within 5 percent of 1, and
-# no gap of 5 points in any bin that leaves the band.
+# no gap of 5 words.points in any bin that leaves the band.
 IMMATERIAL_GAP, IMMATERIAL_TEMPERATURE, IMMATERIAL_BIN = 0.01, 0.05, 0.05
 # The temperature is searched in [0.01, 100]: at the ends there is no best one.
 COLDEST, HOTTEST = 0.011, 99.0
@@ -73,44 +66,40 @@ class Reliability(Section):
     def words(self, document: Numbers) -> Iterator[Line]:
         """The verdict of each model and what would mend it; what is not finite."""
         for block in document["models"]:
-            yield block["name"], *class_headline(block, statements(document))
-            yield from about_invalid(block)
+            yield block["name"], *class_headline(block, words.statements(document))
+            yield from words.about_invalid(block)
             left_out = block["temperature"]["invalid"]
             if left_out:
-                are = "prediction is" if left_out == 1 else "predictions are"
-                text = f"{left_out:,} validation {are} not finite; the temperature is fitted"
-                yield block["name"], "bad", f"{text} without."
+                are = "is" if left_out == 1 else "are"
+                text = f"{words.plural(left_out, 'validation prediction')} {are} not finite"
+                yield block["name"], "bad", f"{text}; the temperature is fitted without."
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
         """Reliability diagram, histogram of confidence, temperature scaling, parts of the NLL."""
-        yield fig.Views(
-            "reliability",
-            "Reliability diagram",
-            switch="bins",
-            views={
-                label: _diagram(block["reliability"][key])
-                for key, label in (("width", "Equal width"), ("mass", "Equal mass"))
-            },
-        )
+        curves = block["reliability"]
+        views = {"Equal width": _diagram(curves["width"]), "Equal mass": _diagram(curves["mass"])}
+        yield fig.Views("reliability", "Reliability diagram", switch="bins", views=views)
         yield _confidence(block)
         if block["temperature"]["value"] is not None:
             yield _scaling(block["temperature"])
-        alone = block["draws"] == 1
         parts = block["nll_parts"]
-        expects = "" if alone else ": an aleatoric part (noise in the data) and an epistemic part"
-        expects += "" if alone else " (draws that disagree)"
-        steps = [("entropy" if alone else "aleatoric", parts["aleatoric"], 1, "aleatoric")]
-        if not alone:
+        steps = [("aleatoric", parts["aleatoric"], 1, "aleatoric")]
+        expects = (
+            "The model expects a loss equal to its entropy: an aleatoric part (noise in the data) "
+            "and an epistemic part (draws that disagree)."
+        )
+        if block["draws"] == 1:
+            steps = [("entropy", parts["aleatoric"], 1, "aleatoric")]
+            expects = f"The model expects a loss equal to its entropy. {ONE_DRAW}"
+        else:
             steps.append(("epistemic", parts["epistemic"], 1, "epistemic"))
         yield from waterfall(
-            "nll-parts",
-            "Loss that was foreseen, and surprise",
-            f"The model expects a loss equal to its entropy{expects}."
-            f"{' ' + ONE_DRAW if alone else ''} The excess is surprise on top: near zero for a "
-            "calibrated model, positive for an over-confident one.",
+            "nll-parts", "Loss that was foreseen, and surprise",
+            f"{expects} The excess is surprise on top: near zero for a calibrated model, positive "
+            "for an over-confident one.",
             [*steps, ("excess", parts["excess"], 1, "wrong")],
             ("NLL", block["scalars"]["nll"]),
-        )
+        )  # fmt: skip
 
 
 def _curve(curve: ReliabilityCurve) -> dict[str, Any]:
@@ -135,24 +124,13 @@ def _temperature(model: Statistics) -> dict[str, Any]:
 
 
 def _diagram(curve: Numbers) -> fig.Plot:
-    known = np.flatnonzero(fig.as_array(curve["count"]) > 0)
-    edges = fig.as_array(curve["edges"])
-    left, right = edges[:-1][known], edges[1:][known]
-    counts, stated, observed, lower, upper = (
-        fig.as_array(curve[key])[known] for key in ("count", "stated", "observed", "lower", "upper")
+    edges, counts = fig.arrays(curve, "edges", "count")
+    known = counts > 0
+    left, right, counts = edges[:-1][known], edges[1:][known], counts[known]
+    stated, observed, lower, upper = (
+        values[known] for values in fig.arrays(curve, "stated", "observed", "lower", "upper")
     )
-    outside = (observed < lower) | (observed > upper)
-    rows = [
-        [
-            f"{fixed(left[i], 2)} to {fixed(right[i], 2)}",
-            fixed(stated[i], 3),
-            fixed(observed[i], 3),
-            fixed(observed[i] - stated[i], 3),
-            f"{fixed(lower[i], 3)} to {fixed(upper[i], 3)}{' (outside)' * bool(outside[i])}",
-            count(counts[i]),
-        ]
-        for i in range(len(known))
-    ]
+    outside = fig.outside(observed, lower, upper)
     return fig.Plot(
         "reliability",
         "Reliability diagram",
@@ -168,32 +146,27 @@ def _diagram(curve: Numbers) -> fig.Plot:
             Mark("line", [0, 1], [0, 1], key="diagonal", colour="muted", style="dashed"),
             Mark("line", stated, observed, key="dots", shared="muted"),
             Mark("dots", stated, observed, label="observed", key="dots", weight=counts),
-            Mark(
-                "rings", stated, fig.only(observed, outside), label="outside of the band",
-                key="outside", colour="bad", weight=counts,
-            ),
+            Mark("rings", stated, fig.only(observed, outside), label="outside of the band",
+                 key="outside", colour="bad", weight=counts),
         ],
-        table=fig.Table(["confidence", "stated", "right", "gap", "band", "predictions"], rows),
+        table=fig.table({
+            "confidence": ranges(left, right, _two),
+            "stated": map(_three, stated),
+            "right": map(_three, observed),
+            "gap": map(_three, observed - stated),
+            "band": ranges(lower, upper, _three, outside),
+            "predictions": map(count, counts),
+        }),
         spans=(left, right),
         aspect=0.72,
     )  # fmt: skip
 
 
 def _confidence(block: Numbers) -> fig.Plot:
-    edges, right, wrong = (
-        fig.as_array(block["confidence"][k]) for k in ("edges", "right", "wrong")
-    )
+    edges, right, wrong = fig.arrays(block["confidence"], "edges", "right", "wrong")
     total = right + wrong
     mean, accuracy = block["scalars"]["mean_confidence"], block["scalars"]["accuracy"]
-    rows = [
-        [
-            f"{fixed(edges[i], 2)} to {fixed(edges[i + 1], 2)}",
-            count(right[i]),
-            count(wrong[i]),
-            percent(right[i] / total[i] if total[i] else None),
-        ]
-        for i in range(len(total))
-    ]
+    shares = right / np.where(total, total, np.nan)
     return fig.Plot(
         "confidence",
         "How sure the model is",
@@ -211,46 +184,52 @@ def _confidence(block: Numbers) -> fig.Plot:
             Mark("rules", [mean], key="marks", label="accuracy and mean confidence", colour="ink"),
             Mark("rules", [accuracy], key="marks", colour="ink", style="dashed"),
         ],
-        table=fig.Table(["confidence", "right", "wrong", "share right"], rows),
+        table=fig.table({
+            "confidence": ranges(edges[:-1], edges[1:], _two),
+            "right": map(count, right),
+            "wrong": map(count, wrong),
+            "share right": map(percent, shares),
+        }),
         spans=(edges[:-1], edges[1:]),
     )  # fmt: skip
 
 
+def _two(value: float) -> str:
+    return fixed(value, 2)
+
+
+def _three(value: float) -> str:
+    return fixed(value, 3)
+
+
 def _scaling(data: Numbers) -> fig.Bars:
-    kinds = [
-        (name, data["before"][key], data["after"][key])
-        for key, name in (("nll", "NLL"), ("ece", "ECE"), ("brier", "Brier"))
-        if data["before"][key] is not None and data["after"][key] is not None
-    ]
     where = (
         "It was fitted on validation data."
         if data["fitted_on"] == "validation"
         else "It was fitted on one half of the examples and judged on the other, both ways."
     )
-    rows = []
-    for name, before, after in kinds:
-        most = max(before, after, 1e-12)
+    rows, table = [], []
+    for key, name in (("nll", "NLL"), ("ece", "ECE"), ("brier", "Brier")):
+        before, after = data["before"][key], data["after"][key]
+        if before is None or after is None:
+            continue
+        most, texts = max(before, after, 1e-12), [short(before), short(after)]
         parts = [
-            fig.Part(0, max(0.0, before) / most, short(before), "as it is", "before", "muted", 0),
-            fig.Part(0, max(0.0, after) / most, short(after), "with the temperature", "after",
-                     "main", 1),
+            fig.Part(0, max(0.0, before) / most, texts[0], "as it is", "before", "muted", 0),
+            fig.Part(0, max(0.0, after) / most, texts[1], "with the temperature", "after", "main",
+                     1),
         ]  # fmt: skip
-        rows.append(fig.BarRow(name, f"{short(before)} → {short(after)}", parts))
-    after = data.get("verdict_after")
+        rows.append(fig.BarRow(name, " → ".join(texts), parts))
+        table.append([name, *texts])
+    verdict = data.get("verdict_after")
     return fig.Bars(
-        "temperature",
-        f"Temperature scaling, T = {fixed(data['value'], 2)}",
+        "temperature", f"Temperature scaling, T = {fixed(data['value'], 2)}",
         "The scores as they are, and after dividing all log-probabilities by one temperature. "
         f"{where} T above 1 softens, T below 1 sharpens. Each pair of bars has its own scale.",
-        f"The verdict with the temperature: {after}." if after else "",
-        logged=False,
-        rows=rows,
-        step=46,
-        table=fig.Table(
-            ["score", "as it is", "with the temperature"],
-            [[name, short(before), short(after)] for name, before, after in kinds],
-        ),
-    )
+        f"The verdict with the temperature: {verdict}." if verdict else "",
+        logged=False, rows=rows, step=46,
+        table=fig.Table(["score", "as it is", "with the temperature"], table),
+    )  # fmt: skip
 
 
 def waterfall(
@@ -261,12 +240,11 @@ def waterfall(
     total: tuple[str, float | None],
 ) -> Iterator[fig.Bars]:
     """Steps (name, value, sign, colour) that add up to a total; nothing if one is not known."""
-    values = [value for _, value, *_ in steps]
-    if total[1] is None or any(value is None for value in values):
+    if None in (total[1], *(value for _, value, *_ in steps)):
         return
-    rows, at, ends = [], 0.0, [0.0, total[1]]
+    rows, at, ends = [], 0.0, [0.0, total[1] or 0.0]
     for name, value, sign, colour in steps:
-        step = sign * (value if value is not None and abs(value) >= 1e-12 else 0.0)
+        step = sign * (value if value and abs(value) >= 1e-12 else 0.0)
         parts = [fig.Part(at, at + step, short(step), key=name.split(" ")[0], colour=colour)]
         at += step
         ends.append(at)
@@ -279,6 +257,19 @@ def waterfall(
     )
 
 
+def two_kinds(
+    name: str, title: str, aleatoric: float, epistemic: float | None, unit: str = ""
+) -> fig.BarRow:
+    """A bar of aleatoric and epistemic uncertainty; of one draw (None) the first alone."""
+    total = aleatoric + (epistemic or 0.0)
+    first, second = f"aleatoric{unit}", f"epistemic{unit}"
+    parts = [fig.Part(0, aleatoric, short(aleatoric), first, "aleatoric", "aleatoric")]
+    if epistemic is not None:
+        text = short(epistemic)
+        parts.append(fig.Part(aleatoric, total, text, second, "epistemic", "epistemic"))
+    return fig.BarRow(name, short(total), parts, title)
+
+
 # ------------------------------------------------------------------ words
 
 
@@ -289,34 +280,27 @@ def class_headline(block: Numbers, said: str) -> tuple[str, str]:
         block: The model's numbers.
         said: What they are about, such as "719 examples".
     """
-    label = block["verdict"]["label"]
+    label, clustered = block["verdict"]["label"], block["verdict"].get("clustered")
     curve = block["reliability"]["width"]
     over, under = _misses(curve, "over"), _misses(curve, "under")
-    if label == "unknown":
-        return "note", "nothing can be said without examples."
-    if label == "nothing found" and block["verdict"].get("clustered"):
-        return "note", "no miscalibration found, but so few examples could not show much."
     if label == "nothing found":
-        gap = points(unseen_gap(block))
-        shown = f"{said} would show only gaps above about {gap} in a bin"
-        return "note", f"no miscalibration found, but {shown}."
-    if label == "calibrated" and block["verdict"].get("clustered"):  # by the score alone
+        return words.nothing_found(block, said, "a bin")
+    if label == "calibrated" and clustered:  # by the score alone
         return "good", f"neither over- nor under-confident on the whole, as far as {said} show."
     if label == "calibrated" and not (over or under):
         return "good", f"well calibrated: every bin lies within what {said} allow."
     if label == "calibrated":  # the band that is drawn is a little narrower than the verdict's
         return "good", f"well calibrated: no gap is clearly beyond chance in {said}."
     if label == "miscalibrated":
-        parts = [part for part in (over, under) if part]
-        return "bad", f"miscalibrated: {' and '.join(parts) or 'some bins leave the band'}."
+        parts = " and ".join(part for part in (over, under) if part)
+        return "bad", f"miscalibrated: {parts or 'some bins leave the band'}."
     if _immaterial(block):
-        value = f"temperature {block['temperature']['value']:.2f}"
-        small = f"too small to matter for most uses ({value})"
+        small = (
+            f"too small to matter for most uses (temperature {block['temperature']['value']:.2f})"
+        )
         return "note", f"{label} by less than a point on average: {small}."
-    text = (
-        over if label == "over-confident" else under
-    ) or f"{label} on the whole, though no single bin shows it"
-    level = "bad" if label == "over-confident" else "warn"
+    level, text = ("bad", over) if label == "over-confident" else ("warn", under)
+    text = text or f"{label} on the whole, though no single bin shows it"
     return level, f"{text}; {_remedy(block, label)}."
 
 
@@ -325,46 +309,33 @@ def _immaterial(block: Numbers) -> bool:
     error, value = block["scalars"]["ece"], block["temperature"]["value"]
     if error is None or value is None or block["invalid"].get("impossible"):
         return False
-    curve = block["reliability"]["width"]
-    largest = max((_gap(curve, i) for i in _outside(curve)), default=0.0)
+    stated, observed, lower, upper = fig.arrays(
+        block["reliability"]["width"], "stated", "observed", "lower", "upper"
+    )
+    gaps = np.abs(stated - observed)[fig.outside(observed, lower, upper)]
     near = abs(value - 1) <= IMMATERIAL_TEMPERATURE
-    return bool(error < IMMATERIAL_GAP and near and largest < IMMATERIAL_BIN)
-
-
-def _gap(curve: Numbers, index: int) -> float:
-    return float(abs(curve["stated"][index] - curve["observed"][index]))
-
-
-def _outside(curve: Numbers, sides: tuple[str, ...] = ("over", "under")) -> list[int]:
-    """The bins whose share of hits leaves the band: below it (over-confident), or above."""
-    outside = []
-    for index, observed in enumerate(curve["observed"]):
-        if observed is None:
-            continue
-        below, above = observed < curve["lower"][index], observed > curve["upper"][index]
-        if (below and "over" in sides) or (above and "under" in sides):
-            outside.append(index)
-    return outside
+    return bool(error < IMMATERIAL_GAP and near and gaps.max(initial=0) < IMMATERIAL_BIN)
 
 
 def _misses(curve: Numbers, side: str) -> str:
     """Where and how far the observed misses the stated share, in the two heaviest runs of bins."""
+    counts, stated, observed, lower, upper = fig.arrays(
+        curve, "count", "stated", "observed", "lower", "upper"
+    )
     runs: list[list[int]] = []
-    for index in _outside(curve, (side,)):
+    for index in np.flatnonzero(observed < lower if side == "over" else observed > upper).tolist():
         # Empty bins do not end a run: nothing was stated there.
-        if runs and not any(curve["count"][runs[-1][-1] + 1 : index]):
+        if runs and not counts[runs[-1][-1] + 1 : index].any():
             runs[-1].append(index)
         else:
             runs.append([index])
-    if not runs:
-        return ""
-    weights = [sum(curve["count"][index] for index in run) for run in runs]
-    heaviest = sorted(range(len(runs)), key=lambda i: -weights[i])[:2]
-    parts = []
-    for i in sorted(heaviest):
-        gap = sum(curve["count"][index] * _gap(curve, index) for index in runs[i]) / weights[i]
-        parts.append(f"by {points(gap)} {_where(curve['edges'], runs[i])}")
-    return f"{side}-confident {' and '.join(parts)}"
+    heaviest = sorted(sorted(runs, key=lambda run: -counts[run].sum())[:2])
+    gaps = [np.average(np.abs(stated - observed)[run], weights=counts[run]) for run in heaviest]
+    parts = [
+        f"by {words.points(gap)} {_where(curve['edges'], run)}"
+        for gap, run in zip(gaps, heaviest, strict=True)
+    ]
+    return f"{side}-confident {' and '.join(parts)}" if parts else ""
 
 
 def _where(edges: list[float], run: list[int]) -> str:
@@ -383,18 +354,17 @@ def _remedy(block: Numbers, label: str) -> str:
     """What a temperature would do: mend it if the scaled rows pass where a fault would show."""
     temperature = block["temperature"]
     value, before, after = temperature["value"], temperature["before"], temperature["after"]
-    names = ("nll", "ece", "brier")
     useless = "no single temperature mends it"
-    if value is None or any(before[name] is None or after[name] is None for name in names):
+    if value is None or None in (*before.values(), *after.values()):
         return useless
     if not COLDEST < value < HOTTEST:
         return "the confidences carry almost no information"
-    right = value > 1 + NEAR_ONE if label == "over-confident" else value < 1 - NEAR_ONE
-    falls = [name for name in names if after[name] < before[name]]
+    right = value > 1 + words.NEAR_ONE if label == "over-confident" else value < 1 - words.NEAR_ONE
+    falls = [name for name in ("nll", "ece", "brier") if after[name] < before[name]]
     if not right or "nll" not in falls:
         return useless
     name = "ece" if "ece" in falls else "nll"
     change = f"{name.upper()} {before[name]:.3f} to {after[name]:.3f}"
-    if temperature.get("verdict_after") == "calibrated" and unseen_gap(block) <= COARSE:
+    if temperature.get("verdict_after") == "calibrated" and words.unseen_gap(block) <= words.COARSE:
         return f"temperature {value:.2f} would mend it ({change})"
     return f"temperature {value:.2f} would help ({change})" if len(falls) == 3 else useless

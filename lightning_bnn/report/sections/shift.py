@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_bnn.calibration.separation import separation
-from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.report import figure as fig
 from lightning_bnn.report.figure import Mark
 from lightning_bnn.report.rows import Array
 from lightning_bnn.report.sections.base import Line, Numbers, Section
 from lightning_bnn.report.sections.reliability import ONE_DRAW
-from lightning_bnn.report.text import count, fixed, percent, short
+from lightning_bnn.report.text import count, fixed, percent, ranges
 from lightning_bnn.report.words import listed, plural
 
 if TYPE_CHECKING:
@@ -60,25 +59,14 @@ class Shift(Section):
     )
 
     def numbers(self, model: Statistics, block: Numbers) -> dict[str, Any]:
-        """By data set and by score: AUROC, AUPR, FPR95, and both histograms.
-
-        Raises:
-            ConfigurationError: A data set was predicted as another task or number of classes.
-        """
+        """By data set and by score: AUROC, AUPR, FPR95, and both histograms."""
         numbers: dict[str, Any] = {}
         for name, ood in model.ood.items():
-            if (ood.task, ood.classes) != (model.task, model.classes):
-                raise ConfigurationError(
-                    f"the out-of-distribution loader {name!r} was predicted as {ood.task} "
-                    f"(classes: {ood.classes}), the data as {model.task} (classes: "
-                    f"{model.classes}). Predict both with the same posterior; a loader without "
-                    "batches cannot be used."
-                )
             scores = {}
-            for score, inside in model.sums.scores_inside(model.sample).items():
+            for score in model.sums.ood:
                 if not ood.has(score, model.draws):
                     continue
-                values = ood.scores(score)
+                inside, values = model.scores(score), ood.scores(score)
                 edges = _edges(score, model.classes, inside, values)
                 scores[score] = {
                     **separation(as_ood_score(score, inside), as_ood_score(score, values)),
@@ -146,7 +134,7 @@ def _histograms(
     id_: str, name: str, data: Numbers, score: str, block: Numbers, document: Numbers
 ) -> fig.Plot:
     chosen = data["by"][score]
-    edges, inside, outside = (fig.as_array(chosen[key]) for key in ("edges", "inside", "outside"))
+    edges, inside, outside = fig.arrays(chosen, "edges", "inside", "outside")
     left, right = edges[:-1], edges[1:]
     label, source = SCORES[score][0], f"{document['data']['source']} data"
     marks = [
@@ -156,11 +144,8 @@ def _histograms(
     seen = np.flatnonzero((inside > 0) | (outside > 0))
     scores = list(data["by"])
     table = [
-        [
-            SCORES[each][0],
-            *(fixed(data["by"][each][kind], 3) for kind in ("auroc", "aupr", "fpr95")),
-        ]
-        for each in scores
+        [SCORES[name][0], *(fixed(by[kind], 3) for kind in ("auroc", "aupr", "fpr95"))]
+        for name, by in data["by"].items()
     ]
     # the average precision of guessing is the share of out-of-distribution examples
     own = document["data"]["examples"] - block["invalid"]["count"]
@@ -184,27 +169,19 @@ def _histograms(
         scores=fig.Table(["score", "AUROC", "AUPR", "FPR95"], table, chosen=scores.index(score)),
         table=fig.Table(
             [label.lower(), source, name],
-            [
-                [
-                    f"{short(left[i])} to {short(right[i])}",
-                    percent(inside[i]),
-                    percent(outside[i]),
-                ]
-                for i in seen
-            ],
+            list(zip(ranges(left[seen], right[seen]), map(percent, inside[seen]),
+                     map(percent, outside[seen]), strict=True)),
         ),
         spans=(left[seen], right[seen]),
         aspect=0.5,
-    )
+    )  # fmt: skip
 
 
 def _best(block: Numbers, name: str) -> tuple[float, str] | None:
     """The largest AUROC of a data set and the score that gives it."""
-    by = block["shift"].get(name, {}).get("by", {})
-    areas = [
-        (part["auroc"], SCORES[score][1]) for score, part in by.items() if part["auroc"] is not None
-    ]
-    return max(areas, key=lambda each: each[0]) if areas else None
+    by = block["shift"].get(name, {}).get("by", {}).items()
+    known = [(each["auroc"], SCORES[score][1]) for score, each in by if each["auroc"] is not None]
+    return max(known, key=lambda each: each[0], default=None)
 
 
 def _seen(area: float, score: str) -> str:

@@ -17,8 +17,8 @@ from lightning_bnn.report.regression import SD_BINS
 from lightning_bnn.report.rows import Array, Rows
 from lightning_bnn.report.sample import Sample
 from lightning_bnn.report.sections.base import Numbers, Section
-from lightning_bnn.report.sections.reliability import ONE_DRAW
-from lightning_bnn.report.text import count, percent, short
+from lightning_bnn.report.sections.reliability import ONE_DRAW, two_kinds
+from lightning_bnn.report.text import count, percent, ranges, short
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
@@ -79,8 +79,8 @@ class Spread(Section):
         sd, error = sample["sd"], sample["mean"] - sample["target"]
         index = np.unique(bin_index(sd, mass_edges(sd, SD_BINS)), return_inverse=True)[1]
         counts = np.bincount(index)
-        columns = {"sd": sd, "aleatoric": sample["aleatoric"], "epistemic": sample["epistemic"]}
-        means = {name: np.bincount(index, column) / counts for name, column in columns.items()}
+        names = ("sd", "aleatoric", "epistemic")
+        means = {name: np.bincount(index, sample[name]) / counts for name in names}
         scattered = np.sort(np.argsort(sample["priority"])[:SCATTER_ROWS])
         fit = None
         if len(self.fit):
@@ -108,26 +108,15 @@ def _short(values: Array) -> list[float]:
 
 
 def _error(data: Numbers, scatter: Numbers) -> fig.Plot:
-    sd, rmse, lower, upper, counts = (
-        fig.as_array(data[key]) for key in ("sd", "rmse", "lower", "upper", "count")
-    )
+    sd, rmse, lower, upper = fig.arrays(data, "sd", "rmse", "lower", "upper")
     cloud, sizes = fig.as_array(scatter["sd"]), np.abs(fig.as_array(scatter["error"]))
-    outside = (rmse < lower) | (rmse > upper)
+    outside = fig.outside(rmse, lower, upper)
     # a few wild errors must not squeeze the rest: the frame ends at three times the largest bin
     largest = fig.domain([*rmse, *sd, *upper], zero=True, air=0)[1]
     top = min(3 * largest, fig.domain([*sizes, *rmse, *upper], zero=True, air=0)[1])
     above = int((sizes > top).sum())
     places = fig.domain([*sd, *cloud], air=0.06)
     low = max(0.0, places[0])
-    rows = [
-        [
-            short(sd[i]),
-            short(rmse[i]),
-            f"{short(lower[i])} to {short(upper[i])}{' (outside)' * bool(outside[i])}",
-            count(counts[i]),
-        ]
-        for i in range(len(sd))
-    ]
     return fig.Plot(
         "error-sd",
         "Error against stated spread",
@@ -149,43 +138,36 @@ def _error(data: Numbers, scatter: Numbers) -> fig.Plot:
             Mark("rings", sd, fig.only(rmse, outside), label="outside of the range", key="outside",
                  colour="bad"),
         ],
-        table=fig.Table(
-            ["standard deviation", "error (RMSE)", "if calibrated", "predictions"], rows
-        ),
+        table=fig.table({
+            "standard deviation": map(short, sd),
+            "error (RMSE)": map(short, rmse),
+            "if calibrated": ranges(lower, upper, short, outside),
+            "predictions": map(count, data["count"]),
+        }),
         spans=fig.spans_between(sd, places),
     )  # fmt: skip
 
 
 def _variance(block: Numbers) -> fig.Bars:
     alone, data = block["draws"] == 1, block["uncertainty"]
-    aleatoric, epistemic = fig.as_array(data["aleatoric"]), fig.as_array(data["epistemic"])
-    total = aleatoric + epistemic
+    aleatoric, epistemic = fig.arrays(data, "aleatoric", "epistemic")
     rows, table = [], []
     for i, sd in enumerate(data["sd"]):
-        first, second = aleatoric[i], total[i]
-        parts = [fig.Part(0, first, short(first), "aleatoric variance", "aleatoric", "aleatoric")]
-        if not alone:
-            text = short(epistemic[i])
-            parts.append(
-                fig.Part(first, second, text, "epistemic variance", "epistemic", "epistemic")
-            )
         title = f"Mean standard deviation {short(sd)}: {count(data['count'][i])} predictions"
-        rows.append(fig.BarRow(f"sd {short(sd)}", short(second), parts, title))
-        table.append([short(sd), *(part.text for part in parts), count(data["count"][i])])
+        between = None if alone else epistemic[i]
+        rows.append(two_kinds(f"sd {short(sd)}", title, aleatoric[i], between, " variance"))
+        table.append([short(sd), *(part.text for part in rows[-1].parts), count(data["count"][i])])
     share = percent(block["scalars"]["epistemic_share"])
     doubt = "; epistemic variance is disagreement among the draws, which more data would shrink."
     names = ["aleatoric variance"] if alone else ["aleatoric variance", "epistemic variance"]
     return fig.Bars(
-        "uncertainty-sd",
-        "Where the variance comes from",
+        "uncertainty-sd", "Where the variance comes from",
         "Predictions from the surest tenth (top) to the least sure. Aleatoric variance is noise"
         f"{'. ' + ONE_DRAW if alone else f'{doubt} Epistemic share over all: {share}.'}",
-        logged=False,
-        rows=rows,
-        domain=(0.0, fig.domain(total, zero=True, air=0)[1]),
-        step=25,
+        logged=False, rows=rows, step=25,
+        domain=(0.0, fig.domain(aleatoric + epistemic, zero=True, air=0)[1]),
         table=fig.Table(["standard deviation", *names, "predictions"], table),
-    )
+    )  # fmt: skip
 
 
 def _fit(data: Numbers, alone: bool) -> fig.Plot:
@@ -193,15 +175,6 @@ def _fit(data: Numbers, alone: bool) -> fig.Plot:
     x, y, mean, lower, upper, inner, outer = (fig.as_array(data[name])[order] for name in FIT)
     level, places = percent(data["level"], 0), fig.domain(x, air=0.01)
     told = np.arange(0, len(x), -(-len(x) // 60))
-    rows = [
-        [
-            short(x[i]),
-            short(mean[i]),
-            f"{short(lower[i])} to {short(upper[i])}",
-            short(y[i]),
-        ]
-        for i in told
-    ]
     note = f"{count(len(told))} of {count(len(x))} points; the JSON file has all of them."
     knows = " (pale), with the part of it that comes from not knowing the function (strong)"
     epistemic = Mark("area", x, inner, y2=outer, label="epistemic part", key="epistemic",
@@ -220,8 +193,13 @@ def _fit(data: Numbers, alone: bool) -> fig.Plot:
             Mark("dots", x, y, label="observed", key="observed", colour="ink", style="pale"),
             Mark("line", x, mean, label="mean", key="mean", style="thick"),
         ],
-        table=fig.Table(
-            ["input", "mean", f"{level} interval", "observed"], rows,
+        table=fig.table(
+            {
+                "input": map(short, x[told]),
+                "mean": map(short, mean[told]),
+                f"{level} interval": ranges(lower[told], upper[told]),
+                "observed": map(short, y[told]),
+            },
             note if len(told) < len(x) else "",
         ),
         spans=fig.spans_between(x[told], places),

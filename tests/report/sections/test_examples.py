@@ -10,7 +10,7 @@ from PIL import Image
 
 from lightning_bnn.predictive import CategoricalPredictive
 from lightning_bnn.report.rows import make_rows
-from lightning_bnn.report.sections.examples import Examples, data_uri, is_image, picture
+from lightning_bnn.report.sections.examples import Examples, data_uri, picture
 from tests.report.predictions import class_data
 
 
@@ -42,13 +42,6 @@ def test_large_pictures_are_shrunk():
     assert small[63, 31].tolist() == [255, 255, 255]
 
 
-def test_what_is_an_image():
-    assert is_image(torch.zeros(2, 3, 8, 8))
-    assert not is_image(torch.zeros(2, 4, 8, 8))
-    assert not is_image(torch.zeros(2, 8))
-    assert not is_image({"image": torch.zeros(2, 1, 8, 8)})
-
-
 def test_the_most_uncertain_with_their_own_pictures():
     logits, targets = class_data(count=200)
     logits[:, 5] = float("nan")
@@ -75,13 +68,6 @@ def test_the_most_uncertain_with_their_own_pictures():
     assert set(entries[0]) == {
         "example", "target", "predicted", "confidence", "entropy", "epistemic",
     }  # fmt: skip
-
-
-def test_without_pictures():
-    logits, targets = class_data(count=10)
-    found = Examples()
-    found.add(make_rows(CategoricalPredictive(logits), targets, np.arange(10), torch.zeros(10, 64)))
-    assert [entry["image"] for entry in found.entries] == [None] * 10
 
 
 def test_an_example_with_many_rows_is_shown_once():

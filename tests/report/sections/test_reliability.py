@@ -3,7 +3,6 @@
 import pytest
 
 from lightning_bnn.report.sections.reliability import class_headline
-from lightning_bnn.report.words import points, rounded_percent
 
 
 def class_numbers(
@@ -171,16 +170,3 @@ def test_a_bin_that_starts_at_zero():
     curve["count"][0], curve["stated"][0], curve["observed"][0] = 50, 0.15, 0.02
     curve["lower"][0], curve["upper"][0] = 0.05, 0.3
     assert class_headline(numbers, "")[1].startswith("over-confident by 13 points below 0.2;")
-
-
-def test_no_rows():
-    assert class_headline(class_numbers("unknown", [None] * 4), "")[0] == "note"
-
-
-def test_shares_and_gaps():
-    assert [rounded_percent(share) for share in (0.0, 0.004, 0.5, 0.995, 1.0)] == [
-        "0%", "0.4%", "50%", "99.5%", "100%",
-    ]  # fmt: skip
-    assert [points(gap) for gap in (0.0, 0.0149, 0.02)] == [
-        "less than 1 point", "1 point", "2 points",
-    ]  # fmt: skip

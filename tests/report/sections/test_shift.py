@@ -14,9 +14,8 @@ from tests.report.predictions import (
     block_of,
     class_data,
     class_statistics,
+    document_of,
     outside_of,
-    regression_data,
-    regression_statistics,
 )
 
 
@@ -53,14 +52,6 @@ def test_each_score_of_a_classification():
     assert found["by"]["maximum_probability"]["edges"][0] == 0.25
 
 
-def test_a_regression():
-    statistics = regression_statistics(*regression_data(count=100))
-    wide, _ = regression_data(count=60, narrow=0.5, seed=3)
-    by = block_of(statistics, {"far": outside_of(wide)})["shift"]["far"]["by"]
-    assert set(by) == {"sd", "epistemic_sd"}
-    assert by["sd"]["auroc"] > 0.9
-
-
 def test_no_finite_prediction():
     statistics = class_statistics(*class_data(count=30))
     broken = CategoricalPredictive(torch.full((1, 5, 4), math.nan))
@@ -81,9 +72,8 @@ def test_of_one_draw_nothing_is_epistemic(inside, outside):
 def test_a_loader_of_another_kind():
     statistics = class_statistics(*class_data(count=30))
     other = outside_of(CategoricalPredictive(torch.zeros(1, 5, 7)))
-    with pytest.raises(
-        ConfigurationError, match=r"'sevens' was predicted as classification \(classes: 7"
-    ):
-        block_of(statistics, {"sevens": other})
-    with pytest.raises(ConfigurationError, match="without batches"):
-        block_of(statistics, {"empty": OodScores()})
+    for name, wrong in (("sevens", other), ("empty", OodScores())):
+        with pytest.raises(
+            ConfigurationError, match=rf"net is .*classes: 4\), net, ood\['{name}'\]"
+        ):
+            document_of({"net": statistics}, {"net": {name: wrong}})
