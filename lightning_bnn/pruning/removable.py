@@ -23,8 +23,7 @@ the BatchNorms and depthwise convolutions that follow are zero (weight, bias and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -175,22 +174,14 @@ def protected_names(net: nn.Module, names: Iterable[str], protect: Choice) -> se
     """
     if protect is None:
         return set()
-    with _as_trainable(net, set(names)):
-        every = [name for name, _ in net.named_parameters()]
-        return set(choose(net, every, protect, "protected", "parameter"))
-
-
-@contextmanager
-def _as_trainable(net: nn.Module, names: set[str]) -> Iterator[None]:
-    """Let the parameters that vary look trainable: the network of a posterior is frozen.
-
-    A function that chooses, such as ``last_layer``, asks for trainable parameters.
-    """
-    frozen = [p for name, p in net.named_parameters() if name in names and not p.requires_grad]
+    # the network of a posterior is frozen, and a function that chooses, such as last_layer, asks
+    # for trainable parameters
+    varying, every = set(names), dict(net.named_parameters())
+    frozen = [p for name, p in every.items() if name in varying and not p.requires_grad]
     try:
         for parameter in frozen:
             parameter.requires_grad_(True)
-        yield
+        return set(choose(net, list(every), protect, "protected", "parameter"))
     finally:
         for parameter in frozen:
             parameter.requires_grad_(False)
@@ -202,8 +193,8 @@ def _as_trainable(net: nn.Module, names: set[str]) -> Iterator[None]:
 def _refuse_computed(net: nn.Module, names: Sequence[str], protect: Choice) -> None:
     """Raise if a weight that would be pruned is computed from other tensors."""
     protected = protected_names(net, names, protect)
-    computed = {name: layer for name, layer in _computed(net).items()
-                if name in names and name not in protected}  # fmt: skip
+    prunable = set(names) - protected
+    computed = {name: layer for name, layer in _computed(net).items() if name in prunable}
     if computed:
         layers = list(dict.fromkeys(computed.values()))
         raise ConfigurationError(
@@ -221,11 +212,9 @@ def _computed(net: nn.Module) -> dict[str, str]:
     for layer, module in net.named_modules():
         if parametrize.is_parametrized(module):
             layers |= {id(p): layer for p in module.parametrizations.parameters()}
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, (WeightNorm, SpectralNorm)):  # before there were parametrisations
-                endings = ("_g", "_v", "_orig")
-                made_of = [module._parameters.get(f"{hook.name}{end}") for end in endings]
-                layers |= {id(p): layer for p in made_of if p is not None}
+        hooks = module._forward_pre_hooks.values()
+        if any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in hooks):  # the older way
+            layers |= {id(p): layer for p in module.parameters(recurse=False)}
     named = net.named_parameters()
     return {name: layers[id(p)] for name, p in named if id(p) in layers and p.ndim > 1}
 

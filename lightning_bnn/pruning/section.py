@@ -37,17 +37,17 @@ __all__ = ["Pruning", "curve_figures", "pruning_sentence"]
 
 Numbers = Mapping[str, Any]
 Intervals = Mapping[str, tuple[float | None, float | None]]
-# The scores that are known: label, row of the comparison, and whether it is a share. Accuracy is
-# shown as the error rate.
-SCORES = {
-    "accuracy": ("error rate", "accuracy", True),
-    "rmse": ("RMSE", "rmse", False),
-    "nll": ("NLL", "nll", False),
-    "ece": ("ECE", "ece", False),
-    "crps": ("CRPS", "crps", False),
-    "brier": ("Brier score", "brier", False),
-    "coverage": ("90% interval holds", "coverage_90", True),
+# The scores that are known, in the order of the page; accuracy is shown as the error rate.
+LABELS = {
+    "accuracy": "error rate",
+    "rmse": "RMSE",
+    "nll": "NLL",
+    "ece": "ECE",
+    "crps": "CRPS",
+    "brier": "Brier score",
+    "coverage": "90% interval holds",
 }
+SHARES = ("accuracy", "coverage")
 BAND = "95% interval of the whole model"
 
 
@@ -184,7 +184,7 @@ def _value(name: str, value: float | None) -> float:
 
 
 def _written(name: str, value: float) -> str:
-    return percent(value, 2) if name in SCORES and SCORES[name][2] else short(value)
+    return percent(value, 2) if name in SHARES else short(value)
 
 
 # ---------------------------------------------------------------------------------------- figures
@@ -278,9 +278,9 @@ def _ratios(data: Numbers, noun: str) -> fig.Views:
 
 def _labels(data: Numbers) -> dict[str, str]:
     """The scores of the curve with their labels, those that are known first."""
-    names = data["score_names"]
-    known = {name: SCORES[name][0] for name in SCORES if name in names}
-    return known | {name: name for name in names if name not in known}
+    known = [name for name in LABELS if name in data["score_names"]]
+    names = dict.fromkeys([*known, *data["score_names"]])
+    return {name: LABELS.get(name, name) for name in names}
 
 
 def _curves(data: Numbers, noun: str, intervals: Intervals) -> fig.Panels:
@@ -290,14 +290,14 @@ def _curves(data: Numbers, noun: str, intervals: Intervals) -> fig.Panels:
     panels = []
     for name, label in _labels(data).items():
         values = fig.as_array(_value(name, each["scores"].get(name)) for each in results)
-        row = SCORES[name][1] if name in SCORES else name
+        row = "coverage_90" if name == "coverage" else name  # of the comparison
         low, high = sorted(_value(name, end) for end in intervals.get(row, (None, None)))
         band = f"{_written(name, low)} to {_written(name, high)}"
         rows = [
             [f"{_share(each)}, {count(each['remaining'])} left", _written(name, value), band]
             for each, value in zip(results, values, strict=True)
         ]
-        style = "percent" if name in SCORES and SCORES[name][2] else None
+        style = "percent" if name in SHARES else None
         panels.append(
             fig.Plot(
                 f"pruning-{name}",

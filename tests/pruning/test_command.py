@@ -439,24 +439,6 @@ def test_wrong_words_are_refused_before_anything_is_read(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--fraction", "half"], "argument --fraction: invalid float value: 'half'"),
-        (["--fraction", "0.5", "--fractions", "0,some"], "invalid shares value: '0,some'"),
-        (["--fraction", "0.5", "--unit", "layer"], "'layer' (choose from"),
-        ([], "the following arguments are required: --fraction"),
-    ],
-)
-def test_words_that_cannot_be_parsed(
-    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        command("--posterior", "nowhere", *words)
-    assert stopped.value.code == 2
-    assert text in capsys.readouterr().err
-
-
 def test_a_folder_that_holds_something_is_left_alone(
     run: Path, pruned: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import DrawsPosterior, GaussianPosterior, prune_curve
+from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, prune_curve
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.pruning.section import Pruning, pruning_sentence
@@ -89,6 +89,14 @@ def test_bad_fractions_are_refused_before_the_work(fractions: Any, message: str)
         report_posteriors(
             {"net": posterior}, DataLoader(data(), batch_size=16), sections=[Pruning(fractions)]
         )
+
+
+def test_components_that_are_pruned_by_themselves_pass_the_check() -> None:
+    section, mixture = Pruning([0.5]), MixturePosterior([gaussian(), gaussian()])
+    section.check({"net": mixture, "plain": draws(1)})  # as does what has no variances
+    section.measure("net", mixture, [tuple(data().tensors)], draws=2)
+    assert section.curve is not None
+    assert section.curve["total"] == 112
 
 
 def test_data_are_read_again_for_each_fraction() -> None:
