@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import warnings
 from argparse import Action
@@ -28,7 +29,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from jsonargparse import DefaultHelpFormatter
+from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 
 import lightning_bnn.data
 import lightning_bnn.nets  # noqa: F401  imported so that short names and --help know its classes
@@ -36,6 +37,7 @@ from lightning_bnn.callbacks import PredictionWriter, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
 from lightning_bnn.launch import load_posterior
 from lightning_bnn.lightning import (
+    PACKAGE,
     BasePredictionWriter,
     LightningArgumentParser,
     LightningCLI,
@@ -163,6 +165,20 @@ def find_own_error(error: BaseException | None) -> LightningBNNError | None:
     while error is not None and not isinstance(error, LightningBNNError):
         error = error.__cause__
     return error
+
+
+def in_this_lightning(text: str) -> str:
+    """Class paths of either Lightning package as those of the one that is used.
+
+    Example:
+        >>> in_this_lightning("lightning.pytorch.loggers.CSVLogger").endswith(".loggers.CSVLogger")
+        True
+    """
+    return re.sub(r"\b(pytorch_lightning|lightning\.pytorch)\.(?=[\w.]*[A-Z])", f"{PACKAGE}.", text)
+
+
+_load_yaml = get_loader("yaml")
+set_loader("yaml", lambda text: _load_yaml(in_this_lightning(text)))
 
 
 class BayesianCLI(LightningCLI):

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import pytorch_lightning as pl
 import torch
 from matplotlib import pyplot
 from rich.console import Console
@@ -29,6 +28,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from lightning_bnn import demo_digits
 from lightning_bnn.callbacks import CalibrationReport
 from lightning_bnn.data import Digits, ToyRegression
+from lightning_bnn.lightning import PACKAGE, pl
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.nets import MLP
 from lightning_bnn.posteriors import Posterior
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     out: Path = parser.parse_args(arguments).out
     out.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")  # Lightning's advice on workers is no part of a demo
-    for logger in ("pytorch_lightning.utilities.rank_zero", "lightning_bnn"):
+    for logger in (f"{PACKAGE}.utilities.rank_zero", "lightning_bnn"):
         logging.getLogger(logger).setLevel(logging.WARNING)
     torch.set_num_threads(1)  # networks this small lose more than they gain by a second thread
     console = Console()

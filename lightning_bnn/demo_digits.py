@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.data import Digits
+from lightning_bnn.lightning import pl
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.nets import MLP
 from lightning_bnn.posteriors import DrawsPosterior, Posterior

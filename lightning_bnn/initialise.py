@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Literal
 
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.network import copy_network, describe, first_difference, network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
 from lightning_bnn.random import isolated_random_state, member_seed

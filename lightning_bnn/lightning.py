@@ -17,22 +17,26 @@ from typing import TYPE_CHECKING
 __all__ = [
     "PACKAGE",
     "BasePredictionWriter",
+    "CSVLogger",
     "Checkpoint",
     "ClusterEnvironment",
     "GradientAccumulationScheduler",
     "LightningArgumentParser",
     "LightningCLI",
     "LightningEnvironment",
+    "Logger",
+    "MLFlowLogger",
     "MisconfigurationException",
     "ModelCheckpoint",
     "ProgressBar",
     "RunningStage",
     "SaveConfigCallback",
+    "TensorBoardLogger",
     "TrainerFn",
     "TrainerStatus",
+    "WandbLogger",
     "WeightAveraging",
     "get_filesystem",
-    "in_this_package",
     "is_overridden",
     "move_data_to_device",
     "pl",
@@ -60,19 +64,6 @@ PACKAGE = _choose()
 _FABRIC = "lightning_fabric" if _NAMES[0] == PACKAGE else "lightning.fabric"
 
 
-def in_this_package(class_path: str) -> str:
-    """The dotted name of a class of either Lightning in the one that is used.
-
-    Example:
-        >>> in_this_package("lightning.pytorch.loggers.CSVLogger").endswith(".loggers.CSVLogger")
-        True
-    """
-    for name in _NAMES:
-        if class_path.startswith(f"{name}."):
-            return PACKAGE + class_path.removeprefix(name)
-    return class_path
-
-
 if TYPE_CHECKING:
     import pytorch_lightning as pl
     from lightning_fabric.utilities.cloud_io import get_filesystem
@@ -86,6 +77,13 @@ if TYPE_CHECKING:
         WeightAveraging,
     )
     from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+    from pytorch_lightning.loggers import (
+        CSVLogger,
+        Logger,
+        MLFlowLogger,
+        TensorBoardLogger,
+        WandbLogger,
+    )
     from pytorch_lightning.plugins.environments import ClusterEnvironment, LightningEnvironment
     from pytorch_lightning.trainer.states import RunningStage, TrainerFn, TrainerStatus
     from pytorch_lightning.utilities import move_data_to_device
@@ -99,23 +97,37 @@ if TYPE_CHECKING:
 else:
     pl = import_module(PACKAGE)
     _HOMES = {
-        f"{_FABRIC}.utilities.cloud_io": ["get_filesystem"],
-        f"{_FABRIC}.utilities.data": ["sized_len"],
-        f"{PACKAGE}.callbacks": [
-            "BasePredictionWriter",
-            "Checkpoint",
-            "GradientAccumulationScheduler",
-            "ModelCheckpoint",
-            "ProgressBar",
-            "WeightAveraging",
-        ],
-        f"{PACKAGE}.cli": ["LightningArgumentParser", "LightningCLI", "SaveConfigCallback"],
-        f"{PACKAGE}.plugins.environments": ["ClusterEnvironment", "LightningEnvironment"],
-        f"{PACKAGE}.trainer.states": ["RunningStage", "TrainerFn", "TrainerStatus"],
-        f"{PACKAGE}.utilities": ["move_data_to_device"],
-        f"{PACKAGE}.utilities.exceptions": ["MisconfigurationException"],
-        f"{PACKAGE}.utilities.model_helpers": ["is_overridden"],
-        f"{PACKAGE}.utilities.rank_zero": ["rank_zero_debug", "rank_zero_info", "rank_zero_warn"],
+        "get_filesystem": f"{_FABRIC}.utilities.cloud_io",
+        "sized_len": f"{_FABRIC}.utilities.data",
+        "BasePredictionWriter": f"{PACKAGE}.callbacks",
+        "Checkpoint": f"{PACKAGE}.callbacks",
+        "GradientAccumulationScheduler": f"{PACKAGE}.callbacks",
+        "ModelCheckpoint": f"{PACKAGE}.callbacks",
+        "ProgressBar": f"{PACKAGE}.callbacks",
+        "WeightAveraging": f"{PACKAGE}.callbacks",
+        "LightningArgumentParser": f"{PACKAGE}.cli",
+        "LightningCLI": f"{PACKAGE}.cli",
+        "SaveConfigCallback": f"{PACKAGE}.cli",
+        "CSVLogger": f"{PACKAGE}.loggers",
+        "Logger": f"{PACKAGE}.loggers",
+        "MLFlowLogger": f"{PACKAGE}.loggers",
+        "TensorBoardLogger": f"{PACKAGE}.loggers",
+        "WandbLogger": f"{PACKAGE}.loggers",
+        "ClusterEnvironment": f"{PACKAGE}.plugins.environments",
+        "LightningEnvironment": f"{PACKAGE}.plugins.environments",
+        "RunningStage": f"{PACKAGE}.trainer.states",
+        "TrainerFn": f"{PACKAGE}.trainer.states",
+        "TrainerStatus": f"{PACKAGE}.trainer.states",
+        "move_data_to_device": f"{PACKAGE}.utilities",
+        "MisconfigurationException": f"{PACKAGE}.utilities.exceptions",
+        "is_overridden": f"{PACKAGE}.utilities.model_helpers",
+        "rank_zero_debug": f"{PACKAGE}.utilities.rank_zero",
+        "rank_zero_info": f"{PACKAGE}.utilities.rank_zero",
+        "rank_zero_warn": f"{PACKAGE}.utilities.rank_zero",
     }
-    for _home, _exports in _HOMES.items():
-        globals().update({_name: getattr(import_module(_home), _name) for _name in _exports})
+
+    def __getattr__(name: str) -> object:
+        # only what is asked for: the command line and the loggers take long to import
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name]), name)

@@ -17,7 +17,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
-from pytorch_lightning.utilities.rank_zero import rank_zero_debug, rank_zero_info
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -25,6 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.exchange import call_with
+from lightning_bnn.lightning import rank_zero_debug, rank_zero_info
 from lightning_bnn.stacked_layers import plain_layers, run_layers
 
 __all__ = ["StackedModule", "call_network"]

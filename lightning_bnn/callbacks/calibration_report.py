@@ -13,9 +13,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 
 from lightning_bnn.callbacks.report_pages import (
     ReportPages,
@@ -25,6 +23,7 @@ from lightning_bnn.callbacks.report_pages import (
     warn_of_failure,
 )
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.pruning.section import Pruning
 from lightning_bnn.random import isolated_random_state

@@ -15,10 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.trainer.states import TrainerFn
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_bnn.callbacks.sample_collector import SampleCollector
@@ -33,6 +30,7 @@ from lightning_bnn.diagnostics.examples import (
 )
 from lightning_bnn.diagnostics.statistics import require_arviz
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import TrainerFn, pl, rank_zero_warn
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.stacked import StackedModule
 from lightning_bnn.strategies import SGMCMC

@@ -25,11 +25,10 @@ from pathlib import PurePosixPath
 from typing import Any, TextIO
 
 import fsspec
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import BasePredictionWriter, pl
 
 __all__ = ["PredictionWriter"]
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import GradientAccumulationScheduler
+from lightning_bnn.lightning import GradientAccumulationScheduler, pl
 
 __all__ = ["Unit", "completed", "steps_per_epoch", "training_length"]
 

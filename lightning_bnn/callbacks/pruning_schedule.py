@@ -18,10 +18,9 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import pytorch_lightning as pl
-
 from lightning_bnn.callbacks.progress import Unit, steps_per_epoch, training_length
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import pl
 
 __all__ = ["PruningRule", "Shape", "check_places", "resolve"]
 

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pytorch_lightning.utilities import rank_zero_warn
-
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
+from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.report.document import Report, folder_problem, make_report
 from lightning_bnn.report.loggers import headlines, log_figures, shows_figures
 from lightning_bnn.report.run import RunModels

@@ -16,8 +16,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import nn
 
 from lightning_bnn.callbacks.progress import training_length
@@ -30,6 +28,7 @@ from lightning_bnn.callbacks.sources import (
 )
 from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
+from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import DrawsPosterior

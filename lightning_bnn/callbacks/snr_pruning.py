@@ -14,7 +14,6 @@ import warnings
 from dataclasses import asdict, dataclass
 from typing import Any, get_args
 
-import pytorch_lightning as pl
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
@@ -22,6 +21,7 @@ from lightning_bnn.callbacks.progress import completed
 from lightning_bnn.callbacks.pruning_schedule import PruningRule, Shape, check_places, resolve
 from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import pl
 from lightning_bnn.network import copy_network, in_network_order, network_tensors
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.masks import Scope, check_fraction, keep_masks

@@ -26,9 +26,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_bnn.callbacks.progress import Unit, completed, training_length
@@ -42,6 +40,7 @@ from lightning_bnn.callbacks.sources import (
 )
 from lightning_bnn.checks import check_number, check_option, check_whole, is_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
+from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import (

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
 from lightning_bnn.data.tensors import TensorRows, collate_rows
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import pl
 
 __all__ = ["InMemoryDataModule", "Splits", "check_files", "data_folder"]
 

@@ -16,12 +16,12 @@ from os import PathLike
 from typing import Any, ClassVar
 
 import torch
-from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from lightning_bnn import likelihoods
 from lightning_bnn.errors import PosteriorFormatError
+from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.storage import store

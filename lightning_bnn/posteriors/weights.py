@@ -15,11 +15,11 @@ from itertools import chain
 from typing import Any
 
 import torch
-from pytorch_lightning.utilities import move_data_to_device
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import (
     copy_network,

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning_fabric.utilities.data import sized_len
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.lightning import sized_len
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import ClassPredictive, Predictive
 from lightning_bnn.random import isolated_random_state

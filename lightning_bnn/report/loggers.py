@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytorch_lightning.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning_bnn.lightning import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 __all__ = ["headlines", "log_figures", "shows_figures"]
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import fsspec
-import pytorch_lightning as pl
 import yaml
 from torch import nn
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.lightning import pl
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, Posterior

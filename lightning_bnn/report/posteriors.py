@@ -6,13 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_warn
-from pytorch_lightning.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.lightning import is_overridden, pl, rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.random import isolated_random_state

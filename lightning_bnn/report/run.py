@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
-from pytorch_lightning.trainer.states import RunningStage
 from torch import Tensor
 
+from lightning_bnn.lightning import RunningStage, pl
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import isolated_random_state

@@ -16,10 +16,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, ClassVar, Literal
 
-import pytorch_lightning as pl
 import torch
-from lightning_fabric.utilities.data import sized_len
-from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,6 +24,7 @@ from torchmetrics import MetricCollection
 
 from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
+from lightning_bnn.lightning import TrainerFn, pl, sized_len
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors import Posterior, WeightPosterior

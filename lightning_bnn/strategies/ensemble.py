@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -59,6 +58,7 @@ from lightning_bnn.ensembles.randomise import (
 from lightning_bnn.ensembles.snapshots import SnapshotStore, cycle_ends, cycle_factor
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.initialise import Start, build_network, start_members
+from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.likelihoods import Gaussian, Likelihood
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
 from lightning_bnn.predictive import Predictive

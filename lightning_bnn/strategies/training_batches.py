@@ -8,10 +8,10 @@ from copy import copy
 from itertools import islice
 from typing import Any
 
-import pytorch_lightning as pl
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import pl
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.strategies.resume import ResumableLoader, loader_generators
 

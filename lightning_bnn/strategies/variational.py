@@ -22,10 +22,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import WeightAveraging
-from pytorch_lightning.trainer.states import TrainerStatus
 from torch import Tensor, nn
 
 from lightning_bnn.checks import check_option, check_whole
@@ -33,6 +30,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.families import Family, MeanField
 from lightning_bnn.families.per_example import PerExampleNoise
 from lightning_bnn.families.pruned import KeptTensors
+from lightning_bnn.lightning import TrainerStatus, WeightAveraging, pl
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import checked_masks, network_tensors
 from lightning_bnn.posteriors import WeightPosterior
