@@ -48,6 +48,16 @@ def test_range_of_each_member() -> None:
     assert seen.extent.shape == (3, 2)
 
 
+def test_range_is_saved() -> None:
+    seen, other = InputRange(), InputRange()
+    other.load_state_dict(seen.state_dict())
+    seen.update(torch.randn(5, 2))
+    other.load_state_dict(seen.state_dict())
+    assert torch.equal(other.extent, seen.extent)
+    seen.update(10 * torch.randn(5, 2))
+    assert not torch.equal(other.extent, seen.extent), "a saved range is a copy"
+
+
 def test_range_before_the_first_batch_and_of_another_shape() -> None:
     seen = InputRange()
     with pytest.raises(ConfigurationError, match="first batch"):

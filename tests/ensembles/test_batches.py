@@ -19,13 +19,16 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
+    WeightedRandomSampler,
 )
 
 from lightning_bnn import DeepEnsemble
+from lightning_bnn.data.tensors import TensorRows, collate_rows
 from lightning_bnn.ensembles.batches import (
     MemberBatch,
     MemberBatches,
     as_member_batch,
+    has_indices,
     subset_indices,
 )
 from lightning_bnn.errors import ConfigurationError, DataError
@@ -85,9 +88,13 @@ def check(batches: list[MemberBatch]) -> None:
 
 LOADERS = {
     "shuffle": lambda: shuffled(),
+    "drop_last": lambda: shuffled(drop_last=True),
     "generator": lambda: shuffled(generator=torch.Generator().manual_seed(1)),
     "replacement": lambda: shuffled(
         shuffle=None, sampler=RandomSampler(range(EXAMPLES), replacement=True, num_samples=80)
+    ),
+    "weighted": lambda: shuffled(
+        shuffle=None, sampler=WeightedRandomSampler([1.0] * EXAMPLES, EXAMPLES)
     ),
     "own sampler": lambda: shuffled(shuffle=None, sampler=GlobalSampler()),
     "batch_sampler": lambda: DataLoader(
@@ -106,7 +113,7 @@ def test_every_member_sees_an_order_of_its_own(name: str) -> None:
     orders = torch.cat([indices for _, indices in batches], dim=1)
     assert len(orders) == 3
     assert len({tuple(order.tolist()) for order in orders}) == 3
-    if name != "replacement":
+    if name not in ("replacement", "weighted", "drop_last"):
         assert all(sorted(order.tolist()) == list(range(EXAMPLES)) for order in orders)
 
 
@@ -143,6 +150,15 @@ def test_a_pass_left_half_way_does_not_shift_the_next() -> None:
         check(batches)
         assert len(batches) == 5
     assert loader._iterator is used, "the user's loader is left alone"
+
+
+def test_rows_gathered_at_once() -> None:
+    rows = TensorRows(torch.arange(20.0), torch.arange(20))
+    loader = DataLoader(rows, batch_size=4, shuffle=True, collate_fn=collate_rows)
+    for (inputs, targets), indices in epoch_of(loader):
+        assert inputs.shape == (3, 4)
+        assert torch.equal(inputs, indices.float())
+        assert torch.equal(targets, indices)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -189,6 +205,13 @@ def test_resume_goes_on_with_the_next_batches(own: bool, seen: int) -> None:
         assert torch.equal(these, those)
 
 
+def test_the_global_random_state_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    loader = shuffled()
+    list(ResumableLoader(loader, 1, opener=MemberBatches(loader, lambda: SEEDS)))
+    assert torch.equal(before, torch.get_rng_state())
+
+
 @pytest.mark.parametrize(
     "loader",
     [
@@ -204,6 +227,53 @@ def test_a_loader_that_does_not_shuffle(loader: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"does not shuffle.*shuffle=True"):
         epoch_of(loader())
     assert len(epoch_of(loader(), SEEDS[:1])) == len(loader()), "a single member has no others"
+
+
+def test_batches_of_several_sizes() -> None:
+    class Ragged(GlobalSampler):
+        def __iter__(self) -> Iterator[Any]:
+            yield list(range(int(torch.randint(1, 20, ()))))
+
+    with pytest.raises(ConfigurationError, match="one size; the batch sampler gave"):
+        epoch_of(DataLoader(Numbered(), batch_sampler=Ragged()))
+
+
+def test_collate_functions_that_lose_the_batch_axis() -> None:
+    with pytest.raises(DataError, match=r"leading axis of 15; got \(2, 15\)"):
+        epoch_of(shuffled(collate_fn=lambda items: torch.zeros(2, len(items))))
+
+
+def test_what_is_no_tensor_stays() -> None:
+    loader = shuffled(collate_fn=lambda items: {"x": torch.zeros(len(items)), "name": "a"})
+    (batch, _), *_ = epoch_of(loader)
+    assert batch["x"].shape == (3, 5)
+    assert batch["name"] == "a"
+
+
+def test_workers_that_answer_in_any_order() -> None:
+    with pytest.raises(ConfigurationError, match="in_order=False"):
+        MemberBatches(shuffled(num_workers=2, in_order=False), None)
+
+
+def test_indices_that_are_no_numbers() -> None:
+    loader = DataLoader({"a": 1, "b": 2}, batch_sampler=[["a"], ["b"]])  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"whole numbers as indices; the sampler gave \['a'\]"):
+        epoch_of(loader, None)
+
+
+def test_which_loaders_have_indices() -> None:
+    assert has_indices(shuffled())
+    for loader in (DataLoader(Stream()), shuffled(batch_size=None), [1, 2]):
+        assert not has_indices(loader)
+
+
+def test_a_batch_is_checked() -> None:
+    x, y = torch.zeros(3, 5, 2), torch.zeros(3, 5)
+    own = MemberBatch((x, y), torch.zeros(3, 5, dtype=torch.int64))
+    assert as_member_batch(own, 3, own=True, indexed="bootstrap=True") is own
+    assert as_member_batch((x, y), 4, own=False, indexed=None).batch == (x, y)
+    shared = MemberBatch((x, y), torch.arange(3))
+    assert as_member_batch(shared, 7, own=False, indexed="bootstrap=True") is shared
 
 
 @pytest.mark.parametrize(

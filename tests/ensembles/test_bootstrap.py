@@ -79,6 +79,19 @@ def test_weights_belong_to_member_and_example(weights: torch.Tensor) -> None:
     assert torch.allclose(found, weights[7:8, order], rtol=1e-14)
 
 
+def test_chunks_do_not_matter() -> None:
+    whole = bootstrap_means(SEEDS, 1000)
+    for chunk in (1, 999, 10**6):
+        assert torch.allclose(bootstrap_means(SEEDS, 1000, chunk), whole, rtol=1e-13)
+
+
+def test_mean_is_one_over_a_part_of_the_data() -> None:
+    part = torch.randperm(EXAMPLES)[:700]
+    means = bootstrap_means(SEEDS, part, chunk=10_000)
+    found = bootstrap_weights(SEEDS, part, means)
+    assert torch.allclose(found.mean(1), torch.ones(MEMBERS).double(), rtol=1e-12)
+
+
 def test_a_fit_with_a_sampler_of_a_part_has_mean_one_over_it() -> None:
     ensemble = DeepEnsemble(
         lambda: nn.Linear(4, 3), Categorical(), members=3, seed=0, bootstrap=True, mode="stacked"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from torch import nn
 from torch.optim import LBFGS, SGD, Adadelta, Adafactor, Adagrad, Adam, AdamW, RMSprop
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
-from lightning_bnn.ensembles.optimizers import MemberOptimizers, make_optimizer
+from lightning_bnn.ensembles.optimizers import MemberOptimizers, MemberSchedulers, make_optimizer
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.selection import FlatLayout
-from tests.nets import loader, make_data
+from tests.nets import loader, make_data, mlp
 from tests.strategies.ensembles import (
     SCALE,
     assert_member_equals,
@@ -134,6 +135,34 @@ def test_a_resumed_fit_of_different_optimizers_is_bit_equal(tmp_path: Path) -> N
         assert rates == ends[0][1]
 
 
+def test_the_state_of_member_optimizers_makes_a_round_trip() -> None:
+    def step(optimizer: MemberOptimizers, weights: nn.Parameter) -> None:
+        optimizer.zero_grad()
+        weights.square().sum().backward()
+        optimizer.step()
+
+    layout = FlatLayout({"a": torch.ones(2, 3)})
+    first = nn.Parameter(torch.rand(2, 6))
+    makers = [partial(Adam, lr=0.1), partial(SGD, lr=0.1, momentum=0.9)]
+    optimizer = MemberOptimizers(makers, [(first, layout)])
+    schedule = MemberSchedulers([partial(StepLR, step_size=1)] * 2, optimizer)
+    step(optimizer, first)
+    schedule.step()
+    second = nn.Parameter(first.detach().clone())
+    other = MemberOptimizers(makers, [(second, layout)])
+    resumed = MemberSchedulers([partial(StepLR, step_size=1)] * 2, other)
+    other.load_state_dict(deepcopy(optimizer.state_dict()))
+    resumed.load_state_dict(deepcopy(schedule.state_dict()))
+    assert other.param_groups[1] is other.members[1].param_groups[0]
+    for _ in range(2):
+        step(optimizer, first)
+        step(other, second)
+        schedule.step()
+        resumed.step()
+        assert schedule.get_last_lr() == resumed.get_last_lr()
+    assert torch.equal(first, second)
+
+
 def test_learning_rates_of_all_members_are_monitored(tmp_path: Path) -> None:
     ensemble = make(
         optimizer=[partial(SGD, lr=rate) for rate in RATES], scheduler=partial(StepLR, step_size=9)
@@ -185,7 +214,18 @@ def test_a_schedule_that_waits_for_a_metric_is_refused(each: bool) -> None:
         fit(make(scheduler=[ReduceLROnPlateau] * 3 if each else ReduceLROnPlateau))
 
 
+def test_an_optimizer_that_does_not_take_the_layers_is_refused() -> None:
+    """Muon orthogonalises whole matrices, and takes nothing else."""
+    with pytest.raises(ConfigurationError, match=r"optimizer of member 0 could not be made"):
+        fit(make(partial(mlp, 3), optimizer=partial(torch.optim.Muon, weight_decay=0.0)))
+
+
 def test_weight_decay_in_one_members_optimizer_is_refused() -> None:
     rates = [partial(SGD, lr=0.1)] * 2 + [partial(SGD, lr=0.1, weight_decay=0.1)]
     with pytest.raises(ConfigurationError, match="counts the prior twice"):
         fit(make(optimizer=rates))
+
+
+def test_what_is_not_an_optimizer_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="optimizer= makes an optimizer"):
+        fit(make(optimizer=lambda parameters: list(parameters)))

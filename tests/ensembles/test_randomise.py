@@ -107,6 +107,12 @@ def test_what_cannot_be_randomised(kind: str, likelihood: object, prior: object,
         check_randomise(kind, likelihood, chosen)  # type: ignore[arg-type]
 
 
+def test_what_can_be_randomised() -> None:
+    check_randomise("targets and anchors", Gaussian(0.1), bound(Normal("pretrained", 0.1)))
+    for likelihood in (Bernoulli(), Gaussian(learn=True)):
+        check_randomise("anchors", likelihood, bound(Normal()))
+
+
 def test_targets_that_are_whole_numbers() -> None:
     with pytest.raises(DataError, match=r"real numbers; got torch\.int64"):
         noisy_targets(Gaussian(), torch.arange(3), torch.arange(2), torch.arange(3))

@@ -171,6 +171,12 @@ def test_a_number_of_cycles_is_needed(cycles: Any) -> None:
         make(snapshots=cycles)
 
 
+def test_a_trial_run_may_be_too_short_for_all_snapshots() -> None:
+    ensemble = make(snapshots=5)
+    quiet_trainer(fast_dev_run=2).fit(ensemble, loader(make_data("mlp", "classification")))
+    assert len(ensemble.snapshots) == 2
+
+
 def test_bad_input() -> None:
     data = make_data("mlp", "classification")
     with pytest.raises(ConfigurationError, match="length is not known"):

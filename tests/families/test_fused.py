@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 
@@ -276,6 +277,23 @@ def test_any_size_and_nothing_else_is_written(size: int, count: int):
     close(by_rho, g * r.exp() * noise + 0.5 * (precision * (2 * r).exp() - 1))
 
 
+def test_defaults_of_the_user_do_not_matter():
+    found = []
+    for dtype, device in ((torch.float32, "cpu"), (torch.float64, "meta")):
+        family, bound = make()
+        torch.set_default_dtype(dtype)
+        try:
+            with torch.device(device):
+                weights, kl = family.draw_in(with_key(family, bound), bound)
+                loss = weights["0.weight"].sum() + weights["0.bias"].mean()  # expanded gradients
+                with pytest.warns(UserWarning, match="took no part"):
+                    (loss + kl).backward()
+        finally:
+            torch.set_default_dtype(torch.float32)
+        found.append((kl.detach(), family.mean.grad, family.rho.grad))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_threads_change_no_bit():
     family = MeanField().bind({"a": torch.randn(300_001), "b": torch.randn(123, 777)}, 0.1)
     net = nn.Module()
@@ -339,6 +357,30 @@ def test_without_a_compiler_too(monkeypatch: pytest.MonkeyPatch):
     assert family.workspace().key is None
 
 
+def test_both_ways_have_the_same_kl_and_gradients():
+    """The compiled way's noise, put into the ordinary one, to float32's accuracy."""
+    found = []
+    for fused in (True, False):
+        family, bound = make(PRIORS["of every tensor"])
+        space = with_key(family, bound)
+        if not fused:
+            space.key = None
+            space.noise.copy_(noise_of(KEY, family.layout.size))
+        weights, kl = family.draw_in(space, bound)
+        (sum(part.square().sum() for part in weights.values()) + 0.1 * kl).backward()
+        found.append((kl.detach(), family.mean.grad, family.rho.grad))
+    for one, other in zip(*found, strict=True):
+        close(one, other.double())
+
+
+def test_memory_of_noise_and_scales_is_not_taken():
+    family, bound = make()
+    space = with_key(family, bound)
+    _, kl = family.draw_in(space, bound)
+    kl.backward()
+    assert not {"noise", "sd"} & set(vars(space))
+
+
 # -------------------------------------------------------------------- autograd's rules
 
 
@@ -357,6 +399,19 @@ def test_a_workspace_used_again_before_backward_raises(reuse: str):
     assert family.mean.grad is None
 
 
+def test_weights_that_a_network_saved_are_guarded_by_autograd():
+    family, bound = make()
+    family.draw_in(with_key(family, bound), bound)
+    for subject in (family, copy.deepcopy(family)):  # a copy must not keep views of its own
+        space = with_key(subject, bound)
+        weights, _ = subject.draw_in(space, bound)
+        loss = weights["0.weight"].square().sum()
+        subject.draw_in(space, bound)
+        with pytest.raises(RuntimeError, match=r"inplace operation|written over"):
+            loss.backward()
+        assert weights["0.weight"]._version == space.weights._version
+
+
 def test_a_parameter_that_moved_before_backward_raises():
     family, bound = make()
     weights, _ = family.draw_in(with_key(family, bound), bound)
@@ -364,3 +419,39 @@ def test_a_parameter_that_moved_before_backward_raises():
         family.mean.add_(1.0)
     with pytest.raises(RuntimeError, match="inplace operation"):
         weights["0.weight"].sum().backward()
+
+
+def test_backward_twice_and_draws_that_live_together():
+    family, bound = make()
+    draws = [
+        family.draw_in(with_key(family, bound, (7, index), index), bound) for index in range(3)
+    ]
+    losses = [sum(part.square().sum() for part in weights.values()) + kl for weights, kl in draws]
+    sum(losses).backward(retain_graph=True)
+    once = family.mean.grad.clone(), family.rho.grad.clone()
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(family.mean.grad, 2 * once[0])
+    torch.testing.assert_close(family.rho.grad, 2 * once[1])
+
+
+def test_gradients_stay_in_kept_memory():
+    family, bound = make()
+    places = set()
+    for _ in range(4):
+        family.zero_grad()
+        _, kl = family.draw_in(with_key(family, bound), bound)
+        kl.backward()
+        places.add(family.rho.grad.data_ptr())
+        assert family.rho.grad._version > 0
+    assert len(places) == 1
+
+
+def test_a_draw_in_inference_mode_and_training_after_it():
+    family, bound = make()
+    with torch.inference_mode():
+        weights, kl = family.draw_in(with_key(family, bound), bound)
+        assert not kl.requires_grad
+    again, kl = family.draw_in(with_key(family, bound), bound)
+    (sum(part.sum() for part in again.values()) + kl).backward()
+    assert torch.equal(again["0.weight"], weights["0.weight"])

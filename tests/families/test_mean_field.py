@@ -1,5 +1,6 @@
 """The mean field: gradients formed by hand against autograd's through w = μ + σε."""
 
+import copy
 import math
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributions.categorical import Categorical
 from torch.func import functional_call
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.families.mean_field import MeanField
+from lightning_bnn.families.mean_field import MeanField, inverse_scale
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, ScaleMixture, StudentT
 
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -123,6 +124,23 @@ def test_several_priors_over_one_network():
     torch.testing.assert_close(family.rho.grad, by_rho, **EXACT)
 
 
+@pytest.mark.parametrize("form", ["exp", "softplus"])
+@pytest.mark.parametrize("prior", [Normal(0.2, 0.5), Laplace(0.2, 0.5), StudentT(), ScaleMixture()])
+def test_the_differentiable_kl_is_the_same(prior, form):
+    """Flipout and local use ``kl``: ordinary autograd, the same number and slope as ``draw``."""
+    _, family, bound = make(prior, form)
+    space = noisy_workspace(family)
+    _, kl = family.draw_in(space, bound)
+    by_hand = torch.autograd.grad(kl, (family.mean, family.rho))
+    sd = family.sd()
+    ordinary = family.kl(family.mean + sd * space.noise, bound)
+    torch.testing.assert_close(kl, ordinary, **EXACT)
+    for one, other in zip(
+        by_hand, torch.autograd.grad(ordinary, (family.mean, family.rho)), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
 def test_the_kl_is_a_sum_over_all_weights():
     """Ten times the weights, ten times the KL: nothing is averaged."""
     kls = []
@@ -197,6 +215,37 @@ def test_backward_twice_and_gradients_that_are_not_joined_views():
     torch.testing.assert_close(first[1], sd * (2 * space.noise + sd - 1 / sd), **EXACT)
 
 
+def test_either_output_alone():
+    _, family, bound = make()
+    space = noisy_workspace(family)
+    draw, kl = family.draw_in(space, bound)
+    kl.backward(retain_graph=True)
+    torch.testing.assert_close(family.mean.grad, family.mean.detach(), **EXACT)
+    family.zero_grad()
+    sum(view.sum() for view in draw.values()).backward()
+    torch.testing.assert_close(family.mean.grad, torch.ones(32).double(), **EXACT)
+    torch.testing.assert_close(family.rho.grad, family.sd().detach() * space.noise, **EXACT)
+
+
+def test_gradients_stay_in_kept_memory_and_accumulate_beside_it():
+    """Autograd takes the kept memory over; while it holds it, another room serves."""
+    _, family, bound = make()
+    places, sums = [], torch.zeros(32).double()
+    for _ in range(3):
+        family.zero_grad()
+        for _ in range(3):
+            space = noisy_workspace(family)
+            draw, _ = family.draw_in(space, bound)
+            weights = torch.randn(32).double()
+            (flat(draw) * weights).sum().backward()
+            sums = sums + weights
+        places.append(family.mean.grad.data_ptr())
+        torch.testing.assert_close(family.mean.grad, sums, **EXACT)
+        sums = torch.zeros(32).double()
+    assert len(set(places)) == 1
+    assert places[0] == family.workspace().memory._rooms[0][0].data_ptr()
+
+
 def test_gradients_that_somebody_keeps_stay_as_they_are():
     _, family, bound = make()
     kept, copies = [], []
@@ -211,11 +260,85 @@ def test_gradients_that_somebody_keeps_stay_as_they_are():
     assert len(family.workspace().memory._rooms) <= 2
 
 
+def test_accumulating_with_a_frozen_mean():
+    _, family, bound = make()
+    family.mean.requires_grad_(False)
+    expected = torch.zeros(32).double()
+    for _ in range(3):
+        space = noisy_workspace(family)
+        draw, _ = family.draw_in(space, bound)
+        flat(draw).sum().backward()
+        expected += family.sd().detach() * space.noise
+    torch.testing.assert_close(family.rho.grad, expected, **EXACT)
+
+
 def test_weights_that_take_no_part_are_named():
     _, family, bound = make()
     draw, kl = family.draw_in(noisy_workspace(family), bound)
     with pytest.warns(UserWarning, match=r"\['2.weight', '2.bias'\] \(2 in all\) took no part"):
         (draw["0.weight"].sum() + draw["0.bias"].sum() + kl).backward()
+
+
+def test_views_are_the_networks_tensors_and_the_mean_starts_at_them():
+    net, family, _ = make()
+    for name, view in family.layout.views(family.mean).items():
+        assert torch.equal(view, net.get_parameter(name))
+    with torch.no_grad():
+        family.mean.zero_()
+    assert net[0].weight.abs().sum() > 0
+
+
+@pytest.mark.parametrize("form", ["exp", "softplus"])
+@pytest.mark.parametrize("scale", [1e-6, 0.01, 1.0, 30.0])
+def test_initial_scale(form, scale):
+    family = MeanField(form).bind({"w": torch.zeros(3, dtype=torch.float64)}, scale)
+    torch.testing.assert_close(family.sd(), torch.full((3,), scale).double(), rtol=1e-6, atol=0)
+    assert inverse_scale(scale, form) == pytest.approx(family.rho[0].item())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("form", ["exp", "softplus"])
+def test_dtypes(dtype, form):
+    net, family, bound = make(form=form, dtype=dtype)
+    space = noisy_workspace(family)
+    draw, kl = family.draw_in(space, bound)
+    outputs = functional_call(net, draw, torch.randn(4, 3, dtype=dtype))
+    (outputs.square().mean() + kl).backward()
+    for tensor in (*draw.values(), kl, outputs, family.mean.grad, family.rho.grad, space.sd):
+        assert tensor.dtype == dtype
+        assert tensor.isfinite().all()
+
+
+def test_the_workspace_follows_the_family_and_is_kept():
+    _, family, bound = make()
+    space = family.workspace()
+    assert family.workspace() is space
+    assert family.workspace(2) is not space
+    family.float()
+    bound.float()
+    assert family.workspace().noise.dtype == torch.float32
+    family.draw_in(noisy_workspace(family), bound)
+
+
+def test_a_workspace_made_in_inference_mode_serves_training():
+    _, family, bound = make()
+    with torch.inference_mode():
+        _, kl = family.draw_in(noisy_workspace(family), bound)
+        assert not kl.requires_grad
+    draw, kl = family.draw_in(noisy_workspace(family), bound)
+    (flat(draw).sum() + kl).backward()
+
+
+def test_copies_and_state():
+    _, family, _ = make()
+    noisy_workspace(family)
+    other = copy.deepcopy(family)
+    with torch.no_grad():
+        other.mean.add_(1)
+    assert not torch.equal(other.mean, family.mean)
+    assert set(family.state_dict()) == {"mean", "rho"}
+    other.load_state_dict(family.state_dict())
+    assert torch.equal(other.sd(), family.sd())
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import kl_divergence
 
 from lightning_bnn.families.mean_field import MeanField
+from lightning_bnn.families.pruned import KeptTensors
 from lightning_bnn.native import library
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, Prior, ScaleMixture, StudentT
 from lightning_bnn.random import NormalStream
@@ -79,7 +81,8 @@ def test_equals_a_family_of_the_remaining_weights(kind: str, loc: Any, form: str
         torch.testing.assert_close(gradient[keep], expected, rtol=1e-10, atol=1e-12)
         assert not gradient[~keep].any()
     # the KL by ordinary autograd, which other estimators use
-    plain = family.kl(family.rsample(space.noise), bound)
+    sd = family.sd()
+    plain = family.kl(torch.addcmul(family.mean, sd, space.noise), bound)
     by_autograd = torch.autograd.grad(plain, (family.mean, family.rho))
     family.zero_grad()
     family.draw_in(space, bound)[1].backward()
@@ -181,3 +184,28 @@ def test_the_state_dict_has_the_mask_only_once_pruned_and_a_module_follows_it() 
     assert other.keep is None
     with pytest.raises(RuntimeError, match="size mismatch for keep"):
         plain.load_state_dict({**pruned.state_dict(), "keep": torch.ones(4, dtype=torch.bool)})
+
+
+def test_copies_and_other_dtypes() -> None:
+    family, bound = made({"w": torch.randn(3)}, Laplace())
+    family.prune(torch.tensor([True, False, True]), bound)
+    twin = copy.deepcopy(family).double()
+    twin.prune(torch.tensor([False, True, True]), bound)
+    assert family.keep is not None
+    assert family.keep.tolist() == [True, False, True]
+    assert twin.keep is not None
+    assert twin.keep.dtype == torch.bool
+    space = twin.workspace()
+    space.noise.normal_()
+    assert twin.draw_in(space, bound)[0]["w"].count_nonzero() == 1
+    assert twin.to("meta").keep.device.type == "meta"  # type: ignore[union-attr]
+
+
+def test_tensors_that_lie_elsewhere() -> None:
+    kept = KeptTensors({"a": torch.zeros(2), "b": torch.zeros(1)})
+    assert kept.zeroed({"a": torch.ones(2)}) == {}
+    kept.restrict(torch.tensor([False, True, True]))
+    own = torch.ones(2, requires_grad=True)
+    (zeroed,) = kept.zeroed({"a": own, "b": torch.ones(1)}).values()
+    zeroed.sum().backward()
+    assert zeroed.tolist() == own.grad.tolist() == [0.0, 1.0]  # type: ignore[union-attr]

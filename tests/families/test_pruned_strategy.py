@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EMAWeightAveraging, WeightAveraging
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
-from lightning_bnn import VariationalBNN
+from lightning_bnn import Posterior, VariationalBNN
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.families import MeanField
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.priors import Normal
+from lightning_bnn.priors import Normal, ScaleMixture
 from lightning_bnn.selection import without_normalisation
 from tests.nets import loader, make_data, mlp
 from tests.trainers import quiet_trainer
@@ -35,6 +40,67 @@ def fit(bnn: VariationalBNN, **options: Any) -> Any:
     trainer = quiet_trainer(**{"max_epochs": 2, **options})
     trainer.fit(bnn, loader(make_data("mlp", "classification")))
     return trainer
+
+
+def assert_zero(bnn: VariationalBNN, masks: dict[str, Tensor]) -> None:
+    """In everything that the strategy gives, and nowhere else."""
+    posterior = bnn.posterior()
+    drawn, current = posterior.sample(3), bnn.current_draws()
+    for name, keep in masks.items():
+        for found in (posterior.mean[name], posterior.sd[name], *drawn[name], *current[name]):
+            assert torch.equal(found != 0, keep), name
+            assert not found[~keep].signbit().any()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"draws": 2},
+        {"estimator": "flipout"},
+        {"estimator": "local"},
+        {"family": MeanField("softplus")},
+        {"prior": ScaleMixture()},
+        {"optimizer": partial(torch.optim.SGD, lr=0.01, momentum=0.9)},
+    ],
+    ids=str,
+)
+def test_training_goes_on_without_what_was_pruned(options: Any) -> None:
+    """Not a bit of the parked numbers moves, by gradient or by momentum; the others do."""
+    bnn = make_bnn(**options)
+    trainer = fit(bnn, accumulate_grad_batches=2)
+    masks = some_masks(bnn)
+    bnn.prune(masks)
+    assert_zero(bnn, masks)
+    for parameter, state in trainer.optimizers[0].state.items():
+        for tensor in state.values():
+            if isinstance(tensor, Tensor) and tensor.shape == parameter.shape:
+                assert not tensor[~bnn.family.keep].any()
+                assert tensor[bnn.family.keep].any()
+    before = bnn.family.mean.detach().clone(), bnn.family.rho.detach().clone()
+    # the same optimizer and its state go on
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit_loop.epoch_progress.current.completed = 2
+    fit(bnn, accumulate_grad_batches=2)
+    for parameter, old in zip((bnn.family.mean, bnn.family.rho), before, strict=True):
+        changed = parameter.detach() != old
+        assert not changed[~bnn.family.keep].any()
+        assert changed[bnn.family.keep].float().mean() > 0.9
+    assert_zero(bnn, masks)
+
+
+def test_momentum_does_not_move_it() -> None:
+    """The steps of one optimizer before and after, without a trainer in between."""
+    bnn = make_bnn()
+    trainer = fit(bnn)
+    (optimizer,) = trainer.optimizers
+    bnn.loss(BATCH).backward()
+    bnn.prune(some_masks(bnn))  # a gradient is there already
+    old = bnn.family.mean.detach().clone()
+    optimizer.step()
+    changed = bnn.family.mean.detach() != old
+    assert not changed[~bnn.family.keep].any()
+    assert changed[bnn.family.keep].all()
 
 
 @pytest.mark.parametrize("estimator", ["weight", "flipout", "local"])
@@ -148,8 +214,58 @@ def test_bad_masks() -> None:
     assert bnn.family.keep is None
 
 
+class PruneByHand(pl.Callback):
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.prune(some_masks(pl_module))
+
+
+def test_pruning_by_hand_in_a_fit_whose_weights_are_averaged(tmp_path: Path) -> None:
+    """The averaged copy has no masks: it would bring the weights back."""
+    with pytest.raises(ConfigurationError, match="in a fit whose weights EMAWeightAveraging"):
+        fit(make_bnn(), callbacks=[EMAWeightAveraging(), PruneByHand()])
+    bnn = make_bnn()
+    trainer = fit(bnn, callbacks=[WeightAveraging()])
+    masks = some_masks(bnn)
+    bnn.prune(masks)  # the fit is over
+    assert_zero(bnn, masks)
+    trainer.save_checkpoint(tmp_path / "pruned.ckpt")  # with the average as the weights
+    again = make_bnn()
+    again.load_state_dict(torch.load(tmp_path / "pruned.ckpt", weights_only=False)["state_dict"])
+    assert_zero(again, masks)
+
+
 def test_an_unpruned_strategy_saves_what_it_always_did() -> None:
     assert not any("keep" in name for name in make_bnn(normalised()).state_dict())
 
 
 # -------------------------------------------------------------------- torch.nn.utils.prune
+
+
+def test_a_network_that_torch_has_pruned(tmp_path: Path) -> None:
+    """Its parameter is called weight_orig; the mask is a buffer, applied before each forward."""
+    net = mlp(3)
+    prune.random_unstructured(net[0], "weight", amount=0.5)
+    net(BATCH[0])
+    bnn = make_bnn(net)
+    assert bnn.family.layout.names[:2] == ["0.bias", "0.weight_orig"]
+    trainer = fit(bnn)
+    posterior = bnn.posterior()
+    predicted = posterior.predict(BATCH[0]).outputs
+    keep = torch.rand(16, 4) > 0.5
+    bnn.prune({"0.weight_orig": keep})
+    fit(bnn)
+    assert torch.equal(bnn.posterior().mean["0.weight_orig"] != 0, keep)
+    posterior.save(tmp_path / "posterior")
+    other = mlp(3)
+    prune.identity(other[0], "weight")
+    loaded = Posterior.load(tmp_path / "posterior", other)
+    torch.testing.assert_close(loaded.predict(BATCH[0]).outputs, predicted)
+    mask = net[0].weight_mask
+    draw = posterior.sample(1)
+    weight = draw["0.weight_orig"][0] * mask
+    hidden = torch.relu(BATCH[0] @ weight.T + draw["0.bias"][0])
+    expected = hidden @ draw["2.weight"][0].T + draw["2.bias"][0]
+    one = {name: tensor[0] for name, tensor in draw.items()}
+    found = torch.func.functional_call(posterior.net, {**posterior.fixed, **one}, BATCH[0])
+    torch.testing.assert_close(found, expected)
+    assert trainer.global_step == 6

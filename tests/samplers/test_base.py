@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ExponentialLR
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.samplers import BAOA, PSGLD, SGHMC, SGLD, SGNHT, Cyclical, Sampler
+from lightning_bnn.samplers.base import check_number
+from tests.contract.cases import SAMPLERS as CONTRACT
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "SGLD": SGLD,
@@ -23,6 +29,7 @@ SAMPLERS: dict[str, Callable[..., Sampler]] = {
     "SGNHT": SGNHT,
     "BAOA": BAOA,
 }
+SAMPLERS |= {name: make for name, make in CONTRACT.items() if name not in SAMPLERS}  # toys
 each_sampler = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS)
 
 
@@ -64,25 +71,48 @@ def grouped(make: Callable[..., Sampler], weights: list[Tensor], seed: int = 1) 
 
 
 @each_sampler
-def test_resume_is_exact(make: Callable[..., Sampler]) -> None:
+@pytest.mark.parametrize("way", ["state_dict", "pickle", "deepcopy"])
+def test_resume_is_exact(make: Callable[..., Sampler], way: str) -> None:
     weights = fresh()
     sampler = grouped(make, weights)
     schedule = Cyclical(sampler, cycle_length=5, exploration=0.4)
     run(sampler, weights, 7, schedule)
 
-    file = io.BytesIO()
-    torch.save((sampler.state_dict(), schedule.state_dict(), [w.detach() for w in weights]), file)
-    file.seek(0)
-    state, schedule_state, values = torch.load(file, weights_only=True)
-    others = [value.clone().requires_grad_() for value in values]
-    other = grouped(make, others, seed=99)
-    other_schedule = Cyclical(other, cycle_length=5, exploration=0.4)
-    other.load_state_dict(state)
-    other_schedule.load_state_dict(schedule_state)
+    if way == "state_dict":
+        file = io.BytesIO()
+        saved = (sampler.state_dict(), schedule.state_dict(), [w.detach() for w in weights])
+        torch.save(saved, file)
+        file.seek(0)
+        state, schedule_state, values = torch.load(file, weights_only=True)
+        others = [value.clone().requires_grad_() for value in values]
+        other = grouped(make, others, seed=99)
+        other_schedule = Cyclical(other, cycle_length=5, exploration=0.4)
+        other.load_state_dict(state)
+        other_schedule.load_state_dict(schedule_state)
+    else:
+        pair = (weights, sampler)
+        copied = copy.deepcopy(pair) if way == "deepcopy" else pickle.loads(pickle.dumps(pair))
+        others, other = copied
+        other_schedule = Cyclical(other, cycle_length=5, exploration=0.4, last_epoch=6)
+        assert other_schedule.last_epoch == schedule.last_epoch
+
     run(sampler, weights, 9, schedule)
     run(other, others, 9, other_schedule)
     for one, two in zip(weights, others, strict=True):
         assert torch.equal(one, two)
+
+
+@each_sampler
+def test_saved_state_holds_no_kept_memory(make: Callable[..., Sampler]) -> None:
+    weights = [torch.zeros(10_000, requires_grad=True)]
+    sampler = make(weights, lr=0.01, num_data=50, seed=1)
+    run(sampler, weights, 2)
+    file = io.BytesIO()
+    torch.save(sampler.state_dict(), file)
+    tensors = 1 + sum(len(state) for state in sampler.state.values())
+    assert len(file.getvalue()) < 4 * 10_000 * tensors
+    assert sampler._scratch
+    assert not pickle.loads(pickle.dumps(sampler))._scratch
 
 
 @each_sampler
@@ -138,6 +168,14 @@ def test_weights_without_a_gradient_stay(make: Callable[..., Sampler]) -> None:
 
 
 @each_sampler
+def test_closure_gives_the_loss_of_the_start(make: Callable[..., Sampler]) -> None:
+    weights = fresh()
+    sampler = make(weights, lr=0.01, num_data=50, seed=1)
+    expected = energy(weights).detach()
+    assert torch.equal(sampler.step(closure_for(sampler, weights)), expected)
+
+
+@each_sampler
 def test_groups_draw_their_own_noise_at_their_own_size(make: Callable[..., Sampler]) -> None:
     weights = fresh()
     sampler = grouped(make, weights)
@@ -155,6 +193,15 @@ def test_groups_draw_their_own_noise_at_their_own_size(make: Callable[..., Sampl
     first = sampler.noise_scale(sampler.param_groups[0], 1.0)
     assert first == pytest.approx((0.5 / 50) ** 0.5)
     assert sampler.noise_scale(sampler.param_groups[1], 1.0) == pytest.approx((1 / 50) ** 0.5)
+
+
+@each_sampler
+def test_an_ordinary_scheduler_and_float64(make: Callable[..., Sampler]) -> None:
+    weights = fresh(torch.float64)
+    sampler = make(weights, lr=0.01, num_data=50, seed=1)
+    run(sampler, weights, 3, ExponentialLR(sampler, 0.5))
+    assert sampler.param_groups[0]["lr"] == pytest.approx(0.01 / 8)
+    assert all(bool(w.isfinite().all()) for w in weights)
 
 
 @pytest.mark.parametrize("name", ["SGLD", "SGHMC", "SGNHT", "BAOA"])
@@ -185,16 +232,37 @@ def test_measured_temperature(name: str) -> None:
     assert torch.stack(readings).mean(0).tolist() == pytest.approx([2.0, 2.0], rel=0.05)
 
 
+def test_numpy_numbers_are_stored_as_plain_ones() -> None:
+    weights = fresh()
+    sampler = SGLD(weights, lr=np.float64(0.1), num_data=np.int64(50), temperature=np.float32(1.0))
+    file = io.BytesIO()
+    torch.save(sampler.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["num_data"] == 50
+
+
+def test_saved_n_wins_as_the_saved_lr_does() -> None:
+    weights = fresh()
+    state = SGLD(weights, lr=0.1, num_data=50, seed=1).state_dict()
+    sampler = SGLD(weights, lr=0.2, num_data=60, seed=2)
+    sampler.load_state_dict(state)
+    assert (sampler.num_data, sampler.param_groups[0]["lr"]) == (50, 0.1)
+
+
 @each_sampler
 @pytest.mark.parametrize(
     ("options", "word"),
     [
         ({"lr": 0.0}, "lr="),
+        ({"lr": -1.0}, "-1.0"),
+        ({"lr": float("nan")}, "nan"),
         ({"lr": "fast"}, "fast"),
         ({"temperature": -0.1}, "temperature="),
+        ({"temperature": float("inf")}, "inf"),
         ({"num_data": None}, "num_data="),
         ({"num_data": 0}, "num_data="),
         ({"seed": "abc"}, "seed="),
+        ({"seed": []}, "seed="),
         ({"seed": [1, 1]}, "share their noise"),
         ({"seed": [1, 2]}, r"leading axis .* \(3, 4\)"),
     ],
@@ -210,6 +278,27 @@ def test_num_data_left_out(make: Callable[..., Sampler]) -> None:
         make(fresh(), lr=0.01)
 
 
+@each_sampler
+def test_bad_options_of_a_group(make: Callable[..., Sampler]) -> None:
+    weights = fresh()
+    with pytest.raises(ConfigurationError, match="lr="):
+        make([{"params": weights, "lr": -1.0}], lr=0.01, num_data=50)
+    sampler = make(weights, lr=0.01, num_data=50)
+    with pytest.raises(ConfigurationError, match="temperature="):
+        sampler.add_param_group({"params": fresh(), "temperature": -1.0})
+    assert len(sampler.param_groups) == 1
+
+
+def test_parameters_that_cannot_be_sampled() -> None:
+    with pytest.raises(ConfigurationError, match="complex64"):
+        SGLD([torch.zeros(2, dtype=torch.complex64, requires_grad=True)], lr=0.1, num_data=5)
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    sampler = SGLD(embedding.parameters(), lr=0.1, num_data=5)
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(ConfigurationError, match="sparse=False"):
+        sampler.step()
+
+
 def test_bad_states() -> None:
     weights = fresh()
     sampler = SGLD(weights, lr=0.1, num_data=5, seed=1)
@@ -218,6 +307,18 @@ def test_bad_states() -> None:
     many = SGLD([torch.zeros(2, 3, requires_grad=True)], lr=0.1, num_data=5, seed=[1, 2])
     with pytest.raises(ConfigurationError, match="has 1 chains, this one 2"):
         many.load_state_dict(sampler.state_dict())
+
+
+def test_check_number() -> None:
+    check_number("x:", 1, above=0, least=1, below=2, most=1)
+    for value, bounds in (
+        (0, {"above": 0}),
+        (1, {"least": 2}),
+        (2, {"below": 2}),
+        (3, {"most": 2}),
+    ):
+        with pytest.raises(ConfigurationError, match=f"x: got {value}"):
+            check_number("x:", value, **bounds)
 
 
 @pytest.mark.parametrize("sampler", [SGHMC, SGNHT, BAOA])
@@ -236,3 +337,15 @@ def test_velocities_follow_the_learning_rate(sampler: Any) -> None:
         chosen.step()
         if step >= 99:
             assert 0.92 < float(chosen.measured_temperature) < 1.08, step
+
+
+def test_a_learning_rate_of_zero_and_back() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    sampler = SGHMC([weight], lr=0.1, num_data=10, seed=0)
+    sampler.measure = True
+    for rate in (0.1, 0.0, 0.1):
+        sampler.param_groups[0]["lr"] = rate
+        weight.grad = torch.ones(3)
+        sampler.step()
+    assert weight.isfinite().all()
+    assert float(sampler.measured_temperature) > 0

@@ -128,6 +128,16 @@ def test_resume_is_bit_exact(stop: int, seeds: int | list[int]) -> None:
     assert torch.equal(other.divergences, sampler.divergences)
 
 
+def test_the_state_is_a_snapshot() -> None:
+    sampler, weight, bias = make(SEEDS, adapt_steps=5)
+    state = sampler.state_dict()
+    sampler.step(closure_of(sampler, weight, bias))
+    sampler.divergences += 1
+    assert state["adaptation"]["transitions"] == 0
+    assert state["adaptation"]["log_step"].tolist() == [0.0] * 4
+    assert state["divergences"].tolist() == [0] * 4
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e6])
 def test_a_divergence_is_rejected_counted_and_leaves_the_others_alone(bad: float) -> None:
     """Chain 2 meets a bad energy, and a gradient that is NaN, wherever it goes."""
@@ -170,6 +180,15 @@ def test_a_bad_energy_on_the_way_rejects_though_the_end_is_good() -> None:
     assert sampler.divergences.tolist() == [1]
 
 
+def test_divergences_of_the_adaptation_do_not_count() -> None:
+    sampler, weight, bias = make(5, lr=1e6, adapt_steps=3)
+    for _ in range(3):
+        sampler.step(closure_of(sampler, weight, bias))
+    assert sampler.acceptance.tolist() == [0.0]
+    assert sampler.divergences.tolist() == [0]
+    assert float(sampler.lr_scale) < 1
+
+
 def test_rejected_weights_are_put_back_to_the_bit() -> None:
     sampler, weight, bias = make(SEEDS, lr=0.7, leapfrog_steps=2)
     stayed = moved = 0
@@ -181,6 +200,19 @@ def test_rejected_weights_are_put_back_to_the_bit() -> None:
         stayed, moved = stayed + int(same.sum()), moved + int((~same).sum())
     assert stayed > 10
     assert moved > 10
+
+
+def test_closure_is_called_once_more_than_the_steps_and_its_first_value_returned() -> None:
+    sampler, weight, bias = make(SEEDS, leapfrog_steps=6)
+    values: list[Tensor] = []
+
+    def closure() -> Tensor:
+        assert torch.is_grad_enabled()
+        values.append(closure_of(sampler, weight, bias)())
+        return values[-1]
+
+    assert sampler.step(closure) is values[0]
+    assert len(values) == 7
 
 
 def test_each_chain_follows_dual_averaging_and_then_holds_the_average() -> None:
@@ -210,6 +242,24 @@ def test_dual_averaging_by_hand() -> None:
     assert abs(float(state.log_step) - second) < 1e-12
     share = 2**-0.75
     assert abs(float(state.average) - (share * second + (1 - share) * first)) < 1e-12
+
+
+def test_the_temperature_is_read_where_a_transition_starts() -> None:
+    sampler, weight, bias = make(SEEDS)
+    sampler.measure = True
+    sampler.step(closure_of(sampler, weight, bias))
+    # all ones: w·g = 7 by the quadratic, 0 by the coupling, 0.4 by the quartic
+    expected = torch.full((4,), COUNT * 7.4 / 3, dtype=torch.float64)
+    torch.testing.assert_close(sampler.measured_temperature, expected)
+
+
+def test_weights_without_gradient_stay() -> None:
+    idle = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    weight = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    sampler = HMC([idle, weight], lr=0.1, num_data=COUNT, seed=1)
+    sampler.step(closure_of(sampler, weight, torch.tensor(0.0).double()))
+    assert idle.tolist() == [1.0, 1.0]
+    assert weight.tolist() != [1.0, 1.0]
 
 
 # -------------------------------------------------------------------- Lightning
@@ -264,8 +314,11 @@ def test_automatic_optimization_equals_a_loop_by_hand() -> None:
         ("leapfrog_steps", 2.5, r"whole numbers of steps; got \(2.5, 0\)"),
         ("adapt_steps", -1, "adapt_steps= of 0 or more; got -1"),
         ("target_acceptance", 1.0, "target_acceptance= between 0 and 1; got 1.0"),
+        ("target_acceptance", 0.0, "target_acceptance= between 0 and 1; got 0.0"),
         ("jitter", 1.0, "jitter= from 0 to below 1; got 1.0"),
+        ("jitter", math.nan, "jitter= from 0 to below 1; got nan"),
         ("lr", 0.0, "lr= above 0: got 0.0"),
+        ("lr", -0.1, "lr= above 0: got -0.1"),
         ("num_data", 0, "num_data="),
         ("temperature", 0.0, r"one temperature= above 0 .* got \[0.0\]"),
     ],
@@ -275,9 +328,39 @@ def test_options_that_cannot_work(option: str, value: float, message: str) -> No
         make(1, **{option: value})
 
 
+def test_groups_of_different_temperature() -> None:
+    groups = [{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "temperature": 2.0}]
+    with pytest.raises(ConfigurationError, match=r"got \[1.0, 2.0\]"):
+        HMC(groups, lr=0.1, num_data=1)
+
+
+def test_a_step_without_noise_is_refused() -> None:
+    sampler, weight, bias = make(1)
+    sampler.param_groups[0]["explore"] = True
+    with pytest.raises(ConfigurationError, match="cyclical"):
+        sampler.step(closure_of(sampler, weight, bias))
+
+
 def test_a_step_needs_a_closure() -> None:
     with pytest.raises(ConfigurationError, match=r"step\(closure\)"):
         make(1)[0].step()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "got"),
+    [
+        (lambda energies: energies.sum(), r"shape \(\)"),
+        (lambda energies: energies[:, None], r"shape \(4, 1\)"),
+        (lambda energies: None, "None"),
+        (lambda energies: 1.5, "1.5"),
+    ],
+)
+def test_a_closure_that_returns_something_else(spoil: Callable[[Tensor], Any], got: str) -> None:
+    sampler, weight, bias = make(SEEDS)
+    inner = closure_of(sampler, weight, bias)
+    with pytest.raises(ConfigurationError, match=rf"shape \(4,\) .* got .*{got}"):
+        sampler.step(lambda: spoil(inner()))
+    assert torch.equal(weight, torch.ones_like(weight))
 
 
 def test_a_closure_without_backward() -> None:
@@ -286,9 +369,28 @@ def test_a_closure_without_backward() -> None:
         sampler.step(lambda: mean_energy(weight, bias))
 
 
+def test_sparse_gradients() -> None:
+    embedding = nn.Embedding(4, 2, sparse=True)
+    sampler = HMC(embedding.parameters(), lr=0.1, num_data=1, seed=0)
+
+    def closure() -> Tensor:
+        sampler.zero_grad()
+        energy = embedding(torch.tensor([1])).square().sum()
+        energy.backward()
+        return energy
+
+    with pytest.raises(ConfigurationError, match="sparse=False"):
+        sampler.step(closure)
+
+
 def test_a_start_with_no_finite_energy_names_the_chain() -> None:
     sampler, weight, bias = make(SEEDS)
     with torch.no_grad():
         bias[2] = math.inf
     with pytest.raises(NonFiniteError, match="inf where chain 2 stands"):
         sampler.step(closure_of(sampler, weight, bias))
+
+
+def test_a_state_of_another_number_of_chains() -> None:
+    with pytest.raises(ConfigurationError, match="has 1 chains, this one 4"):
+        make(SEEDS)[0].load_state_dict(make(1)[0].state_dict())

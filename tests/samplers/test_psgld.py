@@ -115,6 +115,23 @@ def test_the_probe_leaves_no_trace() -> None:
     assert torch.equal(torch.rand(3), torch.rand(3, generator=after_one))
 
 
+def test_weights_come_back_when_the_second_call_fails() -> None:
+    weight = torch.randn(5).requires_grad_()
+    before = weight.detach().clone()
+    sampler = make([weight], gamma=True)
+    calls = []
+
+    def closure() -> Tensor:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return closure_for(sampler, weight)()
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        sampler.step(closure)
+    assert torch.equal(weight, before)
+
+
 @pytest.mark.parametrize("gamma", [False, True])
 def test_the_metric_is_held(gamma: bool) -> None:
     weight = torch.randn(5).requires_grad_()
@@ -133,6 +150,23 @@ def test_the_metric_is_held(gamma: bool) -> None:
     assert torch.equal(squares[2], squares[5])
     assert len(calls) == (9 if gamma else 6)
     sampler.step()  # Γ is zero now, so no closure is needed
+
+
+def test_a_gradient_of_zero_is_harmless() -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    sampler = make([weight], gamma=True)
+
+    def closure() -> None:
+        weight.grad = torch.zeros(2)
+
+    sampler.step(closure)
+    assert bool(weight.isfinite().all())
+
+
+def test_gamma_needs_a_closure() -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    with pytest.raises(ConfigurationError, match=r"step\(closure\)"):
+        make([weight], gamma=True).step()
 
 
 @pytest.mark.parametrize(

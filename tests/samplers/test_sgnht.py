@@ -79,6 +79,25 @@ def test_the_thermostat_is_held_when_cold_or_exploring() -> None:
     assert moved == [False, False, True, True]
 
 
+def test_a_saved_state_does_not_move_on() -> None:
+    weight = torch.ones(5, requires_grad=True)
+    weight.grad = torch.ones(5)
+    sampler = SGNHT([weight], lr=0.1, num_data=40, seed=3)
+    sampler.step()
+    state = sampler.state_dict()
+    before = state["param_groups"][0]["thermostat"].clone()
+    sampler.step()
+    assert torch.equal(state["param_groups"][0]["thermostat"], before)
+
+
+def test_half_precision_keeps_a_finer_thermostat() -> None:
+    weight = torch.ones(5, dtype=torch.bfloat16, requires_grad=True)
+    weight.grad = torch.ones(5, dtype=torch.bfloat16)
+    sampler = SGNHT([weight], lr=0.1, num_data=40, seed=3)
+    sampler.step()
+    assert sampler.param_groups[0]["thermostat"].dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [({"friction": 0.0}, "friction="), ({"friction": 2}, "friction="), ({"coupling": -1}, "coupl")],
