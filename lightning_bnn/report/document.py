@@ -119,7 +119,6 @@ def make_report(
     source: str = "test",
     class_names: Sequence[str] | None = None,
     risk: float = 0.05,
-    notes: Sequence[str] = (),
     made: str | None = None,
 ) -> Report:
     """The report of what was gathered.
@@ -130,7 +129,6 @@ def make_report(
         source: What the data are, such as "test".
         class_names: One for each class.
         risk: The largest share of errors that is acceptable among the answers given.
-        notes: Further sentences of the summary.
         made: The time of making, ISO 8601; None: now, in UTC, to the minute.
 
     Raises:
@@ -175,7 +173,7 @@ def make_report(
         if block["verdict"]["label"] == "calibrated" and not _could_show(model, block):
             block["verdict"]["label"] = "nothing found"
     said = [line for section in first.sections for line in section.words(document)]
-    document["summary"] = summary(document, said, notes)
+    document["summary"] = summary(document, said)
     for model, block in zip(models.values(), document["models"], strict=True):
         parts = [section.described(block, document) for section in model.sections]
         block["sections"] = [part for part in parts if part is not None]

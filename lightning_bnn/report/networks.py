@@ -172,8 +172,9 @@ def folder_of(path: Path) -> str:
 
 def find_configuration(path: Path) -> str | None:
     """The ``config.yaml`` in a folder or in the one above, if there is one with a model."""
-    name = absolute(path).rstrip("/")
-    for folder in (name, name.rpartition("/")[0]):
+    name = absolute(path).rstrip("/") or "/"
+    parent = name.rpartition("/")[0] or "/"
+    for folder in [name] if parent.endswith(":/") else [name, parent]:  # "s3:/" is no folder
         file = f"{folder}/config.yaml"
         if open_directory(folder).get("config.yaml") and "model" in read_configuration(file):
             return file
@@ -189,6 +190,8 @@ def read_configuration(path: Path) -> dict[str, Any]:
     try:
         with fsspec.open(os.fspath(path), "r", encoding="utf-8") as file:
             content = yaml.safe_load(file)
+    except FileNotFoundError as error:
+        raise ConfigurationError(f"There is no configuration {os.fspath(path)}.") from error
     except (OSError, yaml.YAMLError, UnicodeDecodeError, ImportError, ValueError) as error:
         raise ConfigurationError(
             f"The configuration {os.fspath(path)} cannot be read ({type(error).__name__}: {error})."

@@ -71,7 +71,7 @@ def ranges(
 
     Example:
         >>> ranges([0, 1], [1, 2.5], outside=[False, True])
-        ['0 to 1', '1 to 2.5 (outside)']
+        ['0 to 1', '1 to 2.50 (outside)']
     """
     texts = [f"{write(low)} to {write(high)}" for low, high in zip(lower, upper, strict=True)]
     marks = [False] * len(texts) if outside is None else outside

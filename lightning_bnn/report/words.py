@@ -120,15 +120,12 @@ def class_name(document: Numbers, index: int) -> str:
     return str(index) if names is None else str(names[index])
 
 
-def summary(
-    document: Numbers, of_sections: Iterable[Line], notes: Sequence[str] = ()
-) -> list[dict[str, Any]]:
+def summary(document: Numbers, of_sections: Iterable[Line]) -> list[dict[str, Any]]:
     """The sentences of a document.
 
     Args:
         document: The document, without its summary.
         of_sections: What the sections say.
-        notes: Further sentences, which come last.
 
     Returns:
         For each sentence ``"model"`` (None if about all), ``"level"`` and ``"text"``; the worst
@@ -138,7 +135,6 @@ def summary(
     lines += _about_parts(document)
     lines += _about_comparison(document["comparison"])
     lines += _about_data(document)
-    lines += [(None, "note", note) for note in notes]
     lines.sort(key=lambda line: LEVELS.index(line[1]))
     return [{"model": model, "level": level, "text": text} for model, level, text in lines]
 

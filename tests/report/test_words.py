@@ -274,14 +274,10 @@ def test_few_examples_are_said_to_be_few():
     assert found(numbers, "40 examples would show only gaps", "in the 90% interval")
 
 
-def test_several_rows_an_example_and_further_notes():
-    numbers = document_of(
-        {"net": regression_statistics(*regression_data(count=100, outputs=2))},
-        notes=["Made on a Monday."],
-    )
+def test_several_rows_an_example():
+    numbers = document_of({"net": regression_statistics(*regression_data(count=100, outputs=2))})
     assert found(numbers, "100 examples have several rows each: verdicts and intervals allow")
     assert "200 outputs" in lines(numbers, "net")[0][1]
-    assert numbers["summary"][-1] == {"model": None, "level": "note", "text": "Made on a Monday."}
     del numbers["models"][0]["verdict"]["clustered"]
     assert "take them as independent" in str(summary(numbers, []))
 
