@@ -27,6 +27,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+import torch
 import yaml
 
 from lightning_bnn.checks import check_number, check_whole
@@ -35,7 +36,7 @@ from lightning_bnn.launch.backend import Attempt, Backend, Handle, Outcome
 from lightning_bnn.launch.member import Place, attempt_outcome
 from lightning_bnn.launch.recipe import Recipe
 from lightning_bnn.launch.records import RunRecords
-from lightning_bnn.lightning import PACKAGE
+from lightning_bnn.lightning import PACKAGE, LightningEnvironment, pl
 from lightning_bnn.storage.files import open_directory
 
 __all__ = ["RankError", "RayBackend", "group_memory", "judge", "remove_groups"]
@@ -54,6 +55,9 @@ _SETTINGS = {
     # a process more for each unit, for warnings that nobody here would heed
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
+
+
+_DDP = (None, "auto", "ddp", "ddp_find_unused_parameters_true")
 
 
 @dataclass(frozen=True)
@@ -449,19 +453,65 @@ def _run_distributed(recipe: Recipe, attempt: Attempt, job: _Job) -> Outcome:
     return Outcome(dict(done["result"]))
 
 
+# Ray's own RayDDPStrategy and RayLightningEnvironment are of ``lightning.pytorch`` wherever that is
+# installed, and a trainer of ``pytorch_lightning`` refuses them: these are of the one that is used.
+
+
+class _RankStrategy(pl.strategies.DDPStrategy):
+    """DDP on the device that Ray Train gave to this rank."""
+
+    @property
+    def root_device(self) -> torch.device:
+        from ray.train.torch import get_device  # an extra
+
+        device: torch.device = get_device()
+        return device
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+
+class _RankEnvironment(LightningEnvironment):
+    """Who a rank is, as Ray Train says."""
+
+    def __init__(self, context: Any) -> None:
+        super().__init__()
+        self._context = context
+
+    def world_size(self) -> int:
+        return int(self._context.get_world_size())
+
+    def global_rank(self) -> int:
+        return int(self._context.get_world_rank())
+
+    def local_rank(self) -> int:
+        return int(self._context.get_local_rank())
+
+    def node_rank(self) -> int:
+        return int(self._context.get_node_rank())
+
+    def set_world_size(self, size: int) -> None:
+        """Ray Train has decided it."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """Ray Train has decided it."""
+
+    def teardown(self) -> None:
+        """Ray Train ends its own processes."""
+
+
 def _run_rank(recipe: Recipe, attempt: Attempt, job: _Job) -> None:
     """Run an attempt in one rank."""
-    ddp = (None, "auto", "ddp", "ddp_find_unused_parameters_true")
     from ray import train  # an extra
-    from ray.train.lightning import RayDDPStrategy, RayLightningEnvironment  # an extra
 
     def make_strategy(asked: Any) -> Any:
-        if asked not in ddp:
+        if asked not in _DDP:
             raise ConfigurationError(
                 f"trainer= has strategy={asked!r}; a member on several devices is trained by DDP. "
-                f"Leave it out, or use {', '.join(filter(None, ddp))}."
+                f"Leave it out, or use {', '.join(filter(None, _DDP))}."
             )
-        return RayDDPStrategy(find_unused_parameters=asked == "ddp_find_unused_parameters_true")
+        return _RankStrategy(find_unused_parameters=asked == "ddp_find_unused_parameters_true")
 
     context, place = train.get_context(), _place(job.needs)
     device = f"{context.get_world_size()} x {place.facts['device'].split()[0]}"
@@ -470,7 +520,7 @@ def _run_rank(recipe: Recipe, attempt: Attempt, job: _Job) -> None:
         facts={**place.facts, "device": device},
         rank=context.get_world_rank(),
         strategy=make_strategy,
-        plugins=(RayLightningEnvironment(),),
+        plugins=(_RankEnvironment(context),),
     )
     outcome = _outcome_here(recipe, attempt, job.versions, place)
     if outcome.result is None:
