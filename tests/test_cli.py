@@ -264,7 +264,7 @@ def test_own_errors_come_without_traceback(
     )
     config = configuration(tmp_path, prior={"class_path": "Normal", "init_args": {"scale": -1.0}})
     assert main(["fit", "--config", config]) == 1
-    assert "Normal(scale=) must be a positive number" in capsys.readouterr().err
+    assert "scale= is a number greater than 0" in capsys.readouterr().err
 
 
 def test_wrong_options_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,12 @@
 """CIFAR-10: 60,000 colour images of 32 by 32 pixels in ten classes.
 
-Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. The folder is laid out as
-torchvision leaves it: ``cifar-10-batches-py/data_batch_1`` and so on.
+Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. Two layouts are read:
+
+* torchvision's: ``cifar-10-batches-py/data_batch_1`` to ``5``, ``test_batch`` (what
+  ``download=True`` leaves);
+* mosaics: ``data_batch_1.webp`` to ``5`` and ``test_batch.webp``, each one lossless WebP picture
+  of 32 by 32 tiles in row-major order (100 by 100 tiles in the full set), with the labels of the
+  training and then the test images in ``labels_train_then_test_uint8.npy``.
 
 Images stay bytes in memory and become floats a batch at a time: as floats they would take 740 MB.
 Augmentation is the usual one for this set: a random crop after padding by 4 black pixels, and a
@@ -13,18 +18,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lightning_bnn.data.in_memory import InMemoryDataModule, Splits, check_files, data_folder
-from lightning_bnn.data.tensors import TensorRows, hold_out
-from lightning_bnn.errors import DataError
+from lightning_bnn.data.in_memory import (
+    InMemoryDataModule,
+    Splits,
+    data_folder,
+    missing_files,
+    training_size,
+)
+from lightning_bnn.data.tensors import TensorRows
 
-__all__ = ["CIFAR10", "ImageTransform", "crop_and_flip"]
+__all__ = ["CIFAR10", "ImageTransform", "crop_and_flip", "read_mosaic"]
 
+BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+LABELS = "labels_train_then_test_uint8.npy"
 CHANNEL_MEAN = (0.4914, 0.4822, 0.4465)
 CHANNEL_SCALE = (0.2470, 0.2435, 0.2616)
+TILE = 32
 
 
 def crop_and_flip(
@@ -50,6 +64,30 @@ def crop_and_flip(
     windows = pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
     crops = windows[torch.arange(count), :, top, left]
     return torch.where(flipped, crops.flip(3), crops)
+
+
+def read_mosaic(path: Path) -> Tensor:
+    """Read a picture of 32 by 32 tiles, row by row, as bytes of shape (tiles, 3, 32, 32).
+
+    Args:
+        path: A picture that Pillow can read.
+
+    Example:
+        >>> import tempfile
+        >>> from PIL import Image
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "mosaic.webp")
+        ...     Image.new("RGB", (3 * 32, 2 * 32)).save(path, lossless=True)
+        ...     read_mosaic(path).shape
+        torch.Size([6, 3, 32, 32])
+    """
+    from PIL import Image  # only for this layout
+
+    with Image.open(path) as picture:
+        pixels = torch.from_numpy(np.array(picture.convert("RGB")))
+    rows, columns = pixels.shape[0] // TILE, pixels.shape[1] // TILE
+    tiles = pixels.reshape(rows, TILE, columns, TILE, 3)
+    return tiles.permute(0, 2, 4, 1, 3).reshape(-1, 3, TILE, TILE)
 
 
 @dataclass(frozen=True)
@@ -83,7 +121,7 @@ class CIFAR10(InMemoryDataModule):
     """CIFAR-10: inputs of shape (3, 32, 32), targets 0 to 9.
 
     Args:
-        data_dir: The folder that holds ``cifar-10-batches-py``;
+        data_dir: The folder that holds ``cifar-10-batches-py`` or the mosaics;
             ``$LIGHTNING_BNN_DATA/cifar10`` if None.
         batch_size: Examples per batch.
         validation: How many of the 50,000 training images to hold out: the last ones.
@@ -91,12 +129,12 @@ class CIFAR10(InMemoryDataModule):
             generator.
         normalise: Subtract the channel means of the training pixels and divide by their standard
             deviations; without it, pixels are in [0, 1].
-        download: Fetch the files (through torchvision) if they are not there.
+        download: Fetch the files (through torchvision) if neither layout is there.
         num_workers: Worker processes per loader.
 
     Raises:
-        ConfigurationError: If files are missing, or ``validation`` leaves nothing to train on.
-        DataError: If a file is damaged.
+        ConfigurationError: If files are missing or damaged, or ``validation`` leaves nothing to
+            train on.
 
     Example:
         >>> data = CIFAR10(data_dir="no/such/folder", augment=False)
@@ -130,32 +168,50 @@ class CIFAR10(InMemoryDataModule):
 
     def prepare_data(self) -> None:
         """Download the files, if that was asked for and they are not there."""
-        if self.download:
+        if self.download and not self._has_mosaics():
             from torchvision import datasets  # a slow import
 
             datasets.CIFAR10(self._folder(), download=True)  # it looks for the files itself
 
     def load(self) -> Splits:
-        """Read the images."""
-        train, validation = hold_out(self.validation, *self._read(train=True))
-        plain = ImageTransform(False, self.normalise)
+        """Read the images, from whichever layout is there."""
+        read = self._read_mosaics if self._has_mosaics() else self._read_batches
+        images, labels, test_images, test_labels = read()
+        size = training_size(len(images), self.validation)
+        training = ImageTransform(self.augment, self.normalise)
+        evaluation = ImageTransform(False, self.normalise)
         return Splits(
-            TensorRows(*train, transform=ImageTransform(self.augment, self.normalise)),
-            TensorRows(*validation, transform=plain),
-            TensorRows(*self._read(train=False), transform=plain),
+            train=TensorRows(images[:size], labels[:size], transform=training),
+            validation=TensorRows(images[size:], labels[size:], transform=evaluation),
+            test=TensorRows(test_images, test_labels, transform=evaluation),
         )
 
     def _folder(self) -> Path:
-        return data_folder(self.data_dir, "cifar10", "cifar-10-batches-py/data_batch_1")
+        return data_folder(self.data_dir, "cifar10", f"cifar-10-batches-py/{BATCHES[0]}")
 
-    def _read(self, train: bool) -> tuple[Tensor, Tensor]:
+    def _has_mosaics(self) -> bool:
+        return (self._folder() / LABELS).is_file()
+
+    def _read_batches(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         from torchvision import datasets  # a slow import
 
-        fix = "Or pass download=True to fetch them."
-        check_files("CIFAR10", [self._folder() / "cifar-10-batches-py"], fix)
         try:
-            rows = datasets.CIFAR10(self._folder(), train=train)
+            train, test = (datasets.CIFAR10(self._folder(), train=part) for part in (True, False))
         except RuntimeError as error:  # torchvision compares checksums before it reads
-            raise DataError(f"CIFAR10 in {self._folder()}: {error} {fix}") from error
-        images = torch.from_numpy(rows.data).permute(0, 3, 1, 2).contiguous()
-        return images, torch.tensor(rows.targets)
+            raise missing_files(
+                "CIFAR10",
+                [self._folder() / "cifar-10-batches-py"],
+                f"Or pass download=True to fetch them. (torchvision: {error} Mosaics would lie "
+                f"beside {(self._folder() / LABELS).as_posix()}.)",
+            ) from error
+        images, test_images = (
+            torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous() for part in (train, test)
+        )
+        return images, torch.tensor(train.targets), test_images, torch.tensor(test.targets)
+
+    def _read_mosaics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        folder = self._folder()
+        images = torch.cat([read_mosaic(folder / f"{name}.webp") for name in BATCHES])
+        test_images = read_mosaic(folder / "test_batch.webp")
+        labels = torch.from_numpy(np.load(folder / LABELS, allow_pickle=False)).long()
+        return images, labels[: len(images)], test_images, labels[len(images) :]

@@ -64,14 +64,15 @@ class Digits(InMemoryDataModule):
 
     def load(self) -> Splits:
         """Read the images and split them, each class in the same shares."""
-        from sklearn.datasets import load_digits  # a slow import
-        from sklearn.model_selection import train_test_split  # a slow import
+        from sklearn.datasets import load_digits  # slow imports
+        from sklearn.model_selection import train_test_split  # slow imports
 
         pixels, labels = load_digits(return_X_y=True)
         # Pixels count the dark points in a 4 by 4 block: 0 to 16.
         inputs = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
         if self.rotate:
-            from torchvision.transforms import InterpolationMode  # a slow import
+            # a slow import, which upright digits do not need
+            from torchvision.transforms import InterpolationMode
             from torchvision.transforms.functional import rotate  # a slow import
 
             # interpolation of numbers in [0, 1] leaves them there but for rounding

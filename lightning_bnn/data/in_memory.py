@@ -28,7 +28,7 @@ from lightning_bnn.data.tensors import TensorRows, collate_rows
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import pl
 
-__all__ = ["InMemoryDataModule", "Splits", "check_files", "data_folder"]
+__all__ = ["InMemoryDataModule", "Splits", "data_folder", "missing_files", "training_size"]
 
 DATA_VARIABLE = "LIGHTNING_BNN_DATA"
 
@@ -53,31 +53,54 @@ def data_folder(data_dir: str | Path | None, name: str, expected: str) -> Path:
     root = os.environ.get(DATA_VARIABLE)
     if not root:
         raise ConfigurationError(
-            f"data_dir is None and {DATA_VARIABLE} is not set. Pass data_dir=, the folder that "
-            f"holds {expected}, or set {DATA_VARIABLE} to a folder that holds {name}/{expected}."
+            f"No folder to look for {expected} in: data_dir is None and the environment variable "
+            f"{DATA_VARIABLE} is not set. Pass data_dir=, the folder that holds {expected}, or set "
+            f"{DATA_VARIABLE} to a root folder that holds {name}/{expected}."
         )
     return Path(root).expanduser() / name
 
 
-def check_files(what: str, paths: Sequence[Path], fix: str = "") -> None:
-    """Raise unless all files are there: which ones are not, and what would help.
+def missing_files(what: str, missing: Sequence[Path], fixes: str) -> ConfigurationError:
+    """Return the error for files that are not there: which ones, and what would help.
 
     Args:
         what: The name of the data set.
-        paths: The files.
-        fix: A further way out, as a sentence, besides ``data_dir`` and the environment variable.
+        missing: The files that were looked for and not found.
+        fixes: Further ways out, as a sentence, besides ``data_dir`` and the environment variable.
 
     Example:
-        >>> check_files("MNIST", [Path("here/images.gz")], "Or pass download=True.")
-        Traceback (most recent call last):
-        lightning_bnn.errors.ConfigurationError: MNIST: expected here/images.gz, which is not ...
+        >>> print(missing_files("MNIST", [Path("here/images.gz")], "Or pass download=True."))
+        MNIST: expected here/images.gz, which is not there. Pass data_dir=, or set the environment
+        variable LIGHTNING_BNN_DATA to the root folder of your data sets. Or pass download=True.
     """
-    missing = [path.as_posix() for path in paths if not path.exists()]
-    if missing:
+    files = ", ".join(path.as_posix() for path in missing)
+    verb = "which is" if len(missing) == 1 else "which are"
+    return ConfigurationError(
+        f"{what}: expected {files}, {verb} not there. Pass data_dir=, or set the environment "
+        f"variable {DATA_VARIABLE} to the root folder of your data sets. {fixes}".rstrip()
+    )
+
+
+def training_size(rows: int, validation: int) -> int:
+    """Return how many rows are left to train on when ``validation`` of them are held out.
+
+    Args:
+        rows: Number of rows before.
+        validation: Number of rows to hold out.
+
+    Raises:
+        ConfigurationError: If that number is negative or leaves none.
+
+    Example:
+        >>> training_size(60_000, validation=10_000)
+        50000
+    """
+    if not 0 <= validation < rows:
         raise ConfigurationError(
-            f"{what}: expected {', '.join(missing)}, which is not there. Pass data_dir=, or set "
-            f"{DATA_VARIABLE} to the root folder of your data sets. {fix}".rstrip()
+            f"validation is how many of the {rows} training examples to hold out, at least 0 and "
+            f"fewer than all; got validation={validation}."
         )
+    return rows - validation
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_bnn.data.in_memory import InMemoryDataModule, Splits, check_files, data_folder
-from lightning_bnn.data.tensors import TensorRows, hold_out
+from lightning_bnn.data.in_memory import (
+    InMemoryDataModule,
+    Splits,
+    data_folder,
+    missing_files,
+    training_size,
+)
+from lightning_bnn.data.tensors import TensorRows
 from lightning_bnn.errors import DataError
 
 __all__ = ["MNIST", "read_idx"]
@@ -52,13 +58,15 @@ def read_idx(path: Path) -> Tensor:
         tensor([7, 1, 4], dtype=torch.uint8)
     """
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
-            content = file.read()
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
         start = 4 + 4 * content[3]
         shape = np.frombuffer(content[4:start], dtype=">u4").tolist()
-        return torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).reshape(shape)
+        values = torch.frombuffer(bytearray(content[start:]), dtype=torch.uint8).reshape(shape)
     except (EOFError, IndexError, RuntimeError, ValueError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is damaged: {error}. Fetch it again.") from error
+    return values
 
 
 class MNIST(InMemoryDataModule):
@@ -118,11 +126,16 @@ class MNIST(InMemoryDataModule):
     def load(self) -> Splits:
         """Read the four files and convert the pixels to float, once."""
         files = self._files()
-        check_files("MNIST", files, "Or pass download=True to fetch them.")
+        if missing := [path for path in files if not path.is_file()]:
+            raise missing_files("MNIST", missing, "Or pass download=True to fetch them.")
         images, labels, test_images, test_labels = map(read_idx, files)
-        train, validation = hold_out(self.validation, self._pixels(images), labels.long())
-        test = TensorRows(self._pixels(test_images), test_labels.long())
-        return Splits(TensorRows(*train), TensorRows(*validation), test)
+        size = training_size(len(images), self.validation)
+        inputs, targets = self._pixels(images), labels.long()
+        return Splits(
+            train=TensorRows(inputs[:size], targets[:size]),
+            validation=TensorRows(inputs[size:], targets[size:]),
+            test=TensorRows(self._pixels(test_images), test_labels.long()),
+        )
 
     def _folder(self) -> Path:
         return data_folder(self.data_dir, "mnist", f"MNIST/raw/{FILES[0]}.gz")

@@ -17,33 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.errors import DataError
 
-__all__ = ["GatheredRows", "TensorRows", "collate_rows", "hold_out"]
-
-
-def hold_out(count: int, *columns: Any) -> tuple[list[Any], list[Any]]:
-    """Split arrays or tensors into the rows to train on, and the last ones to validate on.
-
-    Args:
-        count: Number of rows to hold out.
-        *columns: What is split, of the same length.
-
-    Raises:
-        ConfigurationError: If that number is negative or leaves none.
-
-    Example:
-        >>> hold_out(2, range(5))
-        ([range(0, 3)], [range(3, 5)])
-    """
-    rows = len(columns[0])
-    if not 0 <= count < rows:
-        raise ConfigurationError(
-            f"validation is how many of the {rows} training examples to hold out, at least 0 and "
-            f"fewer than all; got validation={count}."
-        )
-    size = rows - count
-    return [column[:size] for column in columns], [column[size:] for column in columns]
+__all__ = ["GatheredRows", "TensorRows", "collate_rows"]
 
 
 def collate_rows(batch: Any) -> Any:

@@ -21,9 +21,14 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from lightning_bnn.checks import check_option
-from lightning_bnn.data.in_memory import InMemoryDataModule, Splits, check_files, data_folder
-from lightning_bnn.data.tensors import TensorRows, hold_out
+from lightning_bnn.data.in_memory import (
+    InMemoryDataModule,
+    Splits,
+    data_folder,
+    missing_files,
+    training_size,
+)
+from lightning_bnn.data.tensors import TensorRows
 from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["UCIName", "UCIRegression", "column_scales", "standard_split"]
@@ -123,7 +128,10 @@ class UCIRegression(InMemoryDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
-        check_option("name", name, get_args(UCIName))
+        if name not in get_args(UCIName):
+            raise ConfigurationError(
+                f"UCIRegression knows {', '.join(get_args(UCIName))}; got name={name!r}."
+            )
         splits = 5 if name == "protein-tertiary-structure" else 20
         if not 0 <= split < splits:
             raise ConfigurationError(
@@ -151,7 +159,8 @@ class UCIRegression(InMemoryDataModule):
         """Read the files, cut the split, and standardise by its training rows."""
         features, target = self._read()
         train, test = standard_split(len(features), self.split)
-        (train,), (validation,) = hold_out(round(self.validation * len(train)), train)
+        size = training_size(len(train), round(self.validation * len(train)))
+        train, validation = np.split(train, [size])
         feature_mean, feature_scale = column_scales(features[train])
         target_mean, target_scale = column_scales(target[train])
         self._target_mean, self._target_scale = target_mean.item(), target_scale.item()
@@ -164,7 +173,8 @@ class UCIRegression(InMemoryDataModule):
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
         folder = data_folder(self.data_dir, "uci", f"{self.set_name}/data.txt") / self.set_name
         paths = [folder / f"{stem}.txt" for stem in ("data", "index_features", "index_target")]
-        check_files(f"UCIRegression({self.set_name!r})", paths)
+        if missing := [path for path in paths if not path.is_file()]:
+            raise missing_files(f"UCIRegression({self.set_name!r})", missing, "")
         values = np.loadtxt(paths[0], ndmin=2)
         features, target = (np.loadtxt(path, dtype=int, ndmin=1) for path in paths[1:])
         return values[:, features], values[:, target]

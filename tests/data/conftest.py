@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lightning_bnn.data import CIFAR10, MNIST, Digits, ToyRegression, UCIRegression
 from lightning_bnn.data.in_memory import InMemoryDataModule
 
 MNIST_TRAIN, MNIST_TEST = 50, 20
+MOSAIC_ROWS, MOSAIC_COLUMNS = 2, 3
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
@@ -67,16 +69,33 @@ def mnist_dir(tmp_path: Path, mnist_arrays: dict[str, np.ndarray]) -> Path:
 @pytest.fixture
 def cifar10_images() -> np.ndarray:
     """Six batches of six images, NHWC."""
-    return np.random.default_rng(2).integers(0, 256, (6, 6, 32, 32, 3), np.uint8)
+    random = np.random.default_rng(2)
+    return random.integers(0, 256, (6, MOSAIC_ROWS * MOSAIC_COLUMNS, 32, 32, 3), np.uint8)
 
 
 @pytest.fixture
 def cifar10_labels() -> np.ndarray:
-    return np.random.default_rng(3).integers(0, 10, (6, 6), np.uint8)
+    return np.random.default_rng(3).integers(0, 10, (6, MOSAIC_ROWS * MOSAIC_COLUMNS), np.uint8)
 
 
 @pytest.fixture
-def cifar10_dir(
+def cifar10_dir(tmp_path: Path, cifar10_images: np.ndarray, cifar10_labels: np.ndarray) -> Path:
+    """The mosaic layout."""
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    names = [f"data_batch_{number}.webp" for number in range(1, 6)] + ["test_batch.webp"]
+    for name, images in zip(names, cifar10_images, strict=True):
+        picture = Image.new("RGB", (MOSAIC_COLUMNS * 32, MOSAIC_ROWS * 32))
+        for number, image in enumerate(images):
+            row, column = divmod(number, MOSAIC_COLUMNS)
+            picture.paste(Image.fromarray(image), (column * 32, row * 32))
+        picture.save(folder / name, lossless=True, exact=True)
+    np.save(folder / "labels_train_then_test_uint8.npy", cifar10_labels.reshape(-1))
+    return folder
+
+
+@pytest.fixture
+def cifar10_batches_dir(
     tmp_path: Path,
     cifar10_images: np.ndarray,
     cifar10_labels: np.ndarray,
@@ -85,7 +104,7 @@ def cifar10_dir(
     """torchvision's layout, with torchvision told the checksums of these small files."""
     from torchvision.datasets import CIFAR10 as TorchvisionCIFAR10
 
-    folder = tmp_path / "cifar10" / "cifar-10-batches-py"
+    folder = tmp_path / "pickled" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
 
     def write(name: str, content: dict[str, object]) -> list[str]:
@@ -93,10 +112,11 @@ def cifar10_dir(
         return [name, hashlib.md5((folder / name).read_bytes()).hexdigest()]
 
     names = [f"data_batch_{number}" for number in range(1, 6)] + ["test_batch"]
-    flat = cifar10_images.transpose(0, 1, 4, 2, 3).reshape(6, 6, -1)
     checked = [
-        write(name, {"data": images, "labels": labels})
-        for name, images, labels in zip(names, flat, cifar10_labels.tolist(), strict=True)
+        write(
+            name, {"data": images.transpose(0, 3, 1, 2).reshape(len(images), -1), "labels": labels}
+        )
+        for name, images, labels in zip(names, cifar10_images, cifar10_labels.tolist(), strict=True)
     ]
     name, checksum = write("batches.meta", {"label_names": [str(label) for label in range(10)]})
     monkeypatch.setattr(TorchvisionCIFAR10, "train_list", checked[:5])
@@ -104,7 +124,7 @@ def cifar10_dir(
     monkeypatch.setattr(
         TorchvisionCIFAR10, "meta", {"filename": name, "key": "label_names", "md5": checksum}
     )
-    return folder.parent
+    return tmp_path / "pickled"
 
 
 @pytest.fixture(params=["Digits", "ToyRegression", "UCIRegression", "MNIST", "CIFAR10"])

@@ -3,8 +3,8 @@ import torch
 import torchvision
 
 from lightning_bnn.data import CIFAR10
-from lightning_bnn.data.cifar10 import crop_and_flip
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.data.cifar10 import ImageTransform, crop_and_flip
+from lightning_bnn.errors import ConfigurationError
 
 
 def loaded(folder, **options):
@@ -17,8 +17,9 @@ def epoch(loader):
     return [torch.cat(parts) for parts in zip(*loader, strict=True)]
 
 
-def test_images_and_labels_are_those_of_the_files(cifar10_dir, cifar10_images, cifar10_labels):
-    data = loaded(cifar10_dir)
+@pytest.mark.parametrize("layout", ["cifar10_dir", "cifar10_batches_dir"])
+def test_both_layouts_give_the_images(request, layout, cifar10_images, cifar10_labels):
+    data = loaded(request.getfixturevalue(layout))
     images = torch.from_numpy(cifar10_images.reshape(-1, 32, 32, 3)).permute(0, 3, 1, 2)
     labels = torch.from_numpy(cifar10_labels.reshape(-1)).long()
     parts = (data.splits.train, data.splits.validation, data.splits.test)
@@ -28,13 +29,15 @@ def test_images_and_labels_are_those_of_the_files(cifar10_dir, cifar10_images, c
     assert data.input_shape == (3, 32, 32)
 
 
-def test_batches_are_normalised_floats(cifar10_dir, cifar10_images):
+@pytest.mark.parametrize("layout", ["cifar10_dir", "cifar10_batches_dir"])
+def test_batches_are_normalised_floats(request, layout, cifar10_images):
+    folder = request.getfixturevalue(layout)
     pixels = torch.from_numpy(cifar10_images[5]).permute(0, 3, 1, 2).float() / 255
-    plain, _ = epoch(loaded(cifar10_dir, normalise=False).test_dataloader())
+    plain, _ = epoch(loaded(folder, normalise=False).test_dataloader())
     assert torch.equal(plain, pixels)
     mean = torch.tensor([0.4914, 0.4822, 0.4465])[:, None, None]
     scale = torch.tensor([0.2470, 0.2435, 0.2616])[:, None, None]
-    normalised, _ = epoch(loaded(cifar10_dir).test_dataloader())
+    normalised, _ = epoch(loaded(folder).test_dataloader())
     assert torch.allclose(normalised, (pixels - mean) / scale, atol=1e-6)
 
 
@@ -72,6 +75,21 @@ def test_each_image_gets_a_shift_and_a_flip_of_its_own():
     assert sum((count - 50) ** 2 / 50 for count in counts.values()) < 222
 
 
+def test_augmentation_noise_comes_from_the_given_or_the_global_generator():
+    images = torch.randint(256, (16, 3, 32, 32), generator=torch.Generator().manual_seed(1))
+    state = torch.get_rng_state()
+    one = crop_and_flip(images, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(one, crop_and_flip(images, generator=torch.Generator().manual_seed(2)))
+    transform = ImageTransform(augment=True, normalise=True)
+    torch.set_rng_state(state)
+    first = transform(images)
+    second = transform(images)
+    torch.set_rng_state(state)
+    assert torch.equal(transform(images), first)
+    assert not torch.equal(first, second)
+
+
 def test_workers_augment_as_a_function_of_the_seed_at_the_start_of_the_epoch(cifar10_dir):
     data = loaded(cifar10_dir, augment=True, num_workers=1)
     loader = data.train_dataloader()
@@ -86,25 +104,36 @@ def test_workers_augment_as_a_function_of_the_seed_at_the_start_of_the_epoch(cif
     assert torch.equal(second, again)
 
 
-def test_missing_and_damaged_files_are_named(cifar10_dir, tmp_path, monkeypatch):
-    missing = f"expected {tmp_path}/cifar-10-batches-py, .*LIGHTNING_BNN_DATA.*download=True"
-    with pytest.raises(ConfigurationError, match=missing):
-        loaded(tmp_path)
-    path = cifar10_dir / "cifar-10-batches-py" / "data_batch_2"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=rf"{cifar10_dir}.*corrupted.*download=True"):
+def test_missing_files_are_named(cifar10_dir, tmp_path, monkeypatch):
+    (cifar10_dir / "labels_train_then_test_uint8.npy").unlink()
+    with pytest.raises(ConfigurationError) as caught:
         loaded(cifar10_dir)
+    message = str(caught.value)
+    assert f"expected {cifar10_dir}/cifar-10-batches-py, " in message
+    assert f"{cifar10_dir}/labels_train_then_test_uint8.npy" in message
+    assert "download=True" in message
+    assert "LIGHTNING_BNN_DATA" in message
     monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
-    with pytest.raises(ConfigurationError, match=r"LIGHTNING_BNN_DATA is not set.*data_batch_1"):
+    with pytest.raises(ConfigurationError, match=r"data_batch_1.*LIGHTNING_BNN_DATA is not set"):
         loaded(None)
 
 
-def test_download_only_when_asked(tmp_path, monkeypatch):
+def test_download_only_when_asked_and_needed(cifar10_dir, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
         torchvision.datasets, "CIFAR10", lambda root, download: asked.append((root, download))
     )
-    CIFAR10(tmp_path).prepare_data()
+    CIFAR10(cifar10_dir, download=True).prepare_data()
+    CIFAR10(tmp_path / "empty").prepare_data()
     assert asked == []
-    CIFAR10(tmp_path, download=True).prepare_data()
-    assert asked == [(tmp_path, True)]
+    CIFAR10(tmp_path / "empty", download=True).prepare_data()
+    assert asked == [(tmp_path / "empty", True)]
+
+
+def test_damaged_batches(cifar10_batches_dir):
+    path = cifar10_batches_dir / "cifar-10-batches-py" / "data_batch_2"
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"cifar-10-batches-py.*corrupted"):
+        loaded(cifar10_batches_dir)

@@ -41,14 +41,21 @@ def test_sizes_and_equal_shares_of_the_classes():
         assert (counts - share * total).abs().max() < 2
 
 
+def test_the_seed_chooses_the_split():
+    one, same, other = loaded(seed=0), loaded(seed=0), loaded(seed=1)
+    for first, second in zip(parts(one), parts(same), strict=True):
+        assert torch.equal(first.tensors[0], second.tensors[0])
+    assert not torch.equal(one.splits.train.tensors[0], other.splits.train.tensors[0])
+
+
 def test_flatten():
-    flat, square = loaded(flatten=True, rotate=30), loaded(rotate=30)
-    assert (flat.input_shape, square.input_shape) == ((64,), (1, 8, 8))
+    flat, square = loaded(flatten=True), loaded()
+    assert flat.input_shape == (64,)
+    assert square.input_shape == (1, 8, 8)
     assert torch.equal(flat.splits.test.tensors[0], square.splits.test.tensors[0].flatten(1))
-    assert not torch.equal(square.splits.test.tensors[1], loaded(seed=1).splits.test.tensors[1])
 
 
-@pytest.mark.parametrize("quarters", [1, 2, -1])
+@pytest.mark.parametrize("quarters", [1, 2, 3, 4, -1])
 def test_a_quarter_turn_moves_pixels_and_changes_none(quarters):
     upright, turned = loaded(), loaded(rotate=90.0 * quarters)
     for before, after in zip(parts(upright), parts(turned), strict=True):
@@ -58,7 +65,7 @@ def test_a_quarter_turn_moves_pixels_and_changes_none(quarters):
         assert torch.equal(after.tensors[1], before.tensors[1])
 
 
-@pytest.mark.parametrize("degrees", [30.0, -45.0, 137.5])
+@pytest.mark.parametrize("degrees", [10.0, 30.0, -45.0, 60.0, 137.5])
 def test_other_angles_are_those_of_scipy(degrees):
     """SciPy interpolates in another way only where a pixel's neighbour lies outside the image."""
     before = loaded().splits.test.tensors[0].squeeze(1).numpy()
@@ -67,3 +74,10 @@ def test_other_angles_are_those_of_scipy(degrees):
     turned = ndimage.rotate(padded, degrees, axes=(2, 1), reshape=False, order=1)
     # axes=(2, 1): from the columns to the rows, which is counter-clockwise as a picture is seen
     np.testing.assert_allclose(after, turned[:, 4:-4, 4:-4], atol=2e-5)
+
+
+def test_turned_and_flat():
+    flat, square = loaded(flatten=True, rotate=30), loaded(rotate=30)
+    assert torch.equal(flat.splits.train.tensors[0], square.splits.train.tensors[0].flatten(1))
+    images = square.splits.train.tensors[0]
+    assert (images.min(), images.max()) == (0, 1)

@@ -2,6 +2,7 @@
 
 import random
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,12 +10,18 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LightningCLI
 from pytorch_lightning.utilities.data import _update_dataloader
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from lightning_bnn.data import Digits, InMemoryDataModule, TensorRows, ToyRegression
-from lightning_bnn.data.in_memory import Splits
+from lightning_bnn.data.in_memory import Splits, data_folder, missing_files, training_size
 from lightning_bnn.errors import ConfigurationError
-from tests.trainers import quiet_trainer
+
+pytestmark = [
+    # Lightning advises more workers on machines of many cores; these data are in memory already.
+    pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning"),
+    # Lightning 2.6 asks torch about its trees in a way that torch has since renamed.
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning"),
+]
 
 
 class Recorder(pl.LightningModule):
@@ -48,6 +55,18 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+def quiet_trainer():
+    return pl.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+
+
 def tensors(data):
     parts = (data.splits.train, data.splits.validation, data.splits.test)
     return [tensor for part in parts for tensor in part.tensors]
@@ -65,11 +84,7 @@ def assert_untouched(before):
 
 
 def test_every_stage_of_a_trainer(make_data):
-    data, model, trainer = (
-        make_data(),
-        Recorder(),
-        quiet_trainer(max_epochs=1, num_sanity_val_steps=0),
-    )
+    data, model, trainer = make_data(), Recorder(), quiet_trainer()
     trainer.fit(model, datamodule=data)
     assert model.seen["train"] == data.num_data == len(data.splits.train)
     assert model.seen["validation"] == len(data.splits.validation) > 0
@@ -82,11 +97,20 @@ def test_every_stage_of_a_trainer(make_data):
     inputs, targets = (torch.cat(parts) for parts in zip(*predicted, strict=True))
     assert torch.equal(targets, rows.tensors[1])
     assert inputs.shape[1:] == data.input_shape
+
+
+def test_shapes_and_outputs_are_told(make_data):
+    data = make_data()
+    data.setup()
+    inputs, targets = next(iter(data.train_dataloader()))
+    assert inputs.shape == (data.batch_size, *data.input_shape)
     if hasattr(data, "num_classes"):
-        assert (targets.shape, targets.dtype) == ((len(inputs),), torch.int64)
+        assert targets.shape == (data.batch_size,)
+        assert targets.dtype == torch.int64
         assert 0 <= targets.min() <= targets.max() < data.num_classes
     else:
-        assert (targets.shape, targets.dtype) == ((len(inputs), data.num_outputs), torch.float32)
+        assert targets.shape == (data.batch_size, data.num_outputs)
+        assert targets.dtype == torch.float32
 
 
 def test_data_neither_use_nor_move_the_global_generators(make_data):
@@ -151,6 +175,20 @@ def test_a_configuration_can_make_them(make_data, tmp_path, monkeypatch):
     assert cli.datamodule.num_data == made.num_data
 
 
+def test_data_are_loaded_once():
+    calls = []
+
+    class Counted(ToyRegression):
+        def load(self):
+            calls.append(1)
+            return super().load()
+
+    data = Counted()
+    data.setup("fit")
+    data.setup("test")
+    assert len(calls) == 1
+
+
 class NoValidation(InMemoryDataModule):
     def load(self):
         rows = TensorRows(torch.zeros(6, 2), torch.zeros(6, 1))
@@ -160,13 +198,24 @@ class NoValidation(InMemoryDataModule):
 
 def test_without_validation_rows_a_fit_runs_without_validation():
     data, model = NoValidation(batch_size=4), Recorder()
-    trainer = quiet_trainer(max_epochs=1, num_sanity_val_steps=0)
+    trainer = quiet_trainer()
     trainer.fit(model, datamodule=data)  # a warning would be an error
     trainer.test(model, datamodule=data, verbose=False)
     assert model.seen == {"train": 6, "validation": 0, "test": 6}
+
+
+def test_without_validation_rows_validating_says_what_to_pass():
     message = "NoValidation has no validation rows.*Pass validation="
     with pytest.raises(ConfigurationError, match=message):
-        trainer.validate(Recorder(), datamodule=NoValidation(), verbose=False)
+        quiet_trainer().validate(Recorder(), datamodule=NoValidation(), verbose=False)
+
+
+def test_loaders_are_plain_and_shuffle_only_for_training():
+    data = Digits()
+    data.setup()
+    loaders = (data.train_dataloader(), data.val_dataloader(), data.test_dataloader())
+    assert [type(loader) for loader in loaders] == [DataLoader] * 3
+    assert [isinstance(loader.sampler, RandomSampler) for loader in loaders] == [True, False, False]
 
 
 def test_lightning_can_share_the_rows_between_processes(make_data):
@@ -191,6 +240,20 @@ def test_before_setup_the_error_says_what_to_do():
             read()
 
 
+@pytest.mark.parametrize("validation", [-1, 10, 11])
+def test_training_size_leaves_something(validation):
+    assert training_size(10, 9) == 1
+    assert training_size(10, 0) == 10
+    with pytest.raises(ConfigurationError, match=rf"10 training .*validation={validation}"):
+        training_size(10, validation)
+
+
+def test_data_dir_wins_over_the_environment(monkeypatch):
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", "/root-of-data")
+    assert data_folder("/given", "uci", "x") == Path("/given")
+    assert data_folder(None, "uci", "x") == Path("/root-of-data/uci")
+
+
 @pytest.mark.parametrize("make_data", ["UCIRegression", "MNIST", "CIFAR10"], indirect=True)
 def test_the_environment_variable_gives_the_root_of_each_set(make_data, monkeypatch):
     made = make_data()
@@ -201,3 +264,25 @@ def test_the_environment_variable_gives_the_root_of_each_set(make_data, monkeypa
     monkeypatch.setenv("LIGHTNING_BNN_DATA", str(root))
     made.setup()
     assert made.num_data == rows
+
+
+def test_home_is_expanded(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", "~/data")
+    assert data_folder("~/sets", "uci", "x") == Path("/home/someone/sets")
+    assert data_folder(None, "uci", "x") == Path("/home/someone/data/uci")
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_neither_is_an_error_that_names_file_and_variable(monkeypatch, value):
+    monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
+    if value is not None:
+        monkeypatch.setenv("LIGHTNING_BNN_DATA", value)
+    with pytest.raises(ConfigurationError, match=r"LIGHTNING_BNN_DATA.*uci/yacht/data\.txt"):
+        data_folder(None, "uci", "yacht/data.txt")
+
+
+def test_missing_files_are_all_named():
+    message = str(missing_files("Set", [Path("/a/b"), Path("/a/c")], "Try this."))
+    assert message.startswith("Set: expected /a/b, /a/c, which are not there. Pass data_dir=")
+    assert message.endswith("Try this.")

@@ -1,5 +1,6 @@
 import gzip
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -54,12 +55,18 @@ def test_normalise_and_flatten(mnist_dir):
     assert torch.equal(flat.splits.test.tensors[0], normalised.flatten(1))
 
 
-def test_missing_files_are_named(mnist_dir):
+def test_missing_files_are_named(mnist_dir, monkeypatch):
     raw = mnist_dir / "MNIST" / "raw"
     (raw / "t10k-labels-idx1-ubyte.gz").unlink()
     expected = rf"expected {raw}/t10k-labels-idx1-ubyte\.gz, which is not there"
-    with pytest.raises(ConfigurationError, match=f"{expected}.*LIGHTNING_BNN_DATA.*download=True"):
+    with pytest.raises(ConfigurationError, match=expected) as caught:
         loaded(mnist_dir)
+    assert "download=True" in str(caught.value)
+    assert "LIGHTNING_BNN_DATA" in str(caught.value)
+    assert "train-images" not in str(caught.value)
+    monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
+    with pytest.raises(ConfigurationError, match=r"MNIST/raw/train-images.*LIGHTNING_BNN_DATA"):
+        loaded(None)
 
 
 def test_download_only_when_asked_and_needed(mnist_dir, tmp_path, monkeypatch):
@@ -88,4 +95,13 @@ def test_damaged_files_are_named(mnist_dir, damage):
     path = mnist_dir / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte.gz is damaged"):
+        loaded(mnist_dir)
+
+
+def test_images_and_labels_of_different_files(mnist_dir, mnist_arrays):
+    raw = mnist_dir / "MNIST" / "raw"
+    short = mnist_arrays["t10k-labels-idx1-ubyte"].tobytes()[:7]
+    header = bytes([0, 0, 8, 1]) + np.array([7], dtype=">u4").tobytes()
+    (raw / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(header + short))
+    with pytest.raises(DataError, match=r"lengths \[20, 7\]"):
         loaded(mnist_dir)

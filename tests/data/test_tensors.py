@@ -1,10 +1,14 @@
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Subset,
+    TensorDataset,
+)
 
 from lightning_bnn.data import TensorRows, collate_rows
-from lightning_bnn.data.tensors import hold_out
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.errors import DataError
 
 INPUTS = torch.arange(22.0).reshape(11, 2)
 TARGETS = torch.arange(11)
@@ -65,6 +69,14 @@ def test_transform_sees_the_inputs_of_a_batch_only():
     assert torch.equal(rows[2][0], INPUTS[2] + 1)
 
 
+def test_subsets_and_concatenations():
+    rows = TensorRows(INPUTS, TARGETS)
+    loader = DataLoader(Subset(rows, [9, 1, 4]), batch_size=2, collate_fn=collate_rows)
+    assert [targets.tolist() for _, targets in loader] == [[9, 1], [4]]
+    loader = DataLoader(ConcatDataset([rows, rows]), batch_size=12, collate_fn=collate_rows)
+    assert [targets.tolist() for _, targets in loader] == [[*range(11), 0], [*range(1, 11)]]
+
+
 def test_forgetting_the_collate_function_is_an_error():
     # Inputs and targets of one shape: as a plain tuple they would be stacked on each other.
     loader = DataLoader(TensorRows(torch.zeros(4, 1), torch.ones(4, 1)), batch_size=2)
@@ -72,13 +84,14 @@ def test_forgetting_the_collate_function_is_an_error():
         next(iter(loader))
 
 
+def test_single_rows_end_with_an_index_error():
+    rows = TensorRows(INPUTS, TARGETS)
+    assert [int(target) for _, target in rows] == list(range(11))
+    assert int(rows[-1][1]) == 10
+
+
 def test_lengths_must_agree():
     with pytest.raises(DataError, match=r"lengths \[11, 10\]"):
         TensorRows(INPUTS, TARGETS[:10])
-
-
-@pytest.mark.parametrize("count", [-1, 11, 12])
-def test_holding_out_leaves_something(count):
-    assert [len(part) for (part,) in hold_out(10, TARGETS)] == [1, 10]
-    with pytest.raises(ConfigurationError, match=rf"11 training .*validation={count}"):
-        hold_out(count, INPUTS, TARGETS)
+    with pytest.raises(DataError, match=r"lengths \[\]"):
+        TensorRows()

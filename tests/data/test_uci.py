@@ -67,15 +67,17 @@ def test_missing_files_are_named(uci_dir, monkeypatch):
     expected = str(uci_dir / "yacht" / "index_target.txt")
     with pytest.raises(ConfigurationError, match=f"{expected}, which is not.*LIGHTNING_BNN_DATA"):
         loaded(uci_dir)
+    with pytest.raises(ConfigurationError, match=r"concrete/data\.txt"):
+        UCIRegression("concrete", data_dir=uci_dir).setup()
     monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
-    with pytest.raises(ConfigurationError, match=r"LIGHTNING_BNN_DATA is not set.*yacht/data\.txt"):
+    with pytest.raises(ConfigurationError, match=r"yacht/data\.txt.*LIGHTNING_BNN_DATA is not set"):
         loaded(None)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "iris"}, "name= is .*'yacht'; got 'iris'"),
+        ({"name": "iris"}, "name='iris'"),
         ({"name": "yacht", "split": 20}, "0 to 19; got split=20"),
         ({"name": "protein-tertiary-structure", "split": 5}, "0 to 4; got split=5"),
         ({"name": "yacht", "split": -1}, "split=-1"),
@@ -84,3 +86,16 @@ def test_missing_files_are_named(uci_dir, monkeypatch):
 def test_impossible_options(options, message):
     with pytest.raises(ConfigurationError, match=message):
         UCIRegression(**options)
+
+
+def test_validation_must_leave_rows_to_train_on(uci_dir):
+    for share in (0.99, 1.0, -0.1):
+        with pytest.raises(ConfigurationError, match="how many of the 27 training examples"):
+            loaded(uci_dir, validation=share)
+
+
+def test_target_units_are_known_after_setup_only(uci_dir):
+    data = UCIRegression("yacht", data_dir=uci_dir)
+    for read in (lambda: data.target_mean, lambda: data.target_scale):
+        with pytest.raises(ConfigurationError, match="Call setup"):
+            read()
