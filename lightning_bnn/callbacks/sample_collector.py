@@ -191,6 +191,12 @@ class SampleCollector(pl.Callback):
         self._trainer, self._source = trainer, source_of(pl_module)
         self._restored, self._stage = False, stage
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        places = [c.dirpath for c in callbacks if isinstance(c, SampleCollector) and c.dirpath]
+        if self.dirpath is not None and places.count(self.dirpath) > 1:
+            raise ConfigurationError(
+                f"Two collectors of the trainer have the same dirpath={self.dirpath!r}. Give each "
+                "a directory of its own."
+            )
         if isinstance(pl_module, SGMCMC):
             pl_module.collector = next(c for c in callbacks if isinstance(c, SampleCollector))
 

@@ -122,6 +122,10 @@ class SNRPruning(pl.Callback):
         check_places(start, end, schedule)
         if every_n_steps is not None:
             check_whole("every_n_steps", every_n_steps, 1)
+            if schedule == "once":
+                raise ConfigurationError(
+                    f"schedule='once' prunes once; leave every_n_steps={every_n_steps} out."
+                )
         self.schedule, self.start, self.end = schedule, start, end
         self.every_n_steps = every_n_steps
         self.unit, self.scope, self.protect, self.rest = unit, scope, protect, rest

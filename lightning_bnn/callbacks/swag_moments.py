@@ -176,6 +176,8 @@ class SWAGMoments(pl.Callback):
         if refresh_batch_norm is not None:
             check_whole("refresh_batch_norm", refresh_batch_norm, 1)
         check_option("anneal_shape", anneal_shape, ["cosine", "linear"])
+        if anneal is not None and lr is None:
+            raise ConfigurationError(f"anneal={anneal} says how to get to lr=, which is not given.")
         self.unit: Unit = "epochs" if every_n_steps is None else "steps"
         given = every_n_epochs if every_n_steps is None else every_n_steps
         self.every = 1 if given is None else check_whole(f"every_n_{self.unit}", given, 1)
@@ -389,6 +391,11 @@ class SWAGMoments(pl.Callback):
 
     def _source_of(self, module: pl.LightningModule) -> Source:
         if isinstance(module, Strategy):
+            if self.net is not None or self.likelihood is not None:
+                raise ConfigurationError(
+                    f"{type(module).__name__} has a network and a likelihood of its own. Leave "
+                    "net= and likelihood= of SWAGMoments out."
+                )
             return module
         source = PlainModule(module, self.net or "self", self.likelihood)
         if self.net is None or source.likelihood is None:

@@ -691,3 +691,9 @@ def test_a_directory_is_one_runs_during_the_burn_in_too(tmp_path: Path) -> None:
         holder.kill()  # as by kill -9
     fit(chains(), SampleCollector(burn_in=5, every=7, dirpath=tmp_path / "e"))
     assert DrawStream.open(tmp_path / "e").steps() == [12]
+
+
+def test_two_collectors_in_one_directory_are_refused(tmp_path: Path) -> None:
+    both = [SampleCollector(every=every, dirpath=tmp_path / "d") for every in (2, 3)]
+    with pytest.raises(ConfigurationError, match="Two collectors of the trainer have the same"):
+        fit(chains(), *both)

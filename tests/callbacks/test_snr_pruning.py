@@ -686,6 +686,7 @@ def test_a_protection_that_cannot_be_meant() -> None:
         ({"scope": "all"}, r"scope= is 'global' or 'layer'; got 'all'"),
         ({"rest": None}, r"rest= is 'raise', 'keep' or 'weight'; got None"),
         ({"every_n_steps": 2.0}, r"every_n_steps= is a whole number, at least 1; got 2.0"),
+        ({"every_n_steps": 2, "schedule": "once"}, r"leave every_n_steps=2 out"),
         ({"start": 0.9, "end": 0.5}, r"Give the larger one to end=, or use schedule='once'"),
         ({"start": 1.5}, r"start= is a share of training, .* got 1.5"),
         ({"end": "x"}, r"end= is a share of training, .* got 'x'"),

@@ -695,6 +695,7 @@ def test_a_module_that_is_the_network_itself() -> None:
         ({"rank": -1}, "rank= is a whole number, at least 0; got -1"),
         ({"scale": 0.0}, "scale= is a number greater than 0; got 0.0"),
         ({"lr": "0.1"}, "lr= is a number greater than 0; got '0.1'"),
+        ({"anneal": 3}, "anneal=3 says how to get to lr=, which is not given"),
         ({"anneal": -1, "lr": 0.1}, "anneal= is a whole number, at least 0; got -1"),
         ({"anneal_shape": "steps"}, "anneal_shape= is 'cosine' or 'linear'; got 'steps'"),
         ({"refresh_batch_norm": 0}, "refresh_batch_norm= is a whole number, at least 1; got 0"),
@@ -758,6 +759,12 @@ def test_a_share_of_steps_that_nobody_knows(manual: bool) -> None:
 def test_what_a_module_needs(options: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"SWAGMoments of Plain, .* needs net="):
         fit(PLAIN(), SWAGMoments(**options))
+
+
+@pytest.mark.parametrize("options", [{"likelihood": Gaussian(0.1)}, {"net": "body"}])
+def test_what_a_strategy_has_already(options: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Leave net= and likelihood= of SWAGMoments out"):
+        fit(fits.chains(), SWAGMoments(**options))
 
 
 def test_a_network_without_trained_weights() -> None:
