@@ -4,8 +4,8 @@
 each epoch, without the callback ``CalibrationReport`` and with it in three settings: as it comes
 (one page after the fit), a page every ten epochs as well, and a page after every epoch. All take
 turns in one process, and the order rotates. Prediction draws that a report causes (time inside of
-``Posterior.predict``) do not count, but are printed beside it. The cost is measured twice, each
-time as a share of the whole time of the fit without the callback in the same round, so that it is
+``WeightPosterior.predict``) do not count, but are printed beside it. The cost is measured twice,
+each time as a share of the whole time of the fit without the callback in the same round, so that it is
 what the callback adds to an epoch on average, as a share of the epoch's time:
 
 * in its hooks: the time inside of the callback's own methods;
@@ -33,7 +33,7 @@ from benchmarks import options as shared
 from lightning_bnn import demo_digits
 from lightning_bnn.callbacks import CalibrationReport
 from lightning_bnn.data import Digits
-from lightning_bnn.posteriors import Posterior
+from lightning_bnn.posteriors import WeightPosterior
 
 __all__ = ["main"]
 
@@ -54,7 +54,7 @@ class Turns:
 
     Attributes:
         fit: Seconds of the whole fit.
-        predicting: Seconds of it inside of ``Posterior.predict``.
+        predicting: Seconds of it inside of ``WeightPosterior.predict``.
         hooks: Seconds inside of the callback's methods, apart from predictions.
         pages: How many pages a fit wrote.
     """
@@ -67,22 +67,22 @@ class Turns:
 
 @contextmanager
 def predictions_timed() -> Iterator[list[float]]:
-    """Collect the seconds of every call of ``Posterior.predict``."""
-    original = Posterior.predict
+    """Collect the seconds of every call of ``WeightPosterior.predict``."""
+    original = WeightPosterior.predict
     seconds: list[float] = []
 
-    def timed(self: Posterior, *arguments: Any, **more: Any) -> Any:
+    def timed(self: WeightPosterior, *arguments: Any, **more: Any) -> Any:
         start = time.perf_counter()
         try:
             return original(self, *arguments, **more)
         finally:
             seconds.append(time.perf_counter() - start)
 
-    Posterior.predict = timed  # type: ignore[method-assign]
+    WeightPosterior.predict = timed  # type: ignore[method-assign]
     try:
         yield seconds
     finally:
-        Posterior.predict = original  # type: ignore[method-assign]
+        WeightPosterior.predict = original  # type: ignore[method-assign]
 
 
 def clock_hooks(callback: pl.Callback, predicting: list[float]) -> list[float]:

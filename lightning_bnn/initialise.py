@@ -65,7 +65,9 @@ def reset_network(net: nn.Module, seed: int, option: str = "start") -> nn.Module
     return fresh
 
 
-def build_network(factory: object, root: int, number: int, option: str = "net") -> nn.Module:
+def build_network(
+    factory: object, root: int, number: int, option: str = "net", noun: str = "member"
+) -> nn.Module:
     """The network of one member, as a function builds it under the member's seed.
 
     Example:
@@ -76,8 +78,8 @@ def build_network(factory: object, root: int, number: int, option: str = "net") 
         made = factory() if callable(factory) else factory
     if not isinstance(made, nn.Module):
         raise ConfigurationError(
-            f"{option}= gave {type(made).__name__} for member {number}; expected a function that "
-            "builds a network, such as lambda: MyNet(...)."
+            f"{option}= gave {type(made).__name__} for {noun} {number}; expected a network, or a "
+            "function that builds one, such as lambda: MyNet(...)."
         )
     return made
 
@@ -133,7 +135,7 @@ def start_members(
                 "each."
             )
     elif callable(start) and not isinstance(start, nn.Module):
-        networks = [build_network(start, seed, member, option) for member in members]
+        networks = [build_network(start, seed, member, option, noun) for member in members]
         _check_built(networks, noun, option)
     else:
         raise ConfigurationError(

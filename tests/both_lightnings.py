@@ -6,7 +6,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-pl = import_module(sys.argv[1])  # before lightning_bnn, as `import lightning as L` is
+PACKAGE = sys.argv[1] if __name__ == "__main__" else "pytorch_lightning"
+pl = import_module(PACKAGE)  # before lightning_bnn, as `import lightning as L` is
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -27,7 +28,7 @@ NAMES = ("pytorch_lightning", "lightning.pytorch")
 
 
 def trainer(folder: Path, *callbacks: object, **options: object) -> pl.Trainer:
-    saver = import_module(f"{sys.argv[1]}.callbacks").ModelCheckpoint(folder, save_last=True)
+    saver = import_module(f"{PACKAGE}.callbacks").ModelCheckpoint(folder, save_last=True)
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     return pl.Trainer(
         accelerator="cpu", callbacks=[saver, *callbacks], **{"max_epochs": 2, **quiet, **options}
@@ -66,7 +67,7 @@ def fits(folder: Path) -> None:
 
 def command(folder: Path) -> None:
     """The configuration names classes of the other package; they are read as those of this one."""
-    other = NAMES[1 - NAMES.index(sys.argv[1])]
+    other = NAMES[1 - NAMES.index(PACKAGE)]
     config = folder / "config.yaml"
     config.write_text(f"""
 trainer:
@@ -93,7 +94,7 @@ if __name__ == "__main__":
     place = Path(sys.argv[2])
     fits(place)
     command(place)
-    assert PredictionWriter.__mro__[1].__module__.startswith(sys.argv[1])
+    assert PredictionWriter.__mro__[1].__module__.startswith(PACKAGE)
     used = {name for name in NAMES if name in sys.modules}
-    assert used == {sys.argv[1]}, used
+    assert used == {PACKAGE}, used
     print("all well")

@@ -40,7 +40,7 @@ def test_programs_and_checkpoints_of_both(tmp_path: Path) -> None:
     ],
 )
 def test_which_one_is_meant(before: str, variable: str, chosen: str) -> None:
-    program = f"{before} from lightning_bnn.lightning import PACKAGE; print(PACKAGE)"
+    program = f"{before}from lightning_bnn.lightning import PACKAGE; print(PACKAGE)"
     done = run("-c", program, LIGHTNING_BNN_LIGHTNING=variable)
     assert done.stdout == f"{chosen}\n", done.stderr
 

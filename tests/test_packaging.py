@@ -20,7 +20,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: list[str]) -> None:
     tops = {name.split("/")[0] for name in wheel}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"lightning_bnn"}
-    for name in ("py.typed", "callbacks/prediction_writer.py", "posteriors/store.py", "cli.py"):
+    for name in ("py.typed", "callbacks/prediction_writer.py", "storage/store.py", "cli.py"):
         assert f"lightning_bnn/{name}" in wheel
     assert any(name.endswith("licenses/LICENSE") for name in wheel)
 

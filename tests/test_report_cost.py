@@ -14,7 +14,7 @@ from torch import nn
 from benchmarks import report_cost
 from benchmarks.report_cost import DEFAULT, WITHOUT, Turns
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.posteriors import DrawsPosterior, Posterior
+from lightning_bnn.posteriors import DrawsPosterior, WeightPosterior
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_predictions_are_taken_out_of_both_sides() -> None:
 
 
 def test_the_clock_is_taken_off_again() -> None:
-    original = Posterior.predict
+    original = WeightPosterior.predict
     net = nn.Linear(2, 3)
     posterior = DrawsPosterior(net, Categorical(), [dict(net.named_parameters())])
     start = time.perf_counter()
@@ -73,7 +73,7 @@ def test_the_clock_is_taken_off_again() -> None:
         posterior.predict(torch.zeros(1, 2))
     assert len(seconds) == 2
     assert 0 < sum(seconds) < time.perf_counter() - start
-    assert Posterior.predict is original
+    assert WeightPosterior.predict is original
 
 
 def test_the_clock_of_hooks_leaves_predictions_out() -> None:

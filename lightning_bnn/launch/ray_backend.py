@@ -118,9 +118,9 @@ class RayBackend(Backend):
         self._recipe = self._send(recipe)  # travels once, not with each attempt
         self._job = _Job(self.needs, _versions(), self.devices)
         # the workers of Ray Train have the resources; what waits for them needs none
-        self._task = self.ray.remote(_run_distributed).options(num_cpus=0, **_WORKER)
+        self._task, self._options = self.ray.remote(_run_distributed), {"num_cpus": 0, **_WORKER}
         if self.devices == 1:
-            self._task = self.ray.remote(_run_task).options(**self.options, **_WORKER)
+            self._task, self._options = self.ray.remote(_run_task), {**self.options, **_WORKER}
 
     def check_storage(self, storage: str) -> None:
         """Ask every node whether it can make a member and write to the storage."""
@@ -130,9 +130,8 @@ class RayBackend(Backend):
         """Start a task for an attempt; Ray lets it wait until there is room."""
         if avoid is not None and self._devices(avoid) < self.devices:
             avoid = None  # nothing else would do
-        task = self._task
-        if avoid is not None:
-            task = task.options(label_selector=_away_from(avoid))
+        away = {} if avoid is None else {"label_selector": _away_from(avoid)}
+        task = self._task.options(**self._options, **away)  # all at once: they cannot be added to
         handle: Handle = task.remote(self._recipe, attempt, replace(self._job, avoid=avoid))
         self._attempts[handle] = attempt
         return handle

@@ -287,7 +287,7 @@ def test_data_that_do_not_fit() -> None:
         prune_curve(posterior, [], [0.5])
     with pytest.raises(DataError, match="does not go through the network"):
         prune_curve(posterior, [(torch.zeros(2, 4), torch.zeros(2).long())], [0.5])
-    with pytest.raises(ConfigurationError, match="read only once"):
+    with pytest.raises(ConfigurationError, match="can be read several times"):
         prune_curve(posterior, iter([]), [0.5])
     with pytest.raises(DataError):
         prune_curve(posterior, [(torch.zeros(2, 5), torch.full((2,), 7))], [0.5])

@@ -249,7 +249,7 @@ def changing_width() -> Any:
         (nn.Sequential(nn.Linear(4, 3), Scale()), {}, r"module '1' \(Scale\).*net=lambda"),
         (changing_width(), {}, "net= gives for member 1 is another one: tensor 0 is 'weight'"),
         (lambda: 3, {}, "net= gave int for member 0"),
-        (3, {}, "net= is a network, or a function"),
+        (3, {}, "net= gave int for member 0; expected a network, or a function"),
         (batch_norm_net, {"optimizer": 0.1}, "optimizer= makes the optimizer"),
         (batch_norm_net, {"optimizer": [SGD]}, "optimizer= has 1 entries for 3 members"),
         (batch_norm_net, {"optimizer": [SGD, None, SGD]}, "optimizer= makes.* None in place 1"),
