@@ -5,8 +5,8 @@ each epoch, without the callback ``CalibrationReport`` and with it in three sett
 (one page after the fit), a page every ten epochs as well, and a page after every epoch. All take
 turns in one process, and the order rotates. Prediction draws that a report causes (time inside of
 ``WeightPosterior.predict``) do not count, but are printed beside it. The cost is measured twice,
-each time as a share of the whole time of the fit without the callback in the same round, so that it is
-what the callback adds to an epoch on average, as a share of the epoch's time:
+each time as a share of the whole time of the fit without the callback in the same round, so that it
+is what the callback adds to an epoch on average, as a share of the epoch's time:
 
 * in its hooks: the time inside of the callback's own methods;
 * by difference: the time of the whole ``Trainer.fit`` less that of the fit without the callback. It
