@@ -288,6 +288,11 @@ class Strategy(pl.LightningModule, ABC):
             where: At which step.
             batch: The batch, where it is still at hand.
         """
+        if batch is None:  # seen some steps later: what was at fault cannot be told any more
+            raise NonFiniteError(
+                f"The loss was not finite {where}. Resume from a checkpoint before it, and check "
+                "the data for NaN, lower the learning rate or clip gradients."
+            )
         if not all(bool(p.isfinite().all()) for p in self.parameters()):
             raise NonFiniteError(
                 f"The loss is not finite {where}, because weights are not finite: the gradient of "

@@ -190,8 +190,9 @@ class SGMCMC(BankStrategy):
         """Stop: a chain that has diverged has no draws of the posterior."""
         culprit = self.blame(batch)
         if "hold NaN" not in culprit:
+            known = "" if batch is None else "The data are finite, so the chain has diverged: "
             culprit = (
-                "The data are finite, so the chain has diverged: lower the sampler's lr (or the "
+                f"{known}lower the sampler's lr (or the "
                 "temperature), warm up first, or clip gradients."
             )
         raise NonFiniteError(

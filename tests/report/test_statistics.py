@@ -63,7 +63,9 @@ def test_any_split_gives_the_same_numbers_of_a_classification(parts):
     assert merged.examples == 400
     assert merged.invalid.tolist() == [17]
     np.testing.assert_array_equal(merged.sample.example, whole.sample.example)
-    assert_same(document_of({"net": merged}, made="today"), document_of({"net": whole}, made="today"))
+    assert_same(
+        document_of({"net": merged}, made="today"), document_of({"net": whole}, made="today")
+    )
 
 
 @pytest.mark.parametrize("parts", [1, 3])
@@ -78,7 +80,9 @@ def test_any_split_gives_the_same_numbers_of_a_regression(parts):
     whole = Statistics(bins=10, keep=150)
     update(whole, torch.arange(400))
     merged = split_statistics(update, 400, parts, seed=parts)
-    assert_same(document_of({"net": merged}, made="today"), document_of({"net": whole}, made="today"))
+    assert_same(
+        document_of({"net": merged}, made="today"), document_of({"net": whole}, made="today")
+    )
 
 
 def test_a_million_rows_in_bounded_memory_with_exact_sums():

@@ -104,7 +104,7 @@ class Poison(Callback):
 @pytest.mark.usefixtures("accelerator_path")
 def test_the_step_that_went_wrong_is_named_later(name: str) -> None:
     trainer = quiet_trainer(max_epochs=9, callbacks=[Poison()], log_every_n_steps=10)
-    with pytest.raises(NonFiniteError, match="not finite at step 4"):
+    with pytest.raises(NonFiniteError, match=r"not finite at step 4\."):
         trainer.fit(strategies()[name], loader(make_data("mlp", "classification"), batch_size=4))
     assert trainer.global_step == 9  # looked at in the tenth step, before it was taken
 
