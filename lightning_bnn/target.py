@@ -120,9 +120,7 @@ class Target:
         if len(outputs) == 1 and learned is None and counts is None:  # nothing to stack
             one = each_tensor(lambda tensor: tensor[0], targets) if own_targets else targets
             return -self.likelihood.log_prob(outputs[0], one).mean()[None]
-        if not own_targets:
-            targets = each_tensor(lambda t: t.expand(len(outputs), *t.shape), targets)
-        log_prob = self._log_probs(outputs, targets, learned)
+        log_prob = self._log_probs(outputs, targets, own_targets, learned)
         return -(log_prob if counts is None else log_prob * counts).mean(1)
 
     def mean_energy(
@@ -154,9 +152,18 @@ class Target:
         return data_energy + prior_energy / self.num_data
 
     def _log_probs(
-        self, outputs: Tensor, targets: Any, learned: Mapping[str, Tensor] | None
+        self,
+        outputs: Tensor,
+        targets: Any,
+        own_targets: bool,
+        learned: Mapping[str, Tensor] | None,
     ) -> Tensor:
         """The log density of each example under each set of weights, (K, B)."""
+        as_predicted = type(self.likelihood).log_prob is Likelihood.log_prob
+        if learned is None and as_predicted and not own_targets:  # K sets are K draws
+            return self.likelihood.predictive(outputs).component_log_prob(targets)
+        if not own_targets:
+            targets = each_tensor(lambda t: t.expand(len(outputs), *t.shape), targets)
         if learned is None:
             flat = each_tensor(lambda target: target.flatten(0, 1), targets)
             return self.likelihood.log_prob(outputs.flatten(0, 1), flat).view(outputs.shape[:2])
