@@ -28,9 +28,8 @@ def run_script(module: str, *words: object, timeout: int = 300) -> str:
     return done.stdout
 
 
-def run_ranks(module: str, directory: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def read_ranks(directory: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """What each of two ranks wrote: its weights after each fit, and what else it found."""
-    run_script(module, directory)
     return [
         (
             torch.load(directory / f"weights{rank}.pt", weights_only=True),

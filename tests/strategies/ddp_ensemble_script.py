@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,6 @@ from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.priors import Normal
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
-
-torch.set_num_threads(1)
-warnings.simplefilter("ignore")
 
 DDP = {"strategy": "ddp", "devices": 2}
 STEPS = 20
@@ -108,7 +103,3 @@ def main(directory: Path) -> None:
     rank = trainer.global_rank
     torch.save(weights, directory / f"weights{rank}.pt")
     (directory / f"found{rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,6 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import Normal
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
-
-torch.set_num_threads(1)
-warnings.simplefilter("ignore")
 
 DDP = {"strategy": "ddp", "devices": 2}
 EPOCHS = 2
@@ -91,7 +86,3 @@ def main(directory: Path) -> None:
         quiet_trainer(max_epochs=EPOCHS, **options).fit(ensemble, loader("own"), ckpt_path=path)
         found[kind] = dict(ensemble.current_draws())
     torch.save(found, directory / f"found{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

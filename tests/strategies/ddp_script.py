@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import warnings
 from pathlib import Path
 
 import torch
@@ -18,9 +16,6 @@ from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
-
-torch.set_num_threads(1)
-warnings.simplefilter("ignore")
 
 
 def make_bnn(**options: object) -> VariationalBNN:
@@ -82,7 +77,3 @@ def main(directory: Path) -> None:
 
     torch.save(weights, directory / f"weights{rank}.pt")
     (directory / f"found{rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,15 +13,15 @@ from lightning_bnn import VariationalBNN
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal
 from tests.nets import loader, make_data
-from tests.processes import run_ranks
+from tests.processes import read_ranks
 from tests.trainers import quiet_trainer
 
 FITS = ["weight", "flipout", "local", "draws", "accumulated", "last_layer"]
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return run_ranks("tests.strategies.ddp_script", tmp_path_factory.mktemp("ddp"))
+def ranks(ddp_results: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return read_ranks(ddp_results / "ddp_script")
 
 
 @pytest.mark.parametrize("name", FITS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,14 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from tests.nets import make_data
-from tests.processes import run_ranks
+from tests.processes import read_ranks
 from tests.strategies.ddp_ensemble_script import FITS, STEPS, make
 from tests.trainers import quiet_trainer
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return run_ranks("tests.strategies.ddp_ensemble_script", tmp_path_factory.mktemp("ddp"))
+def ranks(ddp_results: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return read_ranks(ddp_results / "ddp_ensemble_script")
 
 
 @pytest.mark.parametrize("name", FITS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,17 +10,15 @@ import torch
 
 from lightning_bnn.ensembles.bootstrap import bootstrap_means, bootstrap_weights
 from tests.nets import make_data
-from tests.processes import run_script
 from tests.strategies.ddp_ensemble_variants_script import EPOCHS, FITS
 
 EXAMPLES = 48
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(ddp_results: Path) -> list[dict[str, Any]]:
     """What each rank wrote."""
-    directory = tmp_path_factory.mktemp("ddp")
-    run_script("tests.strategies.ddp_ensemble_variants_script", directory)
+    directory = ddp_results / "ddp_ensemble_variants_script"
     return [torch.load(directory / f"found{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 

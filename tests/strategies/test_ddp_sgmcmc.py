@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.processes import run_ranks
+from tests.processes import read_ranks
 from tests.strategies.ddp_sgmcmc_script import FITS
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return run_ranks("tests.strategies.ddp_sgmcmc_script", tmp_path_factory.mktemp("ddp"))
+def ranks(ddp_results: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return read_ranks(ddp_results / "ddp_sgmcmc_script")
 
 
 @pytest.mark.parametrize("name", FITS)
