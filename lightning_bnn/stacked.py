@@ -27,7 +27,7 @@ from lightning_bnn.exchange import call_with
 from lightning_bnn.lightning import rank_zero_debug, rank_zero_info
 from lightning_bnn.stacked_layers import plain_layers, run_layers
 
-__all__ = ["StackedModule", "call_network"]
+__all__ = ["StackedModule", "call_network", "with_output"]
 
 Mode = Literal["auto", "stacked", "loop"]
 
@@ -57,12 +57,45 @@ def call_network(net: nn.Module, tensors: Mapping[str, Tensor], inputs: Any) -> 
             f"got {type(inputs).__name__}."
         )
     if not isinstance(outputs, Tensor):
+        logits = getattr(outputs, "logits", None)  # as models of transformers have it
+        if isinstance(logits, Tensor):
+            return logits
         raise ConfigurationError(
             f"The network must return one tensor; {type(net).__name__} returned "
-            f"{type(outputs).__name__}. Wrap it in a module that returns the tensor which the "
-            "likelihood needs (for nn.LSTM, the head's output)."
+            f"{type(outputs).__name__}. Name the part that the likelihood needs with output=, such "
+            "as output=0 for the first of a tuple, or call with_output(net, 0)."
         )
     return outputs
+
+
+class _Part:
+    """A forward hook that gives a part of what a network returns."""
+
+    def __init__(self, output: Callable[[Any], Tensor] | str | int) -> None:
+        self.output = output
+
+    def __call__(self, net: nn.Module, arguments: Any, outputs: Any) -> Any:
+        if callable(self.output):
+            return self.output(outputs)
+        if isinstance(self.output, str) and not isinstance(outputs, Mapping):
+            return getattr(outputs, self.output)
+        return outputs[self.output]
+
+
+def with_output(net: nn.Module, output: Callable[[Any], Tensor] | str | int) -> nn.Module:
+    """The network itself, which from now on returns only a part of what it returned.
+
+    Args:
+        net: A network that returns a tuple, a mapping or an object with several tensors.
+        output: A place, a key or an attribute; or a function of what the network returns.
+
+    Example:
+        >>> net = with_output(nn.LSTM(2, 3), 0)
+        >>> net(torch.zeros(5, 2)).shape
+        torch.Size([5, 3])
+    """
+    net.register_forward_hook(_Part(output))
+    return net
 
 
 class StackedModule:

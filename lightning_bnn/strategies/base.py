@@ -14,15 +14,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MetricCollection
 
-from lightning_bnn.checks import check_option, check_whole
+from lightning_bnn.checks import check_factory, check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.lightning import TrainerFn, pl, sized_len
 from lightning_bnn.likelihoods import Likelihood
@@ -31,15 +31,41 @@ from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.samplers import Cyclical
-from lightning_bnn.stacked import Mode
+from lightning_bnn.stacked import Mode, with_output
 from lightning_bnn.strategies.resume import ResumableLoader
 from lightning_bnn.strategies.training_batches import training_batches
-from lightning_bnn.target import Target, count_examples, split_batch
+from lightning_bnn.target import Keys, KeySplit, Split, Target, count_examples, make_split, split_batch
 
-__all__ = ["OptimizerFactory", "SchedulerFactory", "Strategy", "batch_size", "cyclical_schedule"]
+__all__ = [
+    "DataOptions",
+    "OptimizerFactory",
+    "SchedulerFactory",
+    "Strategy",
+    "batch_size",
+    "cyclical_schedule",
+]
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+class DataOptions(TypedDict, total=False):
+    """How every strategy reads batches and outputs, and what its scheduler watches.
+
+    Attributes:
+        split: How a batch gives inputs and targets, where it is no pair of them: the key of the
+            targets (all others are keyword arguments of the network), a pair of the keys or places
+            of inputs and targets, or a function.
+        output: Which part of what the network returns the likelihood gets, where that is not one
+            tensor: a place, a key or an attribute, or a function. ``logits`` of the models of
+            transformers are found without it.
+        monitor: The metric that a scheduler waits for, such as ``"val_nll"`` for
+            ``ReduceLROnPlateau``.
+    """
+
+    split: Split | Keys | None
+    output: Callable[[Any], Tensor] | str | int | None
+    monitor: str | None
 
 
 class Strategy(pl.LightningModule, ABC):
@@ -53,6 +79,13 @@ class Strategy(pl.LightningModule, ABC):
         scheduler: Makes a learning-rate scheduler from the optimizer.
         scheduler_interval: Whether the scheduler steps each ``"epoch"`` or each ``"step"``.
         predict_draws: Draws of the posterior in validation, test and prediction.
+        split: See :class:`DataOptions`, as for the next two.
+        output: Which part of what the network returns is meant.
+        monitor: The metric that the scheduler waits for.
+
+    Attributes:
+        lr: The learning rate of the first steps, which ``Tuner.lr_find`` sets; None leaves it to
+            the optimizer or the sampler.
     """
 
     target: Target
@@ -66,17 +99,24 @@ class Strategy(pl.LightningModule, ABC):
         scheduler: SchedulerFactory | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         predict_draws: int = 16,
+        split: Split | Keys | None = None,
+        output: Callable[[Any], Tensor] | str | int | None = None,
+        monitor: str | None = None,
     ) -> None:
         super().__init__()
         _check_network(net)
+        for name, factory in (("optimizer", optimizer), ("scheduler", scheduler)):
+            check_factory(name, factory)
         if not isinstance(likelihood, Likelihood):
             raise ConfigurationError(
                 "likelihood= is an object of lightning_bnn.likelihoods, such as Categorical(); "
                 f"got {likelihood!r}."
             )
         check_option("scheduler_interval", scheduler_interval, ("epoch", "step"))
-        self.net = copy_network(net)
+        self.net = copy_network(net) if output is None else with_output(copy_network(net), output)
         self.likelihood = deepcopy(likelihood)
+        self.lr: float | None = None
+        self._split, self._monitor = make_split(split), monitor
         self.predict_draws = check_whole("predict_draws", predict_draws, 1)
         self._given_num_data = num_data
         self._optimizer = optimizer
@@ -183,8 +223,8 @@ class Strategy(pl.LightningModule, ABC):
         return {name: t.detach()[None] for name, t in network_tensors(self.net).items()}
 
     def split(self, batch: Any) -> tuple[Any, Any]:
-        """Inputs and targets of a batch; override it for batches of another form."""
-        return split_batch(batch)
+        """Inputs and targets of a batch, as ``split=`` says."""
+        return self._split(batch)
 
     # ---------------------------------------------------------------- training
 
@@ -194,10 +234,27 @@ class Strategy(pl.LightningModule, ABC):
         make = self._optimizer or self._default_optimizer
         optimizer = make(parameters)
         self._refuse_weight_decay(optimizer)
-        if self._scheduler is None:
+        return self._with_schedule(optimizer, self._scheduler, self._scheduler_interval)
+
+    def _with_schedule(self, optimizer: Optimizer, make: Any, interval: str) -> Any:
+        """What ``configure_optimizers`` returns, at the learning rate that a tuner has set."""
+        if self.lr is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.lr
+        if make is None:
             return optimizer
-        scheduler = {"scheduler": self._scheduler(optimizer), "interval": self._scheduler_interval}
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+        scheduler = make(optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            interval = "epoch"
+            if self._monitor is None:
+                raise ConfigurationError(
+                    "scheduler= makes ReduceLROnPlateau, which waits for a metric to stop "
+                    "improving. Name it, as in monitor='val_nll'."
+                )
+        schedule = {"scheduler": scheduler, "interval": interval}
+        if self._monitor is not None:
+            schedule["monitor"] = self._monitor
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     @staticmethod
     def _refuse_weight_decay(optimizer: Optimizer) -> None:
@@ -347,7 +404,9 @@ class Strategy(pl.LightningModule, ABC):
 
     def inputs(self, batch: Any) -> Any:
         """The inputs of a batch of (inputs, targets), or of inputs alone."""
-        if isinstance(batch, Mapping) and type(self).split is not Strategy.split:
+        if isinstance(self._split, KeySplit) and not isinstance(batch, Tensor):
+            return self._split.inputs_of(batch)
+        if isinstance(batch, Mapping) and self._splits_mappings:
             try:
                 return self.split(batch)[0]
             except KeyError:
@@ -357,6 +416,10 @@ class Strategy(pl.LightningModule, ABC):
         if isinstance(batch, (tuple, list)) and len(batch) == 1:
             return batch[0]  # as DataLoader(TensorDataset(x)) gives it
         return self.split(batch)[0]
+
+    @property
+    def _splits_mappings(self) -> bool:
+        return self._split is not split_batch or type(self).split is not Strategy.split
 
     def predictive(self, inputs: Any) -> Predictive:
         """What validation, test or prediction says of more inputs while it runs.

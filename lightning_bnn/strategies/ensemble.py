@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from typing_extensions import Unpack
 
 from lightning_bnn.bank import DataEnergy, View, check_ids
 from lightning_bnn.checks import check_whole
@@ -67,7 +68,7 @@ from lightning_bnn.random import member_seed, random_seed
 from lightning_bnn.selection import select
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.bank_strategy import BankStrategy
-from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory
+from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory
 from lightning_bnn.strategies.resume import ResumableLoader
 from lightning_bnn.target import each_tensor
 
@@ -122,6 +123,8 @@ class DeepEnsemble(BankStrategy):
         snapshots: Train in so many cycles of the learning rate and keep the members at the end of
             each (see :mod:`lightning_bnn.ensembles.snapshots`).
         seed: The root of all members' seeds; by default ``seed_everything`` decides it.
+        **data: ``split``, ``output`` and ``monitor`` (see
+            :class:`~lightning_bnn.strategies.base.DataOptions`).
 
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
@@ -154,6 +157,7 @@ class DeepEnsemble(BankStrategy):
         prior_function: float | None = None,
         snapshots: int | None = None,
         seed: int | None = None,
+        **data: Unpack[DataOptions],
     ) -> None:
         ids = check_ids(members)
         root = random_seed() if seed is None else check_whole("seed", seed, 0)
@@ -183,7 +187,9 @@ class DeepEnsemble(BankStrategy):
             stacked = start_both(template, stacked, fixed)
             if isinstance(prior, Mapping):
                 prior = {f"net.{pattern}": chosen for pattern, chosen in prior.items()}
-        super().__init__(template, likelihood, num_data, scheduler_interval=scheduler_interval)
+        super().__init__(
+            template, likelihood, num_data, scheduler_interval=scheduler_interval, **data
+        )
         check_factories("optimizer", optimizer, len(ids))
         check_factories("scheduler", scheduler, len(ids))
         learned = dict(self.likelihood.named_parameters())
@@ -405,11 +411,9 @@ class DeepEnsemble(BankStrategy):
             self._refuse_weight_decay(one)
         self._optimizer_names = [type(one).__name__ for one in each]
         self._compare_with_saved()
-        if schedules is None:
-            return optimizer
         interval = "step" if self.snapshots is not None else self._scheduler_interval
-        schedule = {"scheduler": make_schedulers(schedules, optimizer), "interval": interval}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        make = None if schedules is None else partial(make_schedulers, schedules)
+        return self._with_schedule(optimizer, make, interval)
 
     def on_after_backward(self) -> None:
         """Take away the gradients of dropped members, and show each optimizer its own."""
