@@ -176,6 +176,11 @@ class DeepEnsemble(BankStrategy):
             option="net" if start == "reset" else "start",
         )
         template, stacked = nets[0], begin(nets[0], start=nets if built else start, seed=root)
+        if factory is None and start == "reset" and _looks_trained(template, stacked):
+            rank_zero_warn(
+                f"The weights of {type(template).__name__} look trained, and start='reset' starts "
+                "the members at new initial values. Pass start='around' to start from the weights."
+            )
         if prior_function is not None:
             fixed = begin(
                 template,
@@ -572,3 +577,21 @@ def _check_pretrained(prior: BoundPrior, weights: Tensor) -> None:
                 "net= gives each member others. Pass the pretrained network itself with "
                 "start='around', or give the weights that differ a prior of their own by name."
             )
+
+
+def _looks_trained(net: nn.Module, fresh: Mapping[str, Tensor]) -> bool:
+    """Whether a network's tensors differ in size from new initial values of the same, (K, ...).
+
+    Random initial values of 64 numbers or more differ in their root mean square by some percent.
+    """
+    own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    for name, new in fresh.items():
+        old = own[name].detach()
+        if name.endswith("num_batches_tracked") and old > 0:
+            return True
+        if not old.is_floating_point() or old.numel() < 64:
+            continue
+        sizes = [float(values.double().square().mean().sqrt()) for values in (old, new)]
+        if max(sizes) > 1.3 * min(sizes):
+            return True
+    return False

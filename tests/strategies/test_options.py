@@ -221,3 +221,20 @@ def test_averaging_callbacks_are_refused_where_they_are_wrong(
         return
     with pytest.raises(ConfigurationError, match=words):
         trainer.fit(STRATEGIES[make](Plain(), Categorical()), rows)
+
+
+@pytest.mark.parametrize("kind", ["fresh", "trained", "batch norm", "factory", "around"])
+def test_trained_weights_are_not_discarded_without_a_word(
+    kind: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 3))
+    if kind in ("trained", "around", "factory"):
+        net[0].weight.data *= 1.5
+    if kind == "batch norm":
+        net(INPUTS)
+    given = (lambda: net) if kind == "factory" else net
+    DeepEnsemble(given, Categorical(), members=2, start="around" if kind == "around" else "reset")
+    said = [str(one.message) for one in recwarn if "look trained" in str(one.message)]
+    assert len(said) == (kind in ("trained", "batch norm"))
+    assert all("start='around'" in text for text in said)
