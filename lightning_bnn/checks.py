@@ -71,14 +71,14 @@ _FACTORIES = {
 
 
 def check_factory(name: str, value: Any, where: str = "") -> None:
-    """Raise unless an option is None or a function that makes what it is called.
+    """Raise unless an option is a function that makes what it is called.
 
     Example:
         >>> check_factory("optimizer", 0.1)
         Traceback (most recent call last):
         lightning_bnn.errors.ConfigurationError: optimizer= is a function that makes the ...
     """
-    if value is not None and not callable(value):
+    if not callable(value):
         made = _FACTORIES[name]
         raise ConfigurationError(
             f"{name}= is a function that makes the {name}, as {made} does, and not the {name} "

@@ -35,6 +35,7 @@ _ELEMENTWISE = {
     optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
 }  # fmt: skip
 
+
 def check_factories(name: str, value: Any, members: int) -> None:
     """Raise unless an option is None, a function for all members, or a list of one for each.
 
@@ -249,8 +250,8 @@ class MemberSchedulers(LRScheduler):
         ]
         if any(isinstance(one, ReduceLROnPlateau) for one in self.members):
             raise ConfigurationError(
-                "ReduceLROnPlateau waits for a metric, and metrics are those of all members. Choose "
-                "a schedule that counts steps or epochs, such as CosineAnnealingLR, or one "
+                "ReduceLROnPlateau waits for a metric, and metrics are those of all members. "
+                "Choose a schedule that counts steps or epochs, such as CosineAnnealingLR, or one "
                 "optimizer for all members."
             )
 

@@ -34,7 +34,15 @@ from lightning_bnn.samplers import Cyclical
 from lightning_bnn.stacked import Mode, with_output
 from lightning_bnn.strategies.resume import ResumableLoader
 from lightning_bnn.strategies.training_batches import training_batches
-from lightning_bnn.target import Keys, KeySplit, Split, Target, count_examples, make_split, split_batch
+from lightning_bnn.target import (
+    Keys,
+    KeySplit,
+    Split,
+    Target,
+    count_examples,
+    make_split,
+    split_batch,
+)
 
 __all__ = [
     "DataOptions",
@@ -106,7 +114,8 @@ class Strategy(pl.LightningModule, ABC):
         super().__init__()
         _check_network(net)
         for name, factory in (("optimizer", optimizer), ("scheduler", scheduler)):
-            check_factory(name, factory)
+            if factory is not None:
+                check_factory(name, factory)
         if not isinstance(likelihood, Likelihood):
             raise ConfigurationError(
                 "likelihood= is an object of lightning_bnn.likelihoods, such as Categorical(); "

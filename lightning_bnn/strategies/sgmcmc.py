@@ -366,9 +366,9 @@ class SGMCMC(BankStrategy):
         for callback in callbacks:
             if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
                 raise ConfigurationError(
-                    f"{type(callback).__name__} averages the states of a chain, which is no draw of "
-                    "the posterior, and may change the sampler's lr. Leave it out; SampleCollector "
-                    "keeps draws, and SWAGMoments goes with an optimizer."
+                    f"{type(callback).__name__} averages the states of a chain, which is no draw "
+                    "of the posterior, and may change the sampler's lr. Leave it out: a "
+                    "SampleCollector keeps draws."
                 )
         super().setup(stage)
         if stage == "fit" and not any(callback is self.collector for callback in callbacks):

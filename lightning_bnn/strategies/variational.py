@@ -104,7 +104,14 @@ class VariationalBNN(Strategy):
     ) -> None:
         names = select(net, bayesian) if isinstance(net, nn.Module) else []
         super().__init__(
-            net, likelihood, num_data, optimizer, scheduler, scheduler_interval, predict_draws, **data
+            net,
+            likelihood,
+            num_data,
+            optimizer,
+            scheduler,
+            scheduler_interval,
+            predict_draws,
+            **data,
         )
         check_option("estimator", estimator, ("weight", "flipout", "local"))
         family = MeanField() if family is None else deepcopy(family)

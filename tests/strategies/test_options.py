@@ -182,7 +182,11 @@ def test_logs_hold_the_nll_and_a_loss_that_can_be_read(make: Any, prior: Any) ->
             logits = INPUTS @ kept["linear.weight"][row].T + kept["linear.bias"][row]
             nll += nn.functional.cross_entropy(logits, TARGETS).item() / 2
             for name, value in kept.items():
-                one = prior if isinstance(prior, Normal) else prior["*bias" if "bias" in name else "*"]
+                one = (
+                    prior
+                    if isinstance(prior, Normal)
+                    else prior["*bias" if "bias" in name else "*"]
+                )
                 loc, scale = float(one.loc), one.scale
                 far = (value[row] - loc).abs() / scale
                 weights += (far**2 / 2 if isinstance(one, Normal) else far).sum().item() / 2
