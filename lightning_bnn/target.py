@@ -34,7 +34,8 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.stacked import StackedModule
 
 __all__ = [
-    "KeySplit", "Keys", "Split", "Target", "count_examples", "each_tensor", "make_split", "split_batch",
+    "KeySplit", "Keys", "Split", "Target", "count_examples", "each_tensor", "make_split",
+    "split_batch",
 ]  # fmt: skip
 
 # samplers that draw from the whole data set, however many examples they draw
@@ -242,6 +243,7 @@ class KeySplit:
     targets: str | int
 
     def __call__(self, batch: Any) -> tuple[Any, Any]:
+        """Inputs and targets of a batch."""
         return self.inputs_of(batch), self._at(batch, self.targets)
 
     def inputs_of(self, batch: Any) -> Any:

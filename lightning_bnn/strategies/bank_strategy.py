@@ -193,8 +193,8 @@ class BankStrategy(Strategy):
             every = isinstance(callback, WeightAveraging)
             if every and callback._use_buffers and not isinstance(callback, EMAWeightAveraging):
                 raise ConfigurationError(
-                    f"{type(callback).__name__} averages buffers, and those of {self.noun} say which "
-                    "of them have diverged. Pass use_buffers=False to it."
+                    f"{type(callback).__name__} averages buffers, and those of {self.noun} say "
+                    "which of them have diverged. Pass use_buffers=False to it."
                 )
 
     def _compare_with_saved(self) -> None:

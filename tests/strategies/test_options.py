@@ -1,4 +1,4 @@
-"""What a Lightning user expects of every strategy: batches of any form, tuners, schedulers, logs."""
+"""What a Lightning user expects of every strategy: any batches, tuners, schedulers, logs."""
 
 from __future__ import annotations
 
