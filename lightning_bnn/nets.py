@@ -102,6 +102,10 @@ class ConvNet(nn.Module):
         activation: type[nn.Module] = nn.ReLU,
     ) -> None:
         super().__init__()
+        self.arguments = {
+            "channels": channels, "size": size, "outputs": outputs, "widths": list(widths),
+            "hidden": hidden, "activation": activation,
+        }  # fmt: skip
         _check_sizes("ConvNet", channels=channels, outputs=outputs, widths=widths, hidden=hidden)
         if size < 4:
             raise ConfigurationError(
