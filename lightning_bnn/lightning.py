@@ -42,6 +42,7 @@ __all__ = [
     "is_overridden",
     "move_data_to_device",
     "pl",
+    "pl_load",
     "rank_zero_debug",
     "rank_zero_info",
     "rank_zero_warn",
@@ -68,6 +69,7 @@ _FABRIC = "lightning_fabric" if _NAMES[0] == PACKAGE else "lightning.fabric"
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
+    from lightning_fabric.utilities.cloud_io import _load as pl_load
     from lightning_fabric.utilities.cloud_io import get_filesystem
     from lightning_fabric.utilities.data import sized_len
     from pytorch_lightning.callbacks import (
@@ -134,6 +136,8 @@ else:
 
     def __getattr__(name: str) -> object:
         # only what is asked for: the command line and the loggers take long to import
+        if name == "pl_load":
+            return import_module(f"{_FABRIC}.utilities.cloud_io")._load
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)

@@ -23,7 +23,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import ModuleType
+from types import ModuleType, UnionType
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ _KNOWN: dict[str, Any] = {}
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def allow(module: ModuleType, kind: type) -> None:
+def allow(module: ModuleType, kind: type | UnionType) -> None:
     """Let recipes name the classes of a module that are of a kind."""
     for name, value in vars(module).items():
         if isinstance(value, type) and issubclass(value, kind) and not name.startswith("_"):

@@ -10,10 +10,12 @@ the likelihood's business, so there is no strategy per task.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from functools import partial
 from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
@@ -21,15 +23,18 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MetricCollection
+from typing_extensions import Self
 
+from lightning_bnn import likelihoods, priors, samplers
 from lightning_bnn.checks import check_factory, check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.lightning import TrainerFn, pl, sized_len
+from lightning_bnn.lightning import TrainerFn, pl, pl_load, sized_len
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import random_state, restore_random_state
+from lightning_bnn.recipes import allow, make, network_recipe, recipe
 from lightning_bnn.samplers import Cyclical
 from lightning_bnn.stacked import Mode, with_output
 from lightning_bnn.strategies.resume import ResumableLoader
@@ -52,6 +57,13 @@ __all__ = [
     "batch_size",
     "cyclical_schedule",
 ]
+
+# what options of strategies may be made of, when they are read from a checkpoint
+allow(torch.optim, Optimizer)
+allow(torch.optim.lr_scheduler, LRScheduler)
+allow(likelihoods, Likelihood)
+allow(priors, priors.Prior)
+allow(samplers, Optimizer | LRScheduler)
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
@@ -97,6 +109,14 @@ class Strategy(pl.LightningModule, ABC):
     """
 
     target: Target
+    # what options stand for that are left out, for loggers
+    defaults: ClassVar[Mapping[str, str]] = {"optimizer": "Adam(lr=0.001)", "prior": "Normal()"}
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Note the arguments, whatever the constructor of a subclass makes of them."""
+        made = super().__new__(cls)
+        vars(made)["_given"] = (arguments, options)
+        return made
 
     def __init__(
         self,
@@ -112,6 +132,7 @@ class Strategy(pl.LightningModule, ABC):
         monitor: str | None = None,
     ) -> None:
         super().__init__()
+        self._note_options()
         _check_network(net)
         for name, factory in (("optimizer", optimizer), ("scheduler", scheduler)):
             if factory is not None:
@@ -144,6 +165,67 @@ class Strategy(pl.LightningModule, ABC):
         self.finished: dict[str, Tensor] = {}  # what finish() has found, by name
         self._finished_at: int | None = None  # after which step
         self.target = Target(self.likelihood, num_data=num_data)
+
+    def _note_options(self) -> None:
+        """Keep the constructor's arguments: as text for loggers, as recipes in checkpoints."""
+        arguments, options = vars(self).pop("_given")
+        signature = inspect.signature(type(self))
+        given = signature.bind(*arguments, **options)
+        given.apply_defaults()
+        flat: dict[str, Any] = {}
+        for name, value in given.arguments.items():
+            further = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            flat |= value if further else {name: value}
+        texts = {name: _text(value) for name, value in flat.items()}
+        texts |= {k: text for k, text in self.defaults.items() if k in flat and flat[k] is None}
+        recipes = {
+            name: network_recipe(value) if isinstance(value, nn.Module) else recipe(value)
+            for name, value in flat.items()
+        }
+        lost = {k: {"text": str(texts[k])} for k, r in recipes.items() if r is None and flat[k]}
+        self._set_hparams({**recipes, **lost})
+        self._hparams_initial = self._to_hparams_dict(texts)
+        self._log_hyperparams = True
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """A strategy as it was saved; what has a recipe need not be given again.
+
+        Args:
+            checkpoint_path: A file that a trainer wrote.
+            map_location: As for any LightningModule, like the next three.
+            hparams_file: A file with other options.
+            strict: Whether all names must match.
+            weights_only: Whether nothing but tensors and plain values is read.
+            **options: Arguments of the constructor: those of your own classes and functions, and
+                what is to be different.
+        """
+        saved = pl_load(checkpoint_path, map_location="cpu", weights_only=True)
+        noted = saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+        lost = {k: v["text"] for k, v in noted.items() if isinstance(v, dict) and "text" in v}
+        if missing := {name: text for name, text in lost.items() if name not in options}:
+            raise ConfigurationError(
+                f"The checkpoint cannot say how these were made: {missing}. Pass them to "
+                f"load_from_checkpoint, as in {next(iter(missing))}=..., or None to leave one out."
+            )
+        made = {k: make(v) for k, v in noted.items() if k not in options and k not in lost}
+        return super().load_from_checkpoint(
+            checkpoint_path,
+            map_location,
+            hparams_file,
+            strict,
+            weights_only,
+            **made,
+            **options,
+        )
 
     # ---------------------------------------------------------------- what a strategy adds
 
@@ -657,6 +739,22 @@ def batch_size(batch: Any) -> int | None:
     if isinstance(values, Iterable) and not isinstance(values, str):
         return next((size for item in values if (size := batch_size(item))), None)
     return None
+
+
+def _text(value: Any) -> Any:
+    """An option for a person: numbers and words as they are, others in short."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, partial):
+        arguments = [repr(one) for one in value.args]
+        arguments += [f"{name}={one!r}" for name, one in value.keywords.items()]
+        return f"{getattr(value.func, '__name__', value.func)}({', '.join(arguments)})"
+    weights = [p.numel() for p in value.parameters()] if isinstance(value, nn.Module) else []
+    if weights:
+        return f"{type(value).__name__}, {sum(weights):,} weights"
+    if isinstance(value, type) or inspect.isfunction(value):
+        return value.__name__
+    return f"{value!r:.200}"
 
 
 def _check_network(net: Any) -> None:

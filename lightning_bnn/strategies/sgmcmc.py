@@ -101,6 +101,7 @@ class SGMCMC(BankStrategy):
     """
 
     noun = "chains"
+    defaults = {"sampler": "SGHMC(lr=0.001)", "prior": "Normal()"}  # noqa: RUF012
 
     def __init__(
         self,

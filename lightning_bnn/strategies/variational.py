@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from lightning_bnn import families
 from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.families import Family, MeanField
@@ -37,12 +38,15 @@ from lightning_bnn.network import checked_masks, network_tensors
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.random import NoiseGenerator, member_seed
+from lightning_bnn.recipes import allow
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import call_network
 from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory, Strategy
 from lightning_bnn.target import Target
 
 __all__ = ["VariationalBNN"]
+
+allow(families, Family)
 
 Estimator = Literal["weight", "flipout", "local"]
 

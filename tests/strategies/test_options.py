@@ -13,16 +13,19 @@ from pytorch_lightning.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.tuner import Tuner
 from torch import Tensor, nn
+from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_bnn import SGMCMC, DeepEnsemble, VariationalBNN
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.families import MeanField
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Laplace, Normal
-from lightning_bnn.samplers import SGLD
+from lightning_bnn.samplers import SGLD, Cyclical
 from lightning_bnn.stacked import with_output
 from tests.nets import EXAMPLES, make_data
 from tests.trainers import quiet_trainer
@@ -242,3 +245,65 @@ def test_trained_weights_are_not_discarded_without_a_word(
     said = [str(one.message) for one in recwarn if "look trained" in str(one.message)]
     assert len(said) == (kind in ("trained", "batch norm"))
     assert all("start='around'" in text for text in said)
+
+
+def mlp_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Dropout(0.1), nn.Linear(5, 3))
+
+
+SAVED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "VariationalBNN": (
+        lambda: VariationalBNN(
+            mlp_net(), Categorical(), {"*bias": Laplace(0.0, 2.0), "*": Normal(0.0, 0.7)},
+            temperature=0.5, family=MeanField("softplus"), optimizer=partial(SGD, lr=0.01),
+            split=(0, 1),
+        ),
+        {"temperature": 0.5, "optimizer": "SGD(lr=0.01)", "net": "Sequential, 43 weights"},
+    ),
+    "SGMCMC": (
+        lambda: SGMCMC(
+            mlp_net(), Categorical(), sampler=partial(SGLD, lr=1e-4), chains=[2, 5],
+            scheduler=partial(Cyclical, cycle_length=4),
+        ),
+        {"sampler": "SGLD(lr=0.0001)", "chains": "[2, 5]", "prior": "Normal()"},
+    ),
+    "DeepEnsemble": (
+        lambda: DeepEnsemble(mlp_net(), Categorical(), members=3, start="around", chunk=2),
+        {"members": 3, "chunk": 2, "optimizer": "Adam(lr=0.001)"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_loggers_show_the_options_and_a_checkpoint_loads_without_them(
+    name: str, tmp_path: Any
+) -> None:
+    make, shown = SAVED[name]
+    bnn = make()
+    logger = CSVLogger(tmp_path)
+    trainer = quiet_trainer(max_epochs=1, logger=logger)
+    trainer.fit(bnn, DataLoader(make_data("mlp", "classification"), batch_size=16))
+    assert shown.items() <= logger.experiment.hparams.items()
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    loaded = type(bnn).load_from_checkpoint(tmp_path / "end.ckpt", weights_only=True)
+    expected = bnn.state_dict()
+    for key, value in loaded.state_dict().items():
+        if isinstance(value, Tensor):
+            assert torch.equal(value, expected[key]), key
+    assert loaded.hparams == bnn.hparams
+    inputs = INPUTS[:5]
+    if name != "SGMCMC":
+        assert torch.equal(
+            loaded.posterior().predict(inputs).mean, bnn.posterior().predict(inputs).mean
+        )
+
+
+def test_what_a_checkpoint_cannot_say_has_to_be_given(tmp_path: Any) -> None:
+    bnn = DeepEnsemble(lambda: Plain(), Categorical(), members=2, optimizer=lambda p: SGD(p, 0.1))
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(bnn, DataLoader(make_data("mlp", "classification"), batch_size=16))
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    with pytest.raises(ConfigurationError, match=r"'net': '<lambda>', 'optimizer'.*net=\.\.\., or"):
+        DeepEnsemble.load_from_checkpoint(tmp_path / "end.ckpt")
+    loaded = DeepEnsemble.load_from_checkpoint(tmp_path / "end.ckpt", net=Plain, optimizer=None)
+    assert torch.equal(loaded.weights, bnn.weights)
