@@ -10,16 +10,16 @@ numbers to rounding. Ordinary backward works through both, and buffers with a le
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.errors import ConfigurationError
@@ -119,6 +119,10 @@ class StackedModule:
         self.net = net
         self.mode: Mode = mode
         self._looked_at_graph = False
+        self._measuring = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StackedModule, (self.net, self.mode)
 
     def __call__(
         self,
@@ -145,7 +149,9 @@ class StackedModule:
             )
         shared = shared or {}
         if self.mode == "auto" and lengths != {(1,)}:
-            self.mode = self._faster(stacked, inputs, shared, own_inputs)
+            with self._measuring:
+                if self.mode == "auto":  # no other thread has measured it meanwhile
+                    self.mode = self._faster(stacked, inputs, shared, own_inputs)
         way = self._stacked if self.mode == "stacked" else self._loop
         before = _versions(inputs)
         outputs = way(stacked, inputs, shared, own_inputs)
@@ -182,9 +188,8 @@ class StackedModule:
             return call_network(self.net, {**shared, **weights}, inputs)
 
         along = (0, 0 if own_inputs else None)
-        with warnings.catch_warnings(), _attention_that_stacks(stacked):
-            # a missing batching rule falls back to a slow loop inside vmap: take ours instead
-            warnings.filterwarnings("error", message=".*batching rule.*")
+        on_cpu = next(iter(stacked.values())).device.type == "cpu"
+        with _STACKING, _ON_CPU if on_cpu else nullcontext():
             try:
                 return vmap(member, along, randomness="different")(dict(stacked), inputs)
             except (RuntimeError, UserWarning) as error:
@@ -302,20 +307,52 @@ def _refuse_checkpointing(net: nn.Module, outputs: Tensor) -> None:
         waiting.extend(following for following, _ in node.next_functions)
 
 
-@contextmanager
-def _attention_that_stacks(stacked: Mapping[str, Tensor]) -> Iterator[None]:
-    """Keep attention from kernels that have no batching rule: the plain ones have.
+class _ForAllThreads:
+    """Settings of the process, made by the first thread that needs them and undone by the last.
 
-    These are the transformer layers' shortcut for inference and, on a CPU, fused attention.
+    Args:
+        make: Makes the settings and leaves in a stack how they are undone.
     """
-    on_cpu = next(iter(stacked.values())).device.type == "cpu"
+
+    def __init__(self, make: Callable[[ExitStack], None]) -> None:
+        self._make, self._undo = make, ExitStack()
+        self._lock, self._users = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._make(self._undo)
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._undo.close()
+
+
+def _refuse_slow_batching(undo: ExitStack) -> None:
+    """Make an error of a missing batching rule, for which vmap has a slow loop: ours is faster.
+
+    The transformer layers' shortcut for inference has none.
+    """
+    undo.enter_context(warnings.catch_warnings())
+    warnings.filterwarnings("error", message=".*batching rule.*")
     shortcut = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(shortcut)
+    undo.callback(torch.backends.mha.set_fastpath_enabled, shortcut)
+
+
+def _plain_attention(undo: ExitStack) -> None:
+    """Keep attention from the fused kernels, of which those of a CPU have no batching rule."""
+    flags = torch.backends.cuda  # they are those of all devices
+    for kind in ("flash", "mem_efficient", "cudnn"):
+        enable = getattr(flags, f"enable_{kind}_sdp")
+        undo.callback(enable, getattr(flags, f"{kind}_sdp_enabled")())
+        enable(False)
+
+
+_STACKING, _ON_CPU = _ForAllThreads(_refuse_slow_batching), _ForAllThreads(_plain_attention)
 
 
 def _seconds(*ways: Callable[[], None]) -> list[float]:

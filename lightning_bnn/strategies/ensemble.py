@@ -176,10 +176,12 @@ class DeepEnsemble(BankStrategy):
             option="net" if start == "reset" else "start",
         )
         template, stacked = nets[0], begin(nets[0], start=nets if built else start, seed=root)
-        if factory is None and start == "reset" and _looks_trained(template, stacked):
+        if factory is None and start == "reset" and _differs_in_size(template, stacked):
             rank_zero_warn(
-                f"The weights of {type(template).__name__} look trained, and start='reset' starts "
-                "the members at new initial values. Pass start='around' to start from the weights."
+                f"start='reset' starts the members at the initial values of PyTorch's layers, and "
+                f"the weights of {type(template).__name__} are of another size: trained, or "
+                "initialised in another way. Pass start='around' to start from trained weights, or "
+                "a function that builds the network to have its own initial values."
             )
         if prior_function is not None:
             fixed = begin(
@@ -579,7 +581,7 @@ def _check_pretrained(prior: BoundPrior, weights: Tensor) -> None:
             )
 
 
-def _looks_trained(net: nn.Module, fresh: Mapping[str, Tensor]) -> bool:
+def _differs_in_size(net: nn.Module, fresh: Mapping[str, Tensor]) -> bool:
     """Whether a network's tensors differ in size from new initial values of the same, (K, ...).
 
     Random initial values of 64 numbers or more differ in their root mean square by some percent.

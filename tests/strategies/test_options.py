@@ -242,7 +242,7 @@ def test_trained_weights_are_not_discarded_without_a_word(
         net(INPUTS)
     given = (lambda: net) if kind == "factory" else net
     DeepEnsemble(given, Categorical(), members=2, start="around" if kind == "around" else "reset")
-    said = [str(one.message) for one in recwarn if "look trained" in str(one.message)]
+    said = [str(one.message) for one in recwarn if "of another size" in str(one.message)]
     assert len(said) == (kind in ("trained", "batch norm"))
     assert all("start='around'" in text for text in said)
 
