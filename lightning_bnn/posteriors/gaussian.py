@@ -17,7 +17,7 @@ from lightning_bnn.posteriors.base import Blobs
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
 from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights, changed
 from lightning_bnn.selection import FlatLayout
-from lightning_bnn.storage import Stored
+from lightning_bnn.storage.store import Stored
 
 __all__ = ["FlatGaussian", "GaussianPosterior"]
 

@@ -33,7 +33,7 @@ from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.posteriors.gaussian import FlatGaussian
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
 from lightning_bnn.posteriors.weights import Change, Weights, changed
-from lightning_bnn.storage import Stored
+from lightning_bnn.storage.store import Stored
 
 __all__ = ["LowRankPosterior"]
 
