@@ -225,39 +225,36 @@ class LocalFiles(Files):
             with suppress(FileNotFoundError):
                 _sync(folder)
 
-    @override
-    @contextmanager
-    def one_writer(self) -> Iterator[None]:
-        _make(self.path)
-        if sys.platform == "win32":
-            yield
-            return
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # a network file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    if sys.platform != "win32":  # where there are no such locks
 
-    @override
-    def claim(self) -> Callable[[], None]:
-        if sys.platform == "win32":
-            return super().claim()
-        _make(self.path)
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            # of this process alone, not of its forks: gone the moment that it is killed
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
+        @override
+        @contextmanager
+        def one_writer(self) -> Iterator[None]:
+            _make(self.path)
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                with suppress(OSError):  # a network file system without locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
                 os.close(descriptor)
-                raise ConfigurationError(
-                    f"{self} is in use: another run is writing draws to it. Give each run a "
-                    "directory of its own."
-                ) from error
-            # else a network file system without locks
-        return partial(os.close, descriptor)
+
+        @override
+        def claim(self) -> Callable[[], None]:
+            _make(self.path)
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                # of this process alone, not of its forks: gone the moment that it is killed
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    os.close(descriptor)
+                    raise ConfigurationError(
+                        f"{self} is in use: another run is writing draws to it. Give each run a "
+                        "directory of its own."
+                    ) from error
+                # else a network file system without locks
+            return partial(os.close, descriptor)
 
 
 @contextmanager
