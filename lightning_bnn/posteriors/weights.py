@@ -133,6 +133,9 @@ class WeightPosterior(Posterior):
     @mode.setter
     def mode(self, value: Mode) -> None:
         self._stacked.mode = value
+        for component in self.components:
+            if component is not self:
+                component.mode = value
 
     def outputs(self, weights: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """The network's outputs for a batch with stacked draws, (draws, batch, ...)."""
