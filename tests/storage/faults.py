@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import json
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ import fsspec
 import pytest
 
 from lightning_bnn.storage import files
+from lightning_bnn.storage.manifest import encode
 
 BROKEN = OSError(errno.EIO, "broken disk")
 FAULTS = [
@@ -25,6 +27,14 @@ def files_of(directory):
         for path in Path(directory).rglob("*")
         if path.is_file()
     }
+
+
+def forge(path, change):
+    """Change a sealed file and give it a good hash again, as a stranger's program could."""
+    body = json.loads(path.read_bytes())
+    del body["sha256"]
+    change(body)
+    path.write_bytes(encode(body))
 
 
 @contextmanager

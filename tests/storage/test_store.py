@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import lightning_bnn
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.storage import files, store
-from tests.storage.faults import FAULTS, failing, files_of, lost_reply
+from tests.storage.faults import FAULTS, failing, files_of, forge, lost_reply
 
 FIELDS = {"step": 7, "rate": 1e-5, "names": ["é", "b"], "nested": {"none": None, "yes": True}}
 
@@ -49,17 +49,6 @@ def assert_holds(directory, blobs, fields=FIELDS):
             assert torch.equal(loaded[name][key], tensor)
 
 
-def forge(directory, change):
-    """Change the manifest and give it a good hash again, as a stranger's program could."""
-    path = Path(directory) / "manifest.json"
-    manifest = json.loads(path.read_bytes())
-    del manifest["sha256"]
-    change(manifest)
-    text = json.dumps(manifest, separators=(",", ":"))
-    manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    path.write_bytes(json.dumps(manifest, separators=(",", ":")).encode())
-
-
 def blob_path(directory, name="draw-0"):
     (path,) = (Path(directory) / "blobs").glob(f"{name}-*.safetensors")
     return path
@@ -89,6 +78,7 @@ def test_manifest_can_be_read_without_this_package(tmp_path):
     assert manifest["written_by"]["lightning_bnn"][0].isdigit()
     names = {"manifest.json"}
     for entry in manifest["blobs"]:
+        assert list(entry) == ["name", "file", "bytes", "sha256", "tensors"]
         data = (tmp_path / "blobs" / entry["file"]).read_bytes()
         assert entry["bytes"] == len(data)
         assert entry["sha256"] == hashlib.sha256(data).hexdigest()
@@ -397,10 +387,10 @@ def test_forged_manifests_are_refused(tmp_path, key, value):
     def change(manifest):
         (manifest if inside == key else manifest["blobs"][0])[inside] = value
 
-    forge(tmp_path, change)
+    forge(tmp_path / "manifest.json", change)
     with pytest.raises(PosteriorFormatError, match="good hash but wrong contents"):
         store.read(tmp_path)
-    forge(tmp_path, lambda manifest: manifest.pop(key.partition(".")[0]))
+    forge(tmp_path / "manifest.json", lambda manifest: manifest.pop(key.partition(".")[0]))
     with pytest.raises(PosteriorFormatError, match="wrong contents \\(KeyError"):
         store.read(tmp_path)
 
@@ -436,7 +426,10 @@ def test_damaged_and_strange_blobs(tmp_path):
     ):
         save(tmp_path)
         path.write_bytes(contents)
-        forge(tmp_path, lambda manifest, changes=changes: manifest["blobs"][0].update(changes))
+        forge(
+            tmp_path / "manifest.json",
+            lambda manifest, changes=changes: manifest["blobs"][0].update(changes),
+        )
         with pytest.raises(PosteriorFormatError, match=message):
             store.read(tmp_path).load("draw-0")
 

@@ -1,6 +1,5 @@
 """Draws on the disk as they are taken: whole at each moment, read when asked for, never lost."""
 
-import json
 import pickle
 import re
 import threading
@@ -16,10 +15,10 @@ from lightning_bnn import DrawsPosterior, MixturePosterior, Posterior
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors.draws import create_stream
-from lightning_bnn.storage import files, manifest, store
+from lightning_bnn.storage import files, store
 from lightning_bnn.storage import stream as stream_module
 from lightning_bnn.storage.stream import DrawStream
-from tests.storage.faults import FAULTS, failing, files_of, lost_reply
+from tests.storage.faults import FAULTS, failing, files_of, forge, lost_reply
 
 
 def weights(step, chains=2):
@@ -404,9 +403,6 @@ def test_damaged_missing_and_strange_records(tmp_path):
 def test_forged_records_are_refused(tmp_path, key, value):
     stream_of(tmp_path, [2])
     record = tmp_path / "records" / "000000000002.json"
-    body = json.loads(record.read_bytes())
-    del body["sha256"]
-    body["blob"][key] = value
-    record.write_bytes(manifest.encode(body))
+    forge(record, lambda body: body["blob"].update({key: value}))
     with pytest.raises(PosteriorFormatError, match=r"2.json has a good hash but wrong contents"):
         DrawStream.open(tmp_path)
