@@ -409,6 +409,9 @@ def test_damaged_and_strange_blobs(tmp_path):
         message = f"{path.name} is damaged: expected {size} bytes.*found {told}"
         with pytest.raises(PosteriorFormatError, match=message):
             stored.load("draw-0")
+    os.truncate(path, 2**36)  # 64 GB of zeros that take no room: not read to the end
+    with pytest.raises(PosteriorFormatError, match=f"found more than {size}"):
+        stored.load("draw-0")
     stored.load("draw-1")  # each is read alone
     path.unlink()
     with pytest.raises(PosteriorFormatError, match=f"{path.name} is missing.*again"):
