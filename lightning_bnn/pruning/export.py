@@ -33,7 +33,7 @@ from lightning_bnn.errors import ConfigurationError, DataError, LightningBNNErro
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import mean_network
-from lightning_bnn.storage import write_atomic
+from lightning_bnn.storage.files import write_atomic
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
