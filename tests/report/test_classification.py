@@ -45,8 +45,6 @@ def test_scores(case):
     assert scalars["mean_confidence"] == pytest.approx(p.max(1).mean())
     ece = multiclass_calibration_error(torch.tensor(p), torch.tensor(y), 4, n_bins=10)
     assert scalars["ece"] == pytest.approx(ece.item(), abs=1e-6)
-    worst = multiclass_calibration_error(torch.tensor(p), torch.tensor(y), 4, 10, norm="max")
-    assert scalars["max_calibration_error"] == pytest.approx(worst.item(), abs=1e-6)
 
 
 def test_adaptive_and_classwise_errors(case):
@@ -61,7 +59,8 @@ def test_adaptive_and_classwise_errors(case):
 def test_decompositions_add_up(case):
     _, _, block = case
     scalars = block["scalars"]
-    assert sum(block["nll_parts"].values()) == pytest.approx(scalars["nll"], abs=1e-12)
+    expected = scalars["entropy"] + scalars["excess_nll"]
+    assert expected == pytest.approx(scalars["nll"], abs=1e-12)
     parts = block["nll_decomposition"]
     total = parts["uncertainty"] - parts["resolution"] + parts["reliability"] + parts["which_class"]
     assert total == pytest.approx(scalars["nll"], abs=1e-12)
@@ -79,31 +78,11 @@ def test_selective_prediction(case):
     assert block["scalars"]["aurc"] == pytest.approx(np.mean(risks), abs=1e-9)
     largest = max((i + 1 for i in range(500) if risks[i] <= 0.1), default=0) / 500
     assert block["scalars"]["coverage_at_risk"] == pytest.approx(largest)
-    assert block["scalars"]["answered_at_risk"] == round(500 * largest)
-    assert block["scalars"]["errors_at_risk"] == wrong[: round(500 * largest)].sum()
     curve = block["risk_coverage"]
     assert len(curve["coverage"]) <= 200
     for coverage, risk in zip(curve["coverage"], curve["risk"], strict=True):
         assert risk == pytest.approx(risks[round(coverage * 500) - 1])
     assert (curve["coverage"][0], curve["coverage"][-1]) == (1 / 500, 1)
-
-
-def test_histograms(case):
-    p, y, block = case
-    right = p.argmax(1) == y
-    edges = np.arange(11) / 10
-    found = block["confidence"]
-    np.testing.assert_array_equal(found["right"], np.histogram(p.max(1)[right], edges)[0])
-    np.testing.assert_array_equal(found["wrong"], np.histogram(p.max(1)[~right], edges)[0])
-    entropy = -(p * np.log(p)).sum(1)
-    found = block["entropy_accuracy"]
-    for i, count in enumerate(found["count"]):
-        inside = (entropy >= found["edges"][i]) & (entropy < found["edges"][i + 1])
-        assert count == inside.sum()
-        if count:
-            assert found["accuracy"][i] == pytest.approx(right[inside].mean())
-        else:
-            assert math.isnan(found["accuracy"][i])
 
 
 def test_confusion_of_the_most_uncertain(case):

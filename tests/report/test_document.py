@@ -29,8 +29,8 @@ from tests.report.predictions import (
 
 COMMON = {"name", "draws", "verdict", "invalid", "scalars", "shift", "sections"}
 CLASSES = COMMON | {
-    "nll_parts", "nll_decomposition", "brier_decomposition", "reliability", "confidence",
-    "risk_coverage", "entropy_accuracy", "confusion", "per_class", "temperature", "uncertain",
+    "nll_decomposition", "brier_decomposition", "reliability", "risk_coverage", "confusion",
+    "per_class", "temperature", "uncertain",
 }  # fmt: skip
 NUMBERS = COMMON | {"pit", "coverage", "error_sd", "uncertainty", "scatter", "fit"}
 
@@ -179,21 +179,6 @@ def test_save_to_a_url(made: Report) -> None:
         assert json.load(file) == made.numbers
     with fsspec.open("memory://reports/first.html", "r") as file:
         assert file.read() == made.html()
-
-
-def test_a_page_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    broken = Report({"format": 0, "summary": [], "title": "x"})
-    with pytest.raises(ValueError, match="format"):
-        broken.save(tmp_path / "report.html")
-    assert not list(tmp_path.iterdir())
-
-
-def test_save_without_a_folder(
-    made: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    made.save("report.html")
-    assert (tmp_path / "report.html").exists()
 
 
 def test_save_wants_a_page(made: Report) -> None:

@@ -85,8 +85,9 @@ def test_reliability(of_classes: Any) -> None:
 
 def test_confidence(of_classes: Any) -> None:
     block, figures = of_classes
-    part = {key: np.array(value, float) for key, value in block["confidence"].items()}
-    right, wrong = part["right"], part["wrong"]
+    part = {key: np.array(value, float) for key, value in block["reliability"]["width"].items()}
+    right = np.round(np.nan_to_num(part["observed"]) * part["count"])
+    wrong = part["count"] - right
     drawn = figures["confidence"]
     near(drawn.marks("wrong", "rect")[:, 1], 0 * wrong[wrong > 0])
     near(drawn.marks("wrong", "rect")[:, 3], wrong[wrong > 0], 0.03)
@@ -108,17 +109,7 @@ def test_risk_against_coverage(of_classes: Any, classes: Numbers) -> None:
     near(figures["risk-coverage"].marks("limit", "circle"), kept)
 
 
-def test_accuracy_against_entropy(of_classes: Any) -> None:
-    block, figures = of_classes
-    part = block["entropy_accuracy"]
-    known = [i for i, count in enumerate(part["count"]) if count]
-    found = figures["entropy-accuracy"].marks("accuracy", "rect")
-    near(found[:, 3], [part["accuracy"][i] for i in known])
-    near(found[:, 0], [part["edges"][i] for i in known])
-
-
 SUMS = {
-    "nll-parts": ("nll", "nll_parts", {"aleatoric": 1, "epistemic": 1, "excess": 1}),
     "nll-decomposition": (
         "nll", "nll_decomposition",
         {"uncertainty": 1, "resolution": -1, "reliability": 1, "which_class": 1},
@@ -140,7 +131,7 @@ def test_sums_add_up_step_by_step(of_classes: Any, name: str) -> None:
     at = 0.0
     for part, sign in signs.items():
         after = at + sign * block[key][part]
-        found = drawn.lengths(part.split("_")[0])[0] * pixel
+        found = drawn.lengths(part)[0] * pixel
         np.testing.assert_allclose(found, sorted([at, after]), atol=1.5 * pixel)
         at = after
     assert at == pytest.approx(total)

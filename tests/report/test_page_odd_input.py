@@ -223,7 +223,6 @@ def test_one_draw_shows_no_disagreement(browser: Browser, opener: Opener, either
     assert "epistemic" not in browser.run(
         "return [...document.querySelectorAll('#figures .legend')].map(e => e.textContent).join()"
     )
-    assert browser.texts("#nll-parts svg text")[::2] in ([], ["entropy", "excess", "NLL"])
     alone = browser.run(epistemic)
     opener(redrawn(either, models=[block | {"draws": 2}]))
     assert browser.run(epistemic) > alone
@@ -233,7 +232,6 @@ SIZES = (
     (1e6, [1.0e6, 1.5e6, 2.0e6]),
     (1e-9, [2e-9, 3e-9, 4e-9]),
     (0.0, [-2e6, 0.0, 2.5e6]),
-    (1e6, [1e6, 1e6, 1e6]),
     (0.0, [0.0, 0.0, 0.0]),
 )
 

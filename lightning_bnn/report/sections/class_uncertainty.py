@@ -12,15 +12,14 @@ import numpy as np
 from lightning_bnn.report import figure as fig
 from lightning_bnn.report.classification import PER_CLASS
 from lightning_bnn.report.sample import Sample
-from lightning_bnn.report.sections.base import Line, Numbers, Section
-from lightning_bnn.report.sections.reliability import ONE_DRAW, two_kinds
+from lightning_bnn.report.sections.base import Numbers, Section
 from lightning_bnn.report.text import count, fixed, percent, short
-from lightning_bnn.report.words import class_name, listed
+from lightning_bnn.report.words import ONE_DRAW, class_name
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
 
-__all__ = ["ClassUncertainty"]
+__all__ = ["ClassUncertainty", "two_kinds"]
 
 # The share of rows that are called the most uncertain, and how many classes and pairs are shown.
 UNCERTAIN_SHARE = 0.1
@@ -49,18 +48,6 @@ class ClassUncertainty(Section):
             ],
             "confusion": _confusion(model.sample, len(counts)),
         }
-
-    def words(self, document: Numbers) -> Iterator[Line]:
-        """The classes that the data lack."""
-        counted = document["models"][0]["per_class"]
-        missing = [class_name(document, each["class"]) for each in counted if not each["count"]]
-        if len(missing) == 1:
-            which, it, its = f"class {missing[0]} never occurs", "it", "its"
-        else:
-            which, it, its = f"classes {listed(missing)} never occur", "them", "their"
-        if missing:
-            known = f"{its} accuracy is unknown, and the classwise ECE counts {it} with frequency 0"
-            yield None, "note", f"{which} in these data: {known}."
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
         """Uncertainty by true class, and the confusion of the most uncertain."""
@@ -94,6 +81,19 @@ def _confusion(sample: Sample, classes: int) -> dict[str, Any]:
             {"target": pairs[i, 0], "predicted": pairs[i, 1], "count": counts[i]} for i in largest
         ],
     }
+
+
+def two_kinds(
+    name: str, title: str, aleatoric: float, epistemic: float | None, unit: str = ""
+) -> fig.BarRow:
+    """A bar of aleatoric and epistemic uncertainty; of one draw (None) the first alone."""
+    total = aleatoric + (epistemic or 0.0)
+    first, second = f"aleatoric{unit}", f"epistemic{unit}"
+    parts = [fig.Part(0, aleatoric, short(aleatoric), first, "aleatoric", "aleatoric")]
+    if epistemic is not None:
+        text = short(epistemic)
+        parts.append(fig.Part(aleatoric, total, text, second, "epistemic", "epistemic"))
+    return fig.BarRow(name, short(total), parts, title)
 
 
 def _per_class(block: Numbers, known: list[Numbers], document: Numbers) -> fig.Bars:
