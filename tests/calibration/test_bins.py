@@ -1,7 +1,6 @@
 """Bins against plain loops, scikit-learn's curve and SciPy's binomial distribution."""
 
 import pickle
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -39,11 +38,6 @@ def place_of(value: float, edges: np.ndarray) -> int:
 
 
 # ------------------------------------------------------------------ edges
-
-
-@pytest.mark.parametrize("bins", [1, 3, 10, 15, 49, 1000])
-def test_equally_wide_edges_are_the_nearest_numbers_to_the_fractions(bins):
-    assert width_edges(bins).tolist() == [float(Fraction(k, bins)) for k in range(bins + 1)]
 
 
 @given(

@@ -119,14 +119,6 @@ class TestScaled:
         assert result["after"]["nll"] < result["before"]["nll"]
         assert result["after"]["ece"] < result["before"]["ece"]
 
-    def test_cross_fit(self):
-        log_probabilities, targets = simulate(4000, 4, 0.5)
-        result = scaled(log_probabilities, targets, None, np.arange(4000))
-        assert result["fitted_on"] == "cross-fit"
-        assert result["value"] == fit_temperature(log_probabilities, targets)
-        whole = nll(log_probabilities, targets, result["value"])
-        assert whole < result["after"]["nll"] < whole + 0.01 < result["before"]["nll"]
-
     def test_cross_fit_judges_each_half_by_the_other(self):
         """The halves, found by changing the targets of one example after the other."""
         log_probabilities, targets = simulate(40, 3, 1.0)

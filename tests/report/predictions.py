@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -99,3 +100,10 @@ def document_of(
 ) -> dict[str, Any]:
     """The document of several models."""
     return make_report(with_others(models, outside, validation), **options).numbers
+
+
+def drawn_rows(count: int, replicates: int = 3) -> tuple[Any, Any]:
+    """Weights of the bootstrap, and for each replicate the rows they stand for."""
+    rows = np.random.default_rng(0).integers(0, count, (replicates, count))
+    weights = np.stack([np.bincount(row, minlength=count) for row in rows])
+    return weights.astype(np.float32), rows

@@ -10,10 +10,10 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from lightning_bnn.calibration.bins import bin_sums, width_edges
 from lightning_bnn.calibration.error import expected_calibration_error
-from lightning_bnn.predictive import BernoulliPredictive, CategoricalPredictive
+from lightning_bnn.predictive import BernoulliPredictive
 from lightning_bnn.report.comparison import common_rows
 from lightning_bnn.report.statistics import Statistics
-from tests.report.predictions import block_of, class_data, class_statistics
+from tests.report.predictions import block_of, class_data, class_statistics, drawn_rows
 
 
 @pytest.fixture(scope="module")
@@ -170,39 +170,11 @@ def test_verdict(sharpen, label):
     assert block["verdict"]["label"] == label
 
 
-def test_impossible_targets():
-    logits = torch.tensor([[[0.9, 0.1], [1.0, 0.0]]]).log().repeat(1, 10, 1)
-    statistics = Statistics(bins=5)
-    statistics.update(CategoricalPredictive(logits), torch.tensor([0, 1] * 10))
-    block = block_of(statistics)
-    assert block["invalid"]["impossible"] == 10
-    assert block["scalars"]["nll"] == math.inf
-    assert math.isfinite(block["scalars"]["brier"])
-    assert block["verdict"]["label"] == "over-confident"
-
-
-def test_positions_are_clustered():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(1, 40, 3, 1, generator=generator).expand(1, 40, 3, 9)
-    targets = torch.randint(0, 3, (40, 9), generator=generator)
-    statistics = Statistics()
-    statistics.update(CategoricalPredictive(logits), targets)
-    assert block_of(statistics)["verdict"]["clustered"] is True
-
-
-def drawn(count, replicates=3):
-    """Weights, and for each replicate the rows they stand for."""
-    generator = np.random.default_rng(0)
-    rows = generator.integers(0, count, (replicates, count))
-    weights = np.stack([np.bincount(row, minlength=count) for row in rows]).astype(np.float32)
-    return weights, rows
-
-
 def test_replicates_equal_scores_of_drawn_rows():
     logits, targets = class_data(count=150)
     statistics = class_statistics(logits, targets)
     block = block_of(statistics, validation=class_statistics(*class_data(seed=3)))
-    weights, drawn_rows = drawn(150)
+    weights, replicates = drawn_rows(150)
     found = statistics.sums.replicated(
         statistics, block, common_rows({"net": statistics}, 1000), weights
     )
@@ -210,7 +182,7 @@ def test_replicates_equal_scores_of_drawn_rows():
     cooled = p ** (1 / block["temperature"]["value"])
     cooled /= cooled.sum(1, keepdims=True)
     edges = width_edges(10)
-    for r, rows in enumerate(drawn_rows):
+    for r, rows in enumerate(replicates):
         right = (p.argmax(1) == y)[rows].astype(float)
         mass = np.quantile(p.max(1), np.arange(11) / 10)
         expected = {

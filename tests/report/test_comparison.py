@@ -10,8 +10,6 @@ from lightning_bnn.errors import DataError
 from lightning_bnn.predictive import CategoricalPredictive, GaussianPredictive
 from lightning_bnn.report.comparison import _row, common_rows, comparison
 from lightning_bnn.report.document import model_block
-from lightning_bnn.report.sample import priorities
-from lightning_bnn.report.statistics import Statistics
 from tests.report.predictions import (
     class_data,
     class_statistics,
@@ -96,29 +94,6 @@ def test_a_model_without_the_loader_has_no_value(two):
     assert not values[1]["tied"]
 
 
-def test_the_interval_of_the_accuracy_is_that_of_a_proportion(two):
-    """Percentile bootstrap against the normal interval: within a fifth of its width."""
-    table, _ = two
-    value = rows_of(table)["accuracy"]["values"][0]
-    half = 1.96 * math.sqrt(value["value"] * (1 - value["value"]) / 400)
-    assert value["upper"] - value["lower"] == pytest.approx(2 * half, rel=0.2)
-
-
-def test_rows_of_one_example_stay_together():
-    """Forty equal rows an example: the interval is that of the examples, not of the rows."""
-    logits, targets = class_data(count=60, draws=1)
-    each = table_of({"net": class_statistics(logits, targets)})[0]
-    many = Statistics(bins=10)
-    places = logits[..., None].expand(1, 60, 4, 40)
-    many.update(CategoricalPredictive(places), targets[:, None].expand(60, 40))
-    wide = table_of({"net": many})[0]
-    for key in ("accuracy", "nll", "brier"):
-        one, other = (rows_of(table)[key]["values"][0] for table in (each, wide))
-        assert other["upper"] - other["lower"] == pytest.approx(
-            one["upper"] - one["lower"], rel=0.15
-        )
-
-
 def test_a_part_of_the_rows_moves_to_the_value_of_all(monkeypatch):
     """The bootstrap has 100 rows, whose own accuracy is another one than that of all 900."""
     monkeypatch.setattr("lightning_bnn.report.comparison.MOST_ROWS", 100)
@@ -186,14 +161,6 @@ def test_many_models_need_more_to_be_clear():
     assert all(value["tied"] for value in values[1:])
 
 
-def test_calibration_errors_that_are_noise_are_tied():
-    """Both have a true error of 0; the finer one has more noise, twice in its replicates."""
-    best, other = np.full(1000, 0.005), np.random.default_rng(0).uniform(0.04, 0.06, 1000)
-    assert one_row([0.005, 0.035], [best, other], key="ece")[1]["tied"]
-    assert not one_row([0.005, 0.035], [best, other])[1]["tied"]
-    assert not one_row([0.005, 0.2], [best, other + 0.15], key="ece")[1]["tied"]
-
-
 def test_rows_that_every_model_could_predict():
     logits, targets = class_data(count=40)
     models = {}
@@ -209,27 +176,6 @@ def test_rows_that_every_model_could_predict():
         np.testing.assert_array_equal(model.sample.example[chosen], rows.example)
     same = {"a": models["a"], "again": models["a"]}
     assert common_rows(same, most=1000).complete  # values over all rows are over the same rows
-
-
-def test_at_most_so_many_by_priority():
-    models = {"a": class_statistics(*class_data(count=200))}
-    rows = common_rows(models, most=30)
-    expected = np.argsort(priorities(np.arange(200), np.zeros(200, int)))[:30]
-    np.testing.assert_array_equal(rows.example, np.sort(expected))
-
-
-def test_invalid_rows_change_a_sample_without_harm():
-    logits, targets = class_data(count=300)
-    damaged = logits.clone()
-    damaged[0, :20] = math.nan
-    models = {
-        "a": class_statistics(logits, targets, keep=100),
-        "b": class_statistics(damaged, targets, keep=100),
-    }
-    rows = common_rows(models, most=1000)
-    assert not rows.complete
-    assert 80 <= len(rows.example) < 100
-    assert rows.example.min() >= 20
 
 
 def test_other_examples_or_targets():

@@ -55,7 +55,7 @@ def test_a_classification(classes: Numbers) -> None:
     figures = drawn(classes)
     assert list(figures) == ["calibration", "errors", "shift"]
     blue, orange = (COLOURS[name][0] for name in ("blue", "orange"))
-    reliability, confidence, second, _ = figures["calibration"].axes
+    reliability, second, confidence, _ = figures["calibration"].axes
     assert reliability.get_title() == "honest net\nReliability diagram"
     for axes, colour, block in zip(
         (reliability, second), (blue, orange), classes["models"], strict=True
@@ -73,7 +73,7 @@ def test_a_classification(classes: Numbers) -> None:
     curve = classes["models"][0]["risk_coverage"]
     expected = np.column_stack([curve["coverage"], curve["risk"]])
     np.testing.assert_allclose(line(risk, blue), expected, atol=1e-4)
-    letters, rotated, *_ = figures["shift"].axes
+    letters, _, rotated, _ = figures["shift"].axes
     assert letters.get_title() == "honest net\nletters"
     assert rotated.get_title() == "rotated"
     part = classes["models"][0]["shift"]["letters"]["by"]["entropy"]

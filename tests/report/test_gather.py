@@ -133,17 +133,6 @@ def test_every_example_counts_once(
         assert numbers == values  # the place in the data
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_dropping_the_last(drop_last: bool) -> None:
-    """A sampler that drops has no repeats; batches that are dropped were never seen."""
-    data = torch.arange(11)
-    samplers = [DistributedSampler(data, 2, r, shuffle=False, drop_last=True) for r in (0, 1)]
-    loaders = [DataLoader(data, 2, sampler=s, drop_last=drop_last) for s in samplers]
-    numbers, values = collected(loaders)
-    assert numbers == values
-    assert sorted(values) == list(range(8 if drop_last else 10))
-
-
 def test_lightnings_own_samplers() -> None:
     data = torch.arange(11)
     unrepeated = [

@@ -54,19 +54,6 @@ def check_rings(drawn: Drawing, x: Any, y: Any, lower: Any, upper: Any) -> None:
         assert drawn.layers["outside"] == []
 
 
-def test_rings(browser: Browser, opener: Opener, numbers: Numbers) -> None:
-    """The first model is too narrow: most of its points lie outside."""
-    opener(numbers)
-    read = browser.run(READ)
-    coverage, error = (numbers["models"][0][key] for key in ("coverage", "error_sd"))
-    limits = [(part["lower"], part["upper"]) for part in (coverage, error)]
-    check_rings(Drawing(read["coverage"]), coverage["nominal"], coverage["observed"], *limits[0])
-    check_rings(Drawing(read["error-sd"]), error["sd"], error["rmse"], *limits[1])
-    assert min(len(read[name]["layers"]["outside"]) for name in ("coverage", "error-sd")) > 3
-    browser.hover("#coverage .hit", 5)
-    assert "(outside)" in (browser.tooltip() or "")
-
-
 def test_reliability(of_classes: Any) -> None:
     block, figures = of_classes
     curve = {key: np.array(part, float) for key, part in block["reliability"]["width"].items()}
@@ -98,17 +85,6 @@ def test_confidence(of_classes: Any) -> None:
     near(drawn.marks("marks", "line")[:, 0], [scalars["mean_confidence"], scalars["accuracy"]])
 
 
-def test_risk_against_coverage(of_classes: Any, classes: Numbers) -> None:
-    _, figures = of_classes
-    for index, each in enumerate(classes["models"]):
-        curve = each["risk_coverage"]
-        expected = np.column_stack([curve["coverage"], curve["risk"]])
-        near(figures["risk-coverage"].path(f"model-{index}"), expected)
-    scalars = classes["models"][1]["scalars"]
-    kept = [[scalars["coverage_at_risk"], scalars["risk"]]]
-    near(figures["risk-coverage"].marks("limit", "circle"), kept)
-
-
 SUMS = {
     "nll-decomposition": (
         "nll", "nll_decomposition",
@@ -135,19 +111,6 @@ def test_sums_add_up_step_by_step(of_classes: Any, name: str) -> None:
         np.testing.assert_allclose(found, sorted([at, after]), atol=1.5 * pixel)
         at = after
     assert at == pytest.approx(total)
-
-
-def test_uncertainty_of_each_class(of_classes: Any) -> None:
-    block, figures = of_classes
-    drawn = figures["per-class"]
-    aleatoric, epistemic = (
-        np.array([each[key] for each in block["per_class"]]) for key in ("aleatoric", "epistemic")
-    )
-    ends = drawn.lengths("epistemic")[:, 1]
-    pixel = (aleatoric + epistemic).max() / ends.max()
-    near(drawn.lengths("aleatoric") * pixel, np.column_stack([0 * aleatoric, aleatoric]), 0.01)
-    near(ends * pixel, aleatoric + epistemic, 0.01)
-    near(drawn.lengths("epistemic")[:, 0] * pixel, aleatoric, 0.01)
 
 
 def test_temperature(of_classes: Any) -> None:
@@ -237,16 +200,6 @@ def test_error_against_spread(of_numbers: Any) -> None:
     sizes = np.column_stack([cloud["sd"], np.abs(cloud["error"])])
     points = drawn.marks("points", "circle")
     near(points, sizes[: len(points)], 0.01)
-
-
-def test_where_the_variance_comes_from(of_numbers: Any) -> None:
-    block, figures = of_numbers
-    part, drawn = block["uncertainty"], figures["uncertainty-sd"]
-    aleatoric, epistemic = np.array(part["aleatoric"]), np.array(part["epistemic"])
-    ends = drawn.lengths("epistemic")
-    pixel = (aleatoric + epistemic).max() / ends.max()
-    near(drawn.lengths("aleatoric")[:, 1] * pixel, aleatoric, 0.01)
-    near(ends * pixel, np.column_stack([aleatoric, aleatoric + epistemic]), 0.01)
 
 
 def test_fit(of_numbers: Any) -> None:

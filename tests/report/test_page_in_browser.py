@@ -124,16 +124,6 @@ def test_tabs_change_the_model(browser: Browser, opener: Opener, either: Numbers
     assert browser.messages() == []
 
 
-def test_bins_of_equal_mass(browser: Browser, opener: Opener, classes: Numbers) -> None:
-    opener(classes)
-    browser.click("#reliability .switch button", 1)
-    curve = classes["models"][0]["reliability"]["mass"]
-    dots = "return document.querySelectorAll('#reliability [data-series=dots] circle').length"
-    assert browser.run(dots) == len(curve["count"])
-    browser.hover("#reliability .hit", 0)
-    assert f"{curve['stated'][0]:.3f}" in (browser.tooltip() or "")
-
-
 def test_the_legend_switches_a_series_and_remembers(
     browser: Browser, opener: Opener, classes: Numbers
 ) -> None:
@@ -164,17 +154,6 @@ def test_the_score_of_the_shift(browser: Browser, opener: Opener, classes: Numbe
     told = [f"{part[key]:.3f}" for key in ("auroc", "aupr", "fpr95")]
     assert browser.texts("#shift-0 .chosen td") == told
     assert "maximum probability" in browser.texts("#shift-0 .axes .name")
-
-
-def test_the_numbers_behind_a_figure(browser: Browser, opener: Opener, classes: Numbers) -> None:
-    opener(classes)
-    browser.click("#confidence details summary")
-    browser.driver.execute_async_script("setTimeout(arguments[0], 50)")
-    cells = browser.texts("#confidence .data tbody td")
-    told = [
-        sum(int(cell.replace(",", "")) for cell in pair) for pair in zip(cells[1::4], cells[2::4])
-    ]
-    assert told == classes["models"][0]["reliability"]["width"]["count"]
 
 
 def test_the_comparison_marks_the_best(browser: Browser, opener: Opener, classes: Numbers) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.errors import DataError
 from lightning_bnn.predictive import (
     BernoulliPredictive,
     CategoricalPredictive,
@@ -182,8 +182,3 @@ def test_targets_that_do_not_fit():
     gaussian = GaussianPredictive(torch.zeros(1, 2), torch.ones(1, 2))
     with pytest.raises(DataError, match="finite targets; number 1 of this batch is nan"):
         make_rows(gaussian, torch.tensor([0.0, math.nan]), np.arange(2))
-
-
-def test_another_kind_of_predictive():
-    with pytest.raises(ConfigurationError, match="got str"):
-        make_rows("predictive", None, np.arange(1))

@@ -138,24 +138,3 @@ def test_a_process_without_batches():
     empty.merge(statistics)
     assert (empty.rows, empty.draws, empty.classes) == (20, 3, 4)
     assert Statistics().rows == 0
-
-
-def test_scores_of_a_classification():
-    logits, _ = class_data(count=50)
-    logits[0, 3] = math.nan
-    outside, other = Statistics(), Statistics()
-    outside.update(CategoricalPredictive(logits[:, :20].float()), None, torch.arange(20))
-    other.update(CategoricalPredictive(logits[:, 20:].float()), None, torch.arange(20, 50))
-    outside.merge(pickle.loads(pickle.dumps(other)))
-    outside.merge(Statistics())
-    p = logits.float().double().softmax(2)
-    entropy = torch.special.entr(p.mean(0)).sum(1)
-    within = torch.special.entr(p).sum(2).mean(0)
-    valid = [i for i in range(50) if i != 3]
-    assert (outside.examples, len(outside.invalid), outside.classes) == (50, 1, 4)
-    np.testing.assert_array_equal(outside.sample.example, valid)
-    np.testing.assert_allclose(outside.scores("entropy"), entropy[valid])
-    np.testing.assert_allclose(outside.scores("mutual_information"), (entropy - within)[valid])
-    np.testing.assert_allclose(
-        outside.scores("maximum_probability"), p.mean(0).amax(1)[valid], atol=1e-6
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from lightning_bnn.report import figure as fig
 from lightning_bnn.report.classification import PER_CLASS
 from lightning_bnn.report.sample import Sample
 from lightning_bnn.report.sections.base import Numbers, Section
-from lightning_bnn.report.text import count, fixed, percent, short
+from lightning_bnn.report.text import count, percent, short
 from lightning_bnn.report.words import ONE_DRAW, class_name
 
 if TYPE_CHECKING:
@@ -98,18 +97,14 @@ def two_kinds(
 
 def _per_class(block: Numbers, known: list[Numbers], document: Numbers) -> fig.Bars:
     alone = block["draws"] == 1
-
-    def total(each: Numbers) -> float:
-        return float(each["aleatoric"] + (each["epistemic"] or 0.0))
-
-    shown = sorted(known, key=lambda each: -total(each))[:MOST_BARS]
+    shown = sorted(known, key=lambda each: -each["aleatoric"] - each["epistemic"])[:MOST_BARS]
     rows = []
     for each in sorted(shown, key=lambda each: each["class"]):
         name = class_name(document, each["class"])
         title = f"Class {name}: {count(each['count'])} examples, accuracy"
         title += f" {percent(each['accuracy'])}"
-        row = two_kinds(name, title, each["aleatoric"], None if alone else each["epistemic"])
-        rows.append(replace(row, text=fixed(total(each), 3)))
+        epistemic = None if alone else each["epistemic"]
+        rows.append(two_kinds(name, title, each["aleatoric"], epistemic))
     columns = {
         "class": [class_name(document, each["class"]) for each in block["per_class"]],
         "examples": [count(each["count"]) for each in block["per_class"]],
@@ -125,7 +120,7 @@ def _per_class(block: Numbers, known: list[Numbers], document: Numbers) -> fig.B
         "Aleatoric uncertainty (expected entropy, in nats) is noise that more data of the same "
         f"kind would leave{'. ' + ONE_DRAW if alone else f'; {doubt} more data would shrink.'}",
         f"{note} The table has all." if len(shown) < len(block["per_class"]) else "",
-        logged=False, rows=rows, domain=(0.0, max(map(total, shown)) or 1.0),
+        logged=False, rows=rows, domain=fig.domain([row.parts[-1].end for row in rows], zero=True, air=0),
         step=24 if len(shown) > 12 else 32, table=fig.table(columns),
     )  # fmt: skip
 
