@@ -96,6 +96,11 @@ class Classification(Sums):
         classes = self.per_class.shape[1]
         self.per_class += np.stack([np.bincount(target, weight, classes) for weight in weights])
 
+    def by_mass(self, model: Statistics) -> binned.BinSums:
+        """Confidence against whether the top class was right, in bins with as many rows each."""
+        confidence, correct = model.sample["confidence"], model.sample["correct"]
+        return binned.bin_sums(confidence, correct, binned.mass_edges(confidence, model.bins))
+
     def block(self, model: Statistics, risk: float) -> dict[str, Any]:
         """Verdict and scores.
 
@@ -103,9 +108,7 @@ class Classification(Sums):
             model: What was gathered of the model.
             risk: The largest share of errors that is acceptable among the answers given.
         """
-        confidence, correct = model.sample["confidence"], model.sample["correct"]
-        by_mass = binned.bin_sums(confidence, correct, binned.mass_edges(confidence, model.bins))
-        risks = risk_coverage(confidence, 1.0 - correct)
+        risks = risk_coverage(model.sample["confidence"], 1.0 - model.sample["correct"])
         verdict = class_verdict(
             binned.reliability_curve(self.confidence, level=CLASS_BAND_LEVEL),
             self.total("score"),
@@ -121,7 +124,7 @@ class Classification(Sums):
                 "mean_confidence": self.mean("confidence"),
                 "excess_nll": self.mean("nll") - self.mean("aleatoric") - self.mean("epistemic"),
                 "ece": expected_calibration_error(self.confidence),
-                "adaptive_ece": expected_calibration_error(by_mass),
+                "adaptive_ece": expected_calibration_error(self.by_mass(model)),
                 "classwise_ece": expected_calibration_error(self.classwise),
                 "aurc": float(risks.mean()),
                 "coverage_at_risk": coverage_at_risk(risks, risk),

@@ -48,6 +48,7 @@ class Statistics:
         labels: Whether the classes are the two values of a yes-or-no label.
         counts: Whether the targets are counts.
         examples: Number of examples seen, the invalid ones included.
+        invalid: The indices of the examples whose prediction is not finite, in ascending order.
         sums: Exact sums over all rows (Classification or Regression).
         sample: The rows kept; of data without targets the columns of the scores.
         kept: The rows of which everything is kept; for a classification those with
@@ -78,7 +79,7 @@ class Statistics:
         self.labels = False
         self.counts = False
         self.examples = 0
-        self._invalid: list[Array] = []
+        self.invalid: Array = np.zeros(0, np.int64)
         self.sums: Any = None
         self.sample = self.kept = Sample(keep)
         self.sections: list[Section] = [copy.deepcopy(section) for section in sections]
@@ -89,11 +90,6 @@ class Statistics:
     def rows(self) -> int:
         """Number of rows: statements about valid examples."""
         return 0 if self.sums is None else int(self.sums.count)
-
-    @property
-    def invalid(self) -> Array:
-        """The indices of the examples whose prediction is not finite, in ascending order."""
-        return np.sort(np.concatenate([np.zeros(0, np.int64), *self._invalid]))
 
     def update(
         self,
@@ -126,7 +122,7 @@ class Statistics:
         self.labels = rows.classes == 2 and rows.predictive.mean.ndim == rows.predictive.mode.ndim
         self.counts = getattr(predictive, "discrete", False)
         self.examples += len(predictive)
-        self._invalid.append(rows.invalid)
+        self.invalid = np.union1d(self.invalid, rows.invalid)
         samples = [(self.sample, self.sums.ood.values() if targets is None else self.sums.columns)]
         if self.kept is not self.sample and targets is not None:
             samples.append((self.kept, ("target", "log_probabilities")))
@@ -171,7 +167,7 @@ class Statistics:
         self.draws = min(each for each in (self.draws, other.draws) if each is not None)
         self.labels, self.counts = other.labels, other.counts
         self.examples += other.examples
-        self._invalid.extend(other._invalid)
+        self.invalid = np.union1d(self.invalid, other.invalid)
         self.sums.merge(other.sums)
         self.sample.merge(other.sample)
         if self.kept is not self.sample:

@@ -201,10 +201,7 @@ def _about_data(document: Numbers) -> Iterator[Line]:
         gaps = f"only gaps above about {points(unseen)} {where} would be seen"
         yield None, level, f"with {statements(document)}, {gaps}."
     if data["rows"] > data["examples"]:
-        if all(block["verdict"]["clustered"] for block in blocks):
-            taken = "verdicts and intervals allow for their dependence, bands do not"
-        else:
-            taken = "verdicts and bands take them as independent, intervals do not"
+        taken = "verdicts and intervals allow for their dependence, bands do not"
         examples = plural(data["examples"], "example")
         yield None, "note", f"the {examples} have several rows each: {taken}."
     if data["sampled"] is not None:

@@ -71,17 +71,6 @@ def test_yes_or_no() -> None:
         assert block(made)["scalars"]["nll"] == pytest.approx(log_loss(came, yes), abs=1e-10)
 
 
-def test_numbers_with_scales() -> None:
-    generator = np.random.default_rng(2)
-    means, sd = generator.normal(size=300), generator.uniform(0.5, 2, size=300)
-    targets = generator.normal(means, sd)
-    made = report(means, targets, scales=sd)
-    assert made.numbers["task"] == "regression"
-    wanted = -stats.norm(means, sd).logpdf(targets).mean()
-    assert block(made)["scalars"]["nll"] == pytest.approx(wanted, abs=1e-10)
-    assert block(made)["scalars"]["rmse"] == pytest.approx(np.sqrt(np.mean((means - targets) ** 2)))
-
-
 def test_numbers_with_draws_and_outputs() -> None:
     generator = np.random.default_rng(3)
     means = generator.normal(size=(4, 50, 2))

@@ -159,17 +159,6 @@ def test_yes_or_no_scores_agree_with_the_logged_ones():
     assert block["scalars"]["nll"] == pytest.approx(log_loss(targets, yes))
 
 
-@pytest.mark.parametrize(
-    ("sharpen", "label"),
-    [(1.0, "calibrated"), (1.6, "over-confident"), (0.6, "under-confident")],
-)
-def test_verdict(sharpen, label):
-    """At 2,000 rows the power is above 0.999; a false alarm has 1 percent, for this seed none."""
-    logits, targets = class_data(count=2000, sharpen=sharpen, draws=1)
-    block = block_of(class_statistics(logits, targets))
-    assert block["verdict"]["label"] == label
-
-
 def test_replicates_equal_scores_of_drawn_rows():
     logits, targets = class_data(count=150)
     statistics = class_statistics(logits, targets)

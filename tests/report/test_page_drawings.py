@@ -20,21 +20,22 @@ Opener = Callable[..., None]
 NEAR = 0.006
 
 
-@pytest.fixture(scope="module")
-def of_classes(browser: Browser, opener: Opener, classes: Numbers) -> tuple[Numbers, Any]:
-    """The figures of the second model, which has draws."""
-    opener(classes)
-    browser.run("document.querySelectorAll('#tabs button')[1].click()")
-    read = browser.run(READ)
-    return classes["models"][1], {name: Drawing(each) for name, each in read.items()}
-
-
-@pytest.fixture(scope="module")
-def of_numbers(browser: Browser, opener: Opener, numbers: Numbers) -> tuple[Numbers, Any]:
+def second_model(browser: Browser, opener: Opener, numbers: Numbers) -> tuple[Numbers, Any]:
+    """The numbers and the drawings of the second model, which has draws."""
     opener(numbers)
     browser.run("document.querySelectorAll('#tabs button')[1].click()")
     read = browser.run(READ)
     return numbers["models"][1], {name: Drawing(each) for name, each in read.items()}
+
+
+@pytest.fixture(scope="module")
+def of_classes(browser: Browser, opener: Opener, classes: Numbers) -> tuple[Numbers, Any]:
+    return second_model(browser, opener, classes)
+
+
+@pytest.fixture(scope="module")
+def of_numbers(browser: Browser, opener: Opener, numbers: Numbers) -> tuple[Numbers, Any]:
+    return second_model(browser, opener, numbers)
 
 
 def near(found: np.ndarray, expected: Any, share: float = NEAR) -> None:

@@ -40,7 +40,7 @@ def test_an_over_confident_model():
 
 
 def test_errors_of_the_surest_answers():
-    models = {"net": class_statistics(*class_data(count=2000))}
+    models = {"net": class_statistics(*class_data(count=1000))}
     numbers = document_of(models, risk=0.1)
     coverage = numbers["models"][0]["scalars"]["coverage_at_risk"]
     assert found(numbers, "surest")[1] == (
@@ -189,7 +189,7 @@ def test_few_examples_are_said_to_be_few():
     assert "would be seen" not in str(lines(few))  # said once
     wrong = document_of({"net": class_statistics(*class_data(count=100, sharpen=5))})
     assert found(wrong, "with 100 examples, only gaps above", "in a single bin")[0] == "warn"
-    many = document_of({"net": class_statistics(*class_data(count=20_000), batch=20_000)})
+    many = document_of({"net": class_statistics(*class_data(count=8000), batch=8000)})
     assert "only gaps" not in str(lines(many))
     numbers = document_of({"net": regression_statistics(*regression_data(count=40))})
     assert found(numbers, "40 examples would show only gaps", "in the 90% interval")

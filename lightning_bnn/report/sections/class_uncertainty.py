@@ -120,7 +120,8 @@ def _per_class(block: Numbers, known: list[Numbers], document: Numbers) -> fig.B
         "Aleatoric uncertainty (expected entropy, in nats) is noise that more data of the same "
         f"kind would leave{'. ' + ONE_DRAW if alone else f'; {doubt} more data would shrink.'}",
         f"{note} The table has all." if len(shown) < len(block["per_class"]) else "",
-        logged=False, rows=rows, domain=fig.domain([row.parts[-1].end for row in rows], zero=True, air=0),
+        logged=False, rows=rows,
+        domain=fig.domain([row.parts[-1].end for row in rows], zero=True, air=0),
         step=24 if len(shown) > 12 else 32, table=fig.table(columns),
     )  # fmt: skip
 

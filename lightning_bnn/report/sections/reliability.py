@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_bnn.calibration.bins import bin_sums, mass_edges, outside_band, reliability_curve
+from lightning_bnn.calibration.bins import outside_band, reliability_curve
 from lightning_bnn.calibration.temperature import scaled
 from lightning_bnn.report import figure as fig
 from lightning_bnn.report import words
@@ -40,14 +40,10 @@ class Reliability(Section):
 
     def numbers(self, model: Statistics, block: Numbers) -> dict[str, Any]:
         """Reliability in bins of equal width and of equal mass, confidence, temperature."""
-        sums, sample = model.sums, model.sample
-        by_mass = bin_sums(
-            sample["confidence"], sample["correct"], mass_edges(sample["confidence"], model.bins)
-        )
         return {
             "reliability": {
-                "width": reliability_curve(sums.confidence),
-                "mass": reliability_curve(by_mass),
+                "width": reliability_curve(model.sums.confidence),
+                "mass": reliability_curve(model.sums.by_mass(model)),
             },
             "temperature": _temperature(model),
         }
