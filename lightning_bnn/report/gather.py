@@ -19,7 +19,7 @@ from torch.utils.data import DistributedSampler
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.lightning import sized_len
 from lightning_bnn.posteriors import Posterior
-from lightning_bnn.predictive import Predictive
+from lightning_bnn.predictive import ClassPredictive, Predictive
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.strategies.base import batch_size
@@ -237,7 +237,10 @@ def inputs_for(posterior: Posterior, inputs: Any) -> Any:
 
 def _kind(predictive: Predictive) -> str:
     """What a predictive is of, in words; the same for models that can be compared."""
-    return f"{type(predictive).__name__} of shape {tuple(predictive.mean.shape[1:])} per example"
+    name, shape = type(predictive).__name__, tuple(predictive.mean.shape[1:])
+    if isinstance(predictive, ClassPredictive) and predictive.mean.ndim > predictive.mode.ndim:
+        return f"{name} of {shape[0]} classes"
+    return f"{name} of shape {shape} per example"
 
 
 def check_predicts(

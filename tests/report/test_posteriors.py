@@ -111,7 +111,7 @@ def test_says_what_is_wrong() -> None:
         report_posteriors({"net": net()}, loader)
     with pytest.raises(ConfigurationError, match=r"'a' predicts a Cat.*'b' a Gaussian"):
         report_posteriors({"a": draws(), "b": draws(1, Gaussian(), 1)}, loader)
-    with pytest.raises(ConfigurationError, match=r"\(3,\) per.*'b'.*\(5,\) per"):
+    with pytest.raises(ConfigurationError, match=r"3 classes.*'b'.*5 classes"):
         report_posteriors({"a": draws(), "b": draws(1, None, 5)}, loader)
     wrong = DataLoader(torch.zeros(8, 7), batch_size=4)
     with pytest.raises(DataError, match=r"ood\['letters'\].*\(4, 7\).*\(4,\)"):
