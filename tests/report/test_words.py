@@ -148,6 +148,14 @@ def test_comparison():
     assert found(equal, "no model is clearly best in any row")
 
 
+def test_validation_predictions_that_are_not_finite():
+    logits, targets = class_data(count=300)
+    other = class_statistics(logits.where(torch.arange(300)[:, None] >= 20, math.nan), targets)
+    models = {"net": class_statistics(logits, targets)}
+    numbers = document_of(models, validation={"net": other})
+    assert found(numbers, "20 validation predictions not finite")[0] == "bad"
+
+
 def test_invalid_predictions_are_counted_and_named():
     logits, targets = class_data(count=100)
     damaged = logits.clone()

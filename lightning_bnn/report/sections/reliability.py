@@ -53,6 +53,9 @@ class Reliability(Section):
         for block in document["models"]:
             yield block["name"], *class_headline(block, words.statements(document))
             yield from words.about_invalid(block)
+            if number := block["temperature"]["invalid"]:
+                text = f"{words.plural(number, 'validation prediction')} not finite and left out."
+                yield block["name"], "bad", text
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
         """Reliability diagram, histogram of confidence, temperature scaling."""
@@ -72,6 +75,7 @@ def _temperature(model: Statistics) -> dict[str, Any]:
     for when in ("before", "after"):
         # A yes-or-no label's Brier score is that of its 1 alone, half of the sum over both values.
         result[when]["brier"] *= 0.5 if model.labels else 1.0
+    result["invalid"] = 0 if validation is None else len(validation.invalid)
     return result
 
 
