@@ -161,6 +161,14 @@ def test_many_models_need_more_to_be_clear():
     assert all(value["tied"] for value in values[1:])
 
 
+def test_calibration_errors_that_are_noise_are_tied():
+    """Both have a true error of 0; the finer one has more noise, twice in its replicates."""
+    best, other = np.full(1000, 0.005), np.random.default_rng(0).uniform(0.04, 0.06, 1000)
+    assert one_row([0.005, 0.035], [best, other], key="ece")[1]["tied"]
+    assert not one_row([0.005, 0.035], [best, other])[1]["tied"]
+    assert not one_row([0.005, 0.2], [best, other + 0.15], key="ece")[1]["tied"]
+
+
 def test_rows_that_every_model_could_predict():
     logits, targets = class_data(count=40)
     models = {}
