@@ -214,7 +214,7 @@ def test_numbers_are_those_of_the_predictions(tmp_path: Path) -> None:
     auroc = roc_auc_score(np.repeat([0, 1], [50, 33]), torch.cat(scores))
     assert logged["test_auroc_far"] == pytest.approx(auroc, abs=1e-6)
     assert logged["test_aurc"] == pytest.approx(block["scalars"]["aurc"], abs=1e-6)
-    assert logged["test_excess_nll"] == pytest.approx(block["nll_parts"]["excess"], abs=1e-6)
+    assert logged["test_excess_nll"] == pytest.approx(block["scalars"]["excess_nll"], abs=1e-6)
     assert logged["test_nll"] == pytest.approx(block["scalars"]["nll"], abs=1e-5)
 
 
