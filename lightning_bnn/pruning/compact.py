@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import support
-from lightning_bnn.pruning.graph import check_same_graph
-from lightning_bnn.pruning.groups import Group, Source, find_groups
+from lightning_bnn.pruning.groups import Group, Source, check_same_graph, find_groups
 from lightning_bnn.resize import resized
 
 __all__ = ["compact"]
@@ -73,8 +72,7 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
         for name, tensor in network_tensors(smaller).items():
             tensor.copy_(change(name, tensors[name]))
     if change.indices:
-        layers = dict.fromkeys(name.rpartition(".")[0] for name in change.indices)
-        check_same_graph(net, smaller, list(layers))
+        check_same_graph(net, smaller)
     return posterior.map(change, smaller)
 
 

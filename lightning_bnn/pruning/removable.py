@@ -34,7 +34,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.network import network_tensors
+from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.posteriors.moments import Moments
 from lightning_bnn.pruning.groups import Group, find_groups
@@ -107,12 +107,13 @@ def find_removable(
         {'0.weight': tensor([[3., 4.], [0., 0.]])}
     """
     net, varying = posterior.net, posterior.varying
+    protected = protected_names(net, varying, protect)
     if unit == "weight" or rest != "keep":
-        _refuse_computed(net, varying, protect)
+        _refuse_computed(net, set(varying) - protected)
     names = candidates(net, varying, protect)
     groups: dict[str, Group] = {}
     if unit == "channel":
-        groups, names = _groups(net, names, protected_names(net, varying, protect), rest)
+        groups, names = _groups(net, names, protected, rest)
     elif not names:
         raise ConfigurationError(
             f"There is nothing to prune: none of the parameters that vary, such as {varying[:3]}, "
@@ -174,26 +175,20 @@ def protected_names(net: nn.Module, names: Iterable[str], protect: Choice) -> se
     """
     if protect is None:
         return set()
-    # the network of a posterior is frozen, and a function that chooses, such as last_layer, asks
-    # for trainable parameters
-    varying, every = set(names), dict(net.named_parameters())
-    frozen = [p for name, p in every.items() if name in varying and not p.requires_grad]
-    try:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        return set(choose(net, list(every), protect, "protected", "parameter"))
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+    if callable(protect) and not isinstance(protect, nn.Module):
+        # it may ask for trainable parameters, as last_layer does; those of a posterior are frozen
+        net, varying = copy_network(net), set(names)
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(name in varying)
+    every = [name for name, _ in net.named_parameters()]
+    return set(choose(net, every, protect, "protected", "parameter"))
 
 
 # ------------------------------------------------------------------------------- computed weights
 
 
-def _refuse_computed(net: nn.Module, names: Sequence[str], protect: Choice) -> None:
+def _refuse_computed(net: nn.Module, prunable: set[str]) -> None:
     """Raise if a weight that would be pruned is computed from other tensors."""
-    protected = protected_names(net, names, protect)
-    prunable = set(names) - protected
     computed = {name: layer for name, layer in _computed(net).items() if name in prunable}
     if computed:
         layers = list(dict.fromkeys(computed.values()))
@@ -244,19 +239,18 @@ def _groups(
     single = [name for name in prunable if name.rpartition(".")[0] in every.obstacles]
     obstacles = {layer: why for layer, why in every.obstacles.items() if layer in layers}
     if obstacles and rest == "raise":
-        listed = list(obstacles.values())
-        more = f"; and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-        number = "1 layer" if len(listed) == 1 else f"{len(listed)} layers"
+        more = f"; and {len(obstacles) - _SHOWN} more" if len(obstacles) > _SHOWN else ""
         raise ConfigurationError(
-            f"The units of {number} cannot be removed: {'; '.join(listed[:_SHOWN])}{more}. "
+            f"The units of these layers cannot be removed: "
+            f"{'; '.join([*obstacles.values()][:_SHOWN])}{more}. "
             f"Protect them, with protect={_patterns(obstacles)}; or leave them as they are, with "
             'rest="keep"; or prune single weights of them, with rest="weight".'
         )
     if not groups and not (single and rest == "weight"):
-        reasons += obstacles.values()
-        why = "; ".join(reasons[:_SHOWN]) or "no weight with two or more axes varies"
+        why = "; ".join([*reasons, *obstacles.values()][:_SHOWN])
         raise ConfigurationError(
-            f"No layer of the network has units that can be removed: {why}. Prune single weights, "
+            "No layer of the network has units that can be removed: "
+            f"{why or 'no weight with two or more axes varies'}. Prune single weights, "
             'with unit="weight".'
         )
     return groups, single if rest == "weight" else []

@@ -215,7 +215,7 @@ class Scaled(nn.Module):
 
 def test_a_forward_that_reads_the_size_of_a_layer_is_refused() -> None:
     zeroed = prune(gaussian_of(Scaled()), 0.5, unit="channel")
-    with pytest.raises(ConfigurationError, match=r"'one', 'two'.*truediv\(two, 2.8"):
+    with pytest.raises(ConfigurationError, match=r"truediv\]\(args = \(%two, 2.8"):
         compact(zeroed)
     same = compact(gaussian_of(Scaled()))  # nothing gets smaller
     assert same.net.one.out_features == 8
@@ -309,7 +309,7 @@ def networks(draw: st.DrawFn) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(features, 2)).double()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(networks(), st.integers(0, 2**31), st.floats(0, 1))
 def test_any_chain_with_any_zeros(net: nn.Module, seed: int, share: float) -> None:
     generator = torch.Generator().manual_seed(seed)
