@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -67,17 +67,12 @@ def prune(
         >>> prune(posterior, 0.5).mean
         {'weight': tensor([[-3.,  0.]])}
     """
-    components = separate(posterior)
-    if len(components) > 1:
+    options: Any = {"unit": unit, "scope": scope, "protect": protect, "rest": rest}
+    if len(separate(posterior)) > 1:
         assert isinstance(posterior, MixturePosterior)
-        return type(posterior)(
-            [
-                prune(component, fraction, unit=unit, scope=scope, protect=protect, rest=rest)
-                for component in components
-            ]
-        )
-    masks = pruning_masks(posterior, fraction, unit=unit, scope=scope, protect=protect, rest=rest)
-    return masked(posterior, masks)
+        pruned = [prune(component, fraction, **options) for component in posterior.components]
+        return type(posterior)(pruned)
+    return masked(posterior, pruning_masks(posterior, fraction, **options))
 
 
 def masked(posterior: AnyPosterior, masks: Mapping[str, Tensor]) -> AnyPosterior:

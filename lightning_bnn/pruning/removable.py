@@ -23,7 +23,7 @@ the BatchNorms and depthwise convolutions that follow are zero (weight, bias and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 

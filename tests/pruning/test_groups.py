@@ -412,7 +412,7 @@ TWICE = "it is called more than once, or its tensors are also used elsewhere"
         (nn.Sequential(nn.Linear(4, 3), nn.Flatten(), nn.Linear(6, 1)), {"0": "reads 6 inputs"}),
         (nn.Sequential(nn.ConvTranspose2d(4, 3, 2), nn.Conv2d(3, 1, 1)), {"0": "not one of"}),
         (SequenceLSTM(2), {"lstm": "LSTM is not one of"}),
-        (SequenceTransformer(2), {"encoder.layers.0.linear1": "Linear: it is not called by itself"}),
+        (SequenceTransformer(2), {"encoder.layers.0.linear1": "it is not called by itself"}),
         (TokenEmbedding(2), {"embed": "Embedding is not one of"}),
     ],
 )  # fmt: skip

@@ -164,26 +164,6 @@ def test_without_variances(browser: Browser, opener: Opener, pruned: Numbers) ->
     assert browser.messages() == []
 
 
-def test_narrow_and_on_paper(browser: Browser, opener: Opener, pruned: Numbers) -> None:
-    opener(pruned, width=400, scheme="dark")
-    wide, box = browser.run(
-        "return [document.documentElement.scrollWidth,"
-        "document.querySelector('#pruning-curve .multiples').style.getPropertyValue('--columns')]"
-    )
-    assert (wide <= 400, box) == (True, "1")
-    overlaps = browser.run(
-        """return [...document.querySelectorAll('#pruning .canvas svg')].flatMap(svg => {
-          const boxes = [...svg.querySelectorAll('.tick')]
-            .map(t => t.nextElementSibling.getBoundingClientRect())
-            .sort((a, b) => a.left - b.left);
-          return boxes.slice(1).filter((b, i) => b.left < boxes[i].right + 2);
-        }).length"""
-    )
-    assert overlaps == 0
-    assert len(browser.pdf()) > 10_000
-    assert browser.messages() == []
-
-
 def test_one_result_layers_and_units(browser: Browser, opener: Opener, classes: Numbers) -> None:
     whole = hand_made(OF_CLASSES)
     single = whole | {"results": whole["results"][:1]}
