@@ -45,6 +45,7 @@ ELEMENTWISE = {
     "hardswish", "softsign", "tanhshrink", "softshrink", "hardshrink", "identity", "contiguous",
     "clone", "dropout", "dropout1d", "dropout2d", "dropout3d",
 }  # fmt: skip
+_PRODUCERS: tuple[type[nn.Module], ...] = (nn.Linear, *CONVOLUTIONS)
 _POOLS = {
     f"{kind}pool{axes}d": axes
     for kind in ("max", "avg", "adaptivemax", "adaptiveavg")
@@ -332,13 +333,13 @@ class _Walk:
     def _produce(self, node: fx.Node) -> _Units | None:
         """The units that begin at a node, if it calls a layer that has some."""
         layer, name = self._layer(node), str(node.target)
-        if not isinstance(layer, (nn.Linear, *CONVOLUTIONS)) or is_depthwise(layer):
+        if layer is None or not isinstance(layer, _PRODUCERS) or is_depthwise(layer):
             return None
         reason = self._why_fixed(layer)
         if reason is not None:
             self.obstacles[name] = _at(name, f"{type(layer).__name__}: {reason}")
             return None
-        group = Group(len(layer.weight), [name])
+        group = Group(len(layer.get_parameter("weight")), [name])
         self.groups.append(group)
         return _Units(group, Source(name), CONVOLUTIONS.get(type(layer), 0))
 
