@@ -20,16 +20,13 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
+from lightning_bnn import GaussianPosterior, Posterior
 from lightning_bnn.cli import main
 from lightning_bnn.data import Digits
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.nets import MLP, sequential
-from lightning_bnn.posteriors.draws import unstack
-from lightning_bnn.pruning import mean_network, prune, prune_curve, support
-from lightning_bnn.pruning.command import stored_bytes
+from lightning_bnn.nets import MLP
+from lightning_bnn.pruning import mean_network, prune, prune_curve
 from lightning_bnn.report.networks import load_posterior
-from tests.pruning.posteriors import KINDS
 
 DATA = Path(__file__).parents[2] / "configs" / "data" / "digits.yaml"
 DRAWS = 6
@@ -45,10 +42,6 @@ class NoTestData(pl.LightningDataModule):
 def described(name: str, **arguments: Any) -> dict[str, Any]:
     """A class or a function as YAML has it."""
     return {"class_path": name, "init_args": arguments}
-
-
-def linear(inputs: int, outputs: int) -> dict[str, Any]:
-    return described("torch.nn.Linear", in_features=inputs, out_features=outputs)
 
 
 def gaussian(net: nn.Module, seed: int = 1) -> GaussianPosterior:
@@ -130,22 +123,6 @@ def posterior() -> GaussianPosterior:
 def run(posterior: GaussianPosterior, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "vi"
     return save(folder, posterior, described("lightning_bnn.nets.MLP", **MLP_PARTS))
-
-
-@pytest.fixture(scope="module")
-def partly(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network whose second layer cannot be followed: a sigmoid comes after it."""
-    torch.manual_seed(1)
-    net = sequential(
-        [nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 8), nn.Sigmoid(),
-         nn.Linear(8, 10)]
-    )  # fmt: skip
-    layers = [
-        described("torch.nn.Flatten"), linear(64, 12), described("torch.nn.ReLU"), linear(12, 8),
-        described("torch.nn.Sigmoid"), linear(8, 10),
-    ]  # fmt: skip
-    folder = tmp_path_factory.mktemp("runs") / "partly"
-    return save(folder, gaussian(net), described("lightning_bnn.nets.sequential", layers=layers))
 
 
 @dataclass
@@ -246,17 +223,6 @@ def test_it_is_smaller_on_the_disk_and_has_the_configuration_beside_it(
     assert (pruned.small / "config.yaml").read_bytes() == (run / "config.yaml").read_bytes()
 
 
-def test_the_test_command_measures_what_the_table_says(
-    pruned: Outcome, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--config", pruned.small / "config.yaml", "--posterior", pruned.small]
-    assert main(["test", *map(str, words)]) == 0
-    found = re.findall(r"test_(\w+)\D+([\d.]+)", capsys.readouterr().out)
-    numbers = json.loads((pruned.folder / "new" / "curve.json").read_text())
-    scores = numbers["results"][-1]["scores"]
-    assert {name: float(value) for name, value in found} == pytest.approx(scores, rel=1e-4)
-
-
 # --------------------------------------------------------------------------------- whole units
 
 
@@ -305,48 +271,7 @@ def test_the_report_and_the_figure_lie_where_they_were_asked_for(compacted: Outc
         assert f"The {name} is in {compacted.folder / file}\n" in compacted.printed
 
 
-def test_a_layer_that_cannot_be_followed_is_named_with_what_to_do(
-    partly: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = tmp_path / "small"
-    words = ["--posterior", partly, "--fraction", 0.5, "--unit", "channel", "--compact"]
-    assert command(*words, "--out", small) == 1
-    said = capsys.readouterr().err
-    for part in ("'3' (at '4', Sigmoid: it is not known", "'3.*'", '"keep"', '"weight"'):
-        assert part in said
-    assert not small.exists()
-    assert command(*words, "--rest", "weight", "--out", small) == 0
-    printed = capsys.readouterr().out
-    left = {"1.weight": 384, "3.weight": 48, "5.weight": 80}
-    assert {name: int(cells(printed, name)[2]) for name in left} == left
-    loaded = load_posterior(small)
-    assert [loaded.net[i].out_features for i in (1, 3)] == [6, 8]
-
-
 # ------------------------------------------------------------------------------- other options
-
-
-def test_every_kind_of_posterior(
-    posterior: GaussianPosterior, tmp_path: Path, digits: tuple[Tensor, Tensor],
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    sets = unstack(posterior.sample(4, torch.Generator().manual_seed(0)))
-    kinds: dict[str, Posterior] = {
-        "draws": DrawsPosterior(posterior.net, Categorical(), sets),
-        "mixture": MixturePosterior([posterior, gaussian(posterior.net, seed=2)]),
-    }
-    net = described("lightning_bnn.nets.MLP", **MLP_PARTS)
-    for kind, whole in kinds.items():
-        source, small = save(tmp_path / kind, whole, net), tmp_path / f"{kind}_small"
-        assert command("--posterior", source, "--fraction", 0.9, "--out", small) == 0
-        loaded = load_posterior(small)
-        assert type(loaded) is type(whole)
-        ours, theirs = (p.predict(digits[0], 4).mean for p in (loaded, prune(whole, 0.9)))
-        torch.testing.assert_close(ours, theirs)
-        assert size(small) < 0.5 * size(source / "posterior")
-        somewhere = support(loaded)
-        left = sum(int(somewhere[name].sum()) for name in SHAPES)
-        assert cells(capsys.readouterr().out, "together")[2] == f"{left:,}"
 
 
 @pytest.fixture
@@ -387,16 +312,6 @@ def test_a_posterior_without_configuration(
     assert copied.read_bytes() == (run / "config.yaml").read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["draws", "multi_swag"])
-def test_all_files_of_a_posterior_are_counted_and_no_other(kind: str, tmp_path: Path) -> None:
-    KINDS[kind]().save(tmp_path)
-    expected = size(tmp_path)
-    for other in ("config.yaml", "run.log", "checkpoints/last.ckpt"):
-        (tmp_path / other).parent.mkdir(exist_ok=True)
-        (tmp_path / other).write_text("something else")
-    assert stored_bytes(tmp_path) == stored_bytes(f"{tmp_path}/") == expected
-
-
 # ------------------------------------------------------------------------------------ bad input
 
 
@@ -434,17 +349,12 @@ def test_wrong_words_are_refused_before_anything_is_read(
 
 
 def test_a_folder_that_holds_something_is_left_alone(
-    run: Path, pruned: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, pruned: Outcome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--posterior", run, "--fraction", 0.5]
-    for folder in (pruned.small, run / "posterior"):
-        before = files(folder)
-        assert command(*words, "--out", folder) == 1
-        said = capsys.readouterr().err
-        assert f"a new or empty folder; something is in {folder}" in said
-        assert files(folder) == before
-    (tmp_path / "empty").mkdir()
-    assert command(*words, "--out", tmp_path / "empty") == 0
+    before = files(pruned.small)
+    assert command("--posterior", run, "--fraction", 0.5, "--out", pruned.small) == 1
+    assert f"a new or empty folder; something is in {pruned.small}" in capsys.readouterr().err
+    assert files(pruned.small) == before
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import pytorch_lightning as pl
 import torch
 from scipy.special import logsumexp, softmax
 from scipy.stats import norm, poisson
@@ -18,7 +17,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior
+from lightning_bnn import GaussianPosterior, MixturePosterior
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Categorical, Gaussian, Likelihood, Poisson
 from lightning_bnn.pruning import prune, support
@@ -169,16 +168,6 @@ def test_the_posterior_and_all_random_numbers_stay_as_they_are() -> None:
     assert prune_curve(posterior, loader, [0.3], draws=3, seed=1).results[0] != first.results[1]
 
 
-def test_a_data_module_gives_its_test_data() -> None:
-    class Module(pl.LightningDataModule):
-        def test_dataloader(self) -> DataLoader:
-            return DataLoader(examples("classes"), 16)
-
-    posterior = gaussian(Categorical())
-    from_module = prune_curve(posterior, Module(), SHARES, draws=2)
-    assert from_module == prune_curve(posterior, Module().test_dataloader(), SHARES, draws=2)
-
-
 def test_components_with_variances_are_counted_each() -> None:
     parts = [gaussian(Categorical(), seed=seed) for seed in (1, 2)]
     data = DataLoader(examples("classes"), 40)
@@ -262,13 +251,6 @@ def test_bad_options_come_before_any_work(options: dict[str, Any], text: str) ->
         prune_curve(gaussian(Categorical()), Unread(), **{"fractions": [0.5], **options})
 
 
-def test_a_posterior_without_variances() -> None:
-    net = nn.Linear(5, 3)
-    single = DrawsPosterior(net, Categorical(), [dict(net.named_parameters())])
-    with pytest.raises(ConfigurationError, match="varies"):
-        prune_curve(single, Unread(), [0.5])
-
-
 def test_data_that_do_not_fit() -> None:
     posterior = gaussian(Categorical())
     with pytest.raises(DataError, match="loader is empty"):
@@ -327,19 +309,6 @@ def test_numbers_that_are_not_finite_are_null_in_json() -> None:
     ]  # fmt: skip
     assert [one["threshold"] for one in block["results"]] == [None, None]
     assert str(curve).splitlines()[-1].split() == ["50", "%", "1", "–", "–", "–"]
-
-
-def test_the_figure_shows_the_ratios_and_the_scores() -> None:
-    curve = made([0.5, 0.49, 0.52])
-    ratios, loss = curve.figure().axes
-    heights = [patch.get_height() for patch in ratios.patches]
-    assert heights == [count for count in curve.histogram.counts if count]
-    places = [line.get_xdata()[0] for line in ratios.lines]
-    np.testing.assert_allclose(places, np.log10([0.5, 1.0]), atol=1e-4)
-    assert (ratios.get_ylabel(), loss.get_ylabel()) == ("weights", "NLL")
-    x, y = loss.lines[0].get_data()
-    np.testing.assert_allclose(x, -np.log10(1 - np.array([0, 0.1, 0.2])), atol=1e-4)
-    np.testing.assert_allclose(y, [0.5, 0.49, 0.52], atol=1e-4)
 
 
 def test_the_ending_says_what_is_written(tmp_path: Path) -> None:

@@ -49,17 +49,6 @@ def read(group: Group) -> list[tuple[str, int]]:
 # --------------------------------------------------------------------------------- whole networks
 
 
-def test_a_multilayer_perceptron() -> None:
-    groups = find_groups(nn.Sequential(
-        nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 4), nn.Tanh(),
-        nn.Linear(4, 2),
-    ))  # fmt: skip
-    assert [group.units for group in groups.removable] == [8, 4]
-    assert [group.entries for group in groups.removable] == [{"0": 1, "1": 1}, {"3": 1}]
-    assert [read(group) for group in groups.removable] == [[("3", 1)], [("5", 1)]]
-    assert (groups.outputs, groups.obstacles) == (["5"], {})
-
-
 def test_a_convolutional_network_with_a_depthwise_layer_and_two_heads() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

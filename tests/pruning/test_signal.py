@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
+from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior
 from lightning_bnn import signal_to_noise as exported
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.posteriors import draws as draws_module
 from lightning_bnn.pruning.signal import separate, signal_to_noise
-from lightning_bnn.storage.stream import StoredDraws
 from tests.pruning.posteriors import draws, ensemble, gaussian, like, low_rank, multi_swag, network
 
 PARAMETERS = [name for name, _ in network().named_parameters()]
@@ -85,17 +83,6 @@ def test_draws_are_numpys_mean_and_sd(dtype):
         assert found[name].dtype == dtype
         for held, given in zip(posterior._draws, sets, strict=True):
             assert torch.equal(held[name], given[name])  # only looked at
-
-
-def test_draws_on_the_disk_are_read_one_at_a_time(tmp_path, monkeypatch):
-    posterior = draws()
-    posterior.save(tmp_path)
-    monkeypatch.setattr(draws_module, "CACHE_BYTES", 0)
-    stored = Posterior.load(tmp_path, network())
-    assert isinstance(stored._draws, StoredDraws)
-    expected, found = signal_to_noise(posterior), signal_to_noise(stored)
-    assert list(found) == PARAMETERS  # no buffer among them
-    assert all(torch.equal(found[name], expected[name]) for name in PARAMETERS)
 
 
 @pytest.mark.parametrize("parts", ["swag", "mixed"])
