@@ -25,8 +25,8 @@ from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import prune
 from lightning_bnn.pruning.histogram import SNRHistogram, snr_histogram
-from lightning_bnn.pruning.masks import Scope, check_fraction, keep_masks
-from lightning_bnn.pruning.removable import Rest, Unit, find_removable
+from lightning_bnn.pruning.masks import Scope, check_fraction, keep_removable
+from lightning_bnn.pruning.removable import Removable, Rest, Unit, find_removable
 from lightning_bnn.pruning.signal import separate
 from lightning_bnn.selection import Choice
 from lightning_bnn.target import split_batch
@@ -251,13 +251,12 @@ def prune_curve(
     if draws is not None:
         check_whole("draws", draws, 1)
     removable = [find_removable(leaf, unit, protect, rest) for leaf in separate(posterior)]
-    groups = [ratios for each in removable for ratios in (each.units, each.weights) if ratios]
-    joined = _joined(groups)
+    joined = _joined([each.ratios for each in removable])
     sizes = {name: ratios.numel() for name, ratios in joined.items()}
     with warnings.catch_warnings():
         # prune says itself which layers only just stay
         warnings.simplefilter("ignore", UserWarning)
-        gone = [_removed(groups, share, scope) for share in shares]
+        gone = [_removed(removable, share, scope) for share in shares]
     loader = data_loader(loader, "loader")
     results: list[PruningResult] = []
     mode = posterior.mode
@@ -272,8 +271,8 @@ def prune_curve(
         layers = {name: ratios.numel() / sizes[name] for name, ratios in removed.items()}
         total = sum(sizes.values())
         results.append(PruningResult(share, count, total, threshold, scores, layers))
-    weights = [ratios for each in removable for ratios in each.weights.values()]
-    single = sum(ratios.numel() for ratios in weights) if unit == "channel" else 0
+    weights = {name for each in removable for name in each.weights}
+    single = sum(sizes[name] for name in weights) if unit == "channel" else 0
     return PruneCurve(tuple(results), snr_histogram(joined), unit, scope, single)
 
 
@@ -323,15 +322,13 @@ def _joined(groups: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     }
 
 
-def _removed(
-    groups: Sequence[Mapping[str, Tensor]], share: float, scope: Scope
-) -> dict[str, Tensor]:
+def _removed(removable: Sequence[Removable], share: float, scope: Scope) -> dict[str, Tensor]:
     """The ratios of each name that a share removes."""
-    kept = [keep_masks(ratios, share, scope) for ratios in groups]
     return _joined(
         [
-            {name: group[name][~keep] for name, keep in masks.items()}
-            for group, masks in zip(groups, kept, strict=True)
+            {name: each.ratios[name][~keep] for name, keep in kept.items()}
+            for each in removable
+            for kept in [keep_removable(each, share, scope)]
         ]
     )
 

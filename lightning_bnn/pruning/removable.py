@@ -64,16 +64,22 @@ class Removable:
     units: dict[str, Tensor] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
 
-    def masks(
-        self, net: nn.Module, weights: Mapping[str, Tensor], units: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """The masks of a network's tensors, from those of single weights and of units."""
+    @property
+    def ratios(self) -> dict[str, Tensor]:
+        """Of single weights and of units."""
+        return {**self.weights, **self.units}
+
+    def masks(self, net: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The masks of a network's tensors, from those of the ratios."""
         tensors = network_tensors(net)
-        masks = dict(weights)
-        for name, kept in units.items():
+        masks: dict[str, Tensor] = {}
+        for name, keep in kept.items():
+            if name not in self.groups:
+                masks[name] = keep
+                continue
             for entry, per_unit in _entries(tensors, self.groups[name]).items():
                 shape = tensors[entry].shape
-                rows = kept.repeat_interleave(per_unit).view(-1, *[1] * (len(shape) - 1))
+                rows = keep.repeat_interleave(per_unit).view(-1, *[1] * (len(shape) - 1))
                 masks[entry] = rows.expand(shape).clone()
         return {name: masks[name] for name in tensors if name in masks}
 
@@ -120,9 +126,8 @@ def find_removable(
             "is a weight with two or more axes outside of normalisation."
         )
     moments = posterior.moments()
-    for what, chosen in (("prunable weight", names), ("removable unit", list(groups))):
-        if chosen:
-            check_varies(posterior, {name: moments.variance[name] for name in chosen}, what)
+    chosen = {name: moments.variance[name] for name in (*names, *groups)}
+    check_varies(posterior, chosen, "prunable weight")
     weights = {name: ratio(moments.mean[name], moments.variance[name]) for name in names}
     units = {name: _unit_ratios(moments, group) for name, group in groups.items()}
     return Removable(weights, units, groups)
@@ -147,7 +152,7 @@ def candidates(net: nn.Module, names: Iterable[str], protect: Choice = None) -> 
         >>> candidates(net, varying), candidates(net, varying, protect="2.*")
         (['0.weight', '2.weight'], ['0.weight'])
     """
-    varying, excluded = set(names), normalisation(net) | set(_computed(net))
+    varying, excluded = set(names), normalisation(net) | _computed(net)
     prunable = [
         name
         for name, parameter in net.named_parameters()
@@ -189,29 +194,26 @@ def protected_names(net: nn.Module, names: Iterable[str], protect: Choice) -> se
 
 def _refuse_computed(net: nn.Module, prunable: set[str]) -> None:
     """Raise if a weight that would be pruned is computed from other tensors."""
-    computed = {name: layer for name, layer in _computed(net).items() if name in prunable}
+    computed = sorted(_computed(net) & prunable)
     if computed:
-        layers = list(dict.fromkeys(computed.values()))
         raise ConfigurationError(
-            f"The weights of {', '.join(map(repr, layers))} are computed from other tensors, such "
-            f"as {next(iter(computed))!r}, and zeros in these are not zeros of the weights. Use "
-            "torch.nn.utils.parametrize.remove_parametrizations (or remove_weight_norm, "
-            f"remove_spectral_norm) first, or leave the layers alone, with "
-            f"protect={_patterns(layers)}."
+            f"A weight is computed from {computed[0]!r}, and zeros in it are not zeros of the "
+            "weight. Use torch.nn.utils.parametrize.remove_parametrizations (or "
+            "remove_weight_norm, remove_spectral_norm) first, or leave the layers alone, with "
+            f"protect={computed}."
         )
 
 
-def _computed(net: nn.Module) -> dict[str, str]:
-    """The tensors, of two or more axes, of which weights are computed, with their layers."""
-    layers: dict[int, str] = {}
-    for layer, module in net.named_modules():
+def _computed(net: nn.Module) -> set[str]:
+    """The tensors, of two or more axes, of which weights are computed."""
+    inside: set[int] = set()
+    for module in net.modules():
         if parametrize.is_parametrized(module):
-            layers |= {id(p): layer for p in module.parametrizations.parameters()}
+            inside |= {id(p) for p in module.parametrizations.parameters()}
         hooks = module._forward_pre_hooks.values()
         if any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in hooks):  # the older way
-            layers |= {id(p): layer for p in module.parameters(recurse=False)}
-    named = net.named_parameters()
-    return {name: layers[id(p)] for name, p in named if id(p) in layers and p.ndim > 1}
+            inside |= {id(p) for p in module.parameters(recurse=False)}
+    return {name for name, p in net.named_parameters() if id(p) in inside and p.ndim > 1}
 
 
 # ------------------------------------------------------------------------------------------ units
@@ -239,12 +241,13 @@ def _groups(
     single = [name for name in prunable if name.rpartition(".")[0] in every.obstacles]
     obstacles = {layer: why for layer, why in every.obstacles.items() if layer in layers}
     if obstacles and rest == "raise":
+        shown = "; ".join([*obstacles.values()][:_SHOWN])
         more = f"; and {len(obstacles) - _SHOWN} more" if len(obstacles) > _SHOWN else ""
+        patterns = [f"{layer}.*" for layer in obstacles]
         raise ConfigurationError(
-            f"The units of these layers cannot be removed: "
-            f"{'; '.join([*obstacles.values()][:_SHOWN])}{more}. "
-            f"Protect them, with protect={_patterns(obstacles)}; or leave them as they are, with "
-            'rest="keep"; or prune single weights of them, with rest="weight".'
+            f"The units of these layers cannot be removed: {shown}{more}. Protect them, with "
+            f'protect={patterns}; or leave them as they are, with rest="keep"; or prune single '
+            'weights of them, with rest="weight".'
         )
     if not groups and not (single and rest == "weight"):
         why = "; ".join([*reasons, *obstacles.values()][:_SHOWN])
@@ -254,10 +257,6 @@ def _groups(
             'with unit="weight".'
         )
     return groups, single if rest == "weight" else []
-
-
-def _patterns(layers: Iterable[str]) -> list[str]:
-    return [f"{layer}.*" if layer else "*" for layer in layers]
 
 
 def _entries(tensors: Mapping[str, Tensor], group: Group) -> dict[str, int]:
