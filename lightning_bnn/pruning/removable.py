@@ -209,7 +209,7 @@ def _computed(net: nn.Module) -> set[str]:
     inside: set[int] = set()
     for module in net.modules():
         if parametrize.is_parametrized(module):
-            inside |= {id(p) for p in module.parametrizations.parameters()}
+            inside |= {id(p) for p in module.get_submodule("parametrizations").parameters()}
         hooks = module._forward_pre_hooks.values()
         if any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in hooks):  # the older way
             inside |= {id(p) for p in module.parameters(recurse=False)}

@@ -210,13 +210,6 @@ def test_pruning_before_the_first_and_after_the_last_step() -> None:
         assert_zero(bnn.posterior(), pruning.masks)
 
 
-def test_steps_are_those_of_the_optimizer() -> None:
-    pruning = SNRPruning(0.5, start=1, end=3, every_n_steps=3)
-    trainer = fit(make_bnn(), pruning, accumulate_grad_batches=5)  # 3 steps an epoch
-    assert trainer.global_step == 12
-    assert [one.step for one in pruning.history] == [6, 9]
-
-
 class Stream(IterableDataset):
     """The examples without their number."""
 

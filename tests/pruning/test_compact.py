@@ -112,17 +112,18 @@ def test_removed_channels_leave_a_smaller_network_that_computes_the_same(name: s
     assert not any(p.requires_grad for p in smaller.net.parameters())
 
 
-def test_resnet18_shrinks_with_the_sums_of_its_blocks() -> None:
+def test_a_resnet_shrinks_with_the_sums_of_its_blocks() -> None:
     torch.manual_seed(0)
-    net = randomised(torchvision.models.resnet18(num_classes=3))
+    resnet = torchvision.models.resnet
+    net = randomised(resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=3))
     mean = dict(net.named_parameters())
     sd = {name: torch.full_like(p, 0.01) for name, p in mean.items()}
     posterior = GaussianPosterior(net, Categorical(), mean, sd)
     zeroed = prune(posterior, 0.5, unit="channel", scope="layer")
     smaller = compact(zeroed)
     assert isinstance(smaller.net, torchvision.models.ResNet)
-    assert smaller.net.layer4[1].conv1.out_channels == smaller.net.layer4[1].bn1.num_features == 256
-    assert smaller.net.layer4[1].conv2.out_channels == smaller.net.fc.in_features == 256
+    assert smaller.net.layer4[0].conv1.out_channels == smaller.net.layer4[0].bn1.num_features == 256
+    assert smaller.net.layer4[0].conv2.out_channels == smaller.net.fc.in_features == 256
     assert smaller.net.layer4[0].downsample[0].weight.shape == (256, 128, 1, 1)
     inputs = torch.randn(2, 3, 32, 32)
     ours, theirs = mean_network(smaller)(inputs), mean_network(zeroed)(inputs)

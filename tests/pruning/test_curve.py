@@ -313,7 +313,7 @@ def test_numbers_that_are_not_finite_are_null_in_json() -> None:
 
 def test_the_ending_says_what_is_written(tmp_path: Path) -> None:
     curve = made([0.5, INFINITY])
-    begins = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF", ".json": b"{"}
+    begins = {".png": b"\x89PNG", ".json": b"{"}
     for ending, first in begins.items():
         path = tmp_path / "new" / f"curve{ending}"
         assert curve.save(str(path)) == path
