@@ -427,8 +427,9 @@ class _Walk:
         before = viewed
         while before is not rows:
             layer = self._layer(before)
-            # what carries units has the rows of its input, and so has a layer
-            if before not in self.units and (not isinstance(layer, LAYERS) or _why_hooked(layer)):
+            # what carries units has the rows of its input, and so has a plain layer
+            known = layer is not None and type(layer) in LAYERS and _why_hooked(layer) is None
+            if before not in self.units and not known:
                 raise _Blocked(f"the first size of {rows.name!r} need not be the number of rows")
             before = before.all_input_nodes[0]
         return self.units[viewed].flattened()
