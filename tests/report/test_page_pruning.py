@@ -153,3 +153,18 @@ def test_narrow_and_on_paper(browser: Browser, opener: Opener, pruned: Numbers) 
     assert overlaps == 0
     assert len(browser.pdf()) > 10_000
     assert browser.messages() == []
+
+
+def test_one_result_layers_and_units(browser: Browser, opener: Opener, classes: Numbers) -> None:
+    whole = hand_made(OF_CLASSES)
+    single = whole | {"results": whole["results"][:1]}
+    layered = whole | {"scope": "layer", "unit": "channel"}
+    opener(attached(classes, single, layered))
+    titles = "#pruning figure h4"
+    assert [text.split(" ")[0] for text in browser.texts(titles)] == ["Signal-to-noise", "The"]
+    browser.click("#tabs button", 1)
+    found = [text.split(" ")[0] for text in browser.texts(titles)]
+    assert found == ["Signal-to-noise", "What", "The"]
+    assert "thresholds" not in browser.run(READ)["snr"]["layers"]
+    assert browser.texts("#pruning-results th")[1] == "units left"
+    assert browser.messages() == []
