@@ -66,7 +66,7 @@ class WarmUp(Optimizer):
         return {**state, "warm_up": {"taken": self.taken, "first": self.first.state_dict()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the saved one was."""
+        """Resume the saved one."""
         warm_up = state_dict["warm_up"]
         self.then.load_state_dict({k: v for k, v in state_dict.items() if k != "warm_up"})
         self.first.load_state_dict(warm_up["first"])

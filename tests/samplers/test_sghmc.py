@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.samplers import SGHMC, SGLD
 
 
@@ -36,9 +34,3 @@ def test_full_friction_is_sgld() -> None:
             sampler.step()
         ends.append(weight.detach())
     torch.testing.assert_close(*ends, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("friction", [0.0, -0.1, 1.1, float("nan")])
-def test_bad_friction(friction: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"friction= in \(0, 1\]: got"):
-        SGHMC([torch.zeros(1, requires_grad=True)], lr=0.1, num_data=5, friction=friction)

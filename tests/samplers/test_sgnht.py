@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.samplers import SGHMC, SGNHT, Cyclical
 
 
@@ -96,12 +95,3 @@ def test_half_precision_keeps_a_finer_thermostat() -> None:
     sampler = SGNHT([weight], lr=0.1, num_data=40, seed=3)
     sampler.step()
     assert sampler.param_groups[0]["thermostat"].dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [({"friction": 0.0}, "friction="), ({"friction": 2}, "friction="), ({"coupling": -1}, "coupl")],
-)
-def test_bad_options(options: dict[str, float], word: str) -> None:
-    with pytest.raises(ConfigurationError, match=word):
-        SGNHT([torch.zeros(1, requires_grad=True)], lr=0.1, num_data=5, **options)
