@@ -17,6 +17,7 @@ from lightning_bnn.families.workspace import Workspace
 from lightning_bnn.native import library
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, Prior
 from lightning_bnn.random import NormalStream
+from tests.random.normal_checks import check_distribution, check_moments
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
 
@@ -58,34 +59,11 @@ def with_key(
 # -------------------------------------------------------------------- the noise
 
 
-def test_moments_of_the_noise():
-    """Moments 1 to 6, and products at lags that lanes, pairs and chunks could tie together.
-
-    Every figure has its exact standard error under independence; 5 of them in 40 figures is a
-    false alarm in 40,000.
-    """
-    n = 1 << 22
-    numbers = noise_of(KEY, n).double()
-    moments = {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 5: (0, 945), 6: (15, 10170)}
-    for power, (mean, variance) in moments.items():
-        score = ((numbers**power).mean() - mean) / math.sqrt(variance / n)
-        assert abs(score) < 5, f"moment {power}: {score:.1f} standard errors"
-    squares = (numbers**2 - 1) / math.sqrt(2)
-    lags = [1, 2, 8, 15, 16, 17, 31, 32, 33, 512, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 16]
-    for lag in [*lags, 2 * CHUNK, 3 * CHUNK]:
-        for kind, values in (("values", numbers), ("squares", squares)):
-            score = (values[:-lag] * values[lag:]).mean() * math.sqrt(n - lag)
-            assert abs(score) < 5, f"{kind} at lag {lag}: {score:.1f} standard errors"
-
-
-def test_distribution_of_the_noise():
-    """Kolmogorov's distance exceeds 2.5/√n with probability 2·exp(−12.5) = 7e-6."""
-    n = 1 << 22
-    numbers = noise_of((5, 6), n).double().sort().values
-    ideal = torch.special.ndtr(numbers)
-    steps = torch.arange(1, n + 1, dtype=torch.float64) / n
-    distance = torch.maximum((steps - ideal).abs(), (steps - 1 / n - ideal).abs()).max()
-    assert distance < 2.5 / math.sqrt(n)
+def test_the_noise_is_standard_normal():
+    numbers = noise_of(KEY, 1 << 22)
+    lags = (1, 2, 8, 15, 16, 17, 31, 32, 33, 512)
+    check_moments(numbers, [*lags, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 16, 2 * CHUNK, 3 * CHUNK])
+    check_distribution(numbers)
 
 
 def test_the_first_numbers_of_chunks_are_normal_too():
@@ -357,22 +335,6 @@ def test_without_a_compiler_too(monkeypatch: pytest.MonkeyPatch):
     assert family.workspace().key is None
 
 
-def test_both_ways_have_the_same_kl_and_gradients():
-    """The compiled way's noise, put into the ordinary one, to float32's accuracy."""
-    found = []
-    for fused in (True, False):
-        family, bound = make(PRIORS["of every tensor"])
-        space = with_key(family, bound)
-        if not fused:
-            space.key = None
-            space.noise.copy_(noise_of(KEY, family.layout.size))
-        weights, kl = family.draw_in(space, bound)
-        (sum(part.square().sum() for part in weights.values()) + 0.1 * kl).backward()
-        found.append((kl.detach(), family.mean.grad, family.rho.grad))
-    for one, other in zip(*found, strict=True):
-        close(one, other.double())
-
-
 def test_memory_of_noise_and_scales_is_not_taken():
     family, bound = make()
     space = with_key(family, bound)
@@ -382,21 +344,6 @@ def test_memory_of_noise_and_scales_is_not_taken():
 
 
 # -------------------------------------------------------------------- autograd's rules
-
-
-@pytest.mark.parametrize("reuse", ["noise", "draw", "both"])
-def test_a_workspace_used_again_before_backward_raises(reuse: str):
-    family, bound = make()
-    space = with_key(family, bound)
-    weights, kl = family.draw_in(space, bound)
-    loss = sum(part.sum() for part in weights.values()) + kl
-    if reuse != "draw":
-        family.draw_noise(space, NormalStream(2), bound)
-    if reuse != "noise":
-        family.draw_in(space, bound)
-    with pytest.raises(RuntimeError, match="written over before backward"):
-        loss.backward()
-    assert family.mean.grad is None
 
 
 def test_weights_that_a_network_saved_are_guarded_by_autograd():
@@ -410,6 +357,10 @@ def test_weights_that_a_network_saved_are_guarded_by_autograd():
         with pytest.raises(RuntimeError, match=r"inplace operation|written over"):
             loss.backward()
         assert weights["0.weight"]._version == space.weights._version
+        _, kl = subject.draw_in(space, bound)
+        family.draw_noise(space, NormalStream(2), bound)
+        with pytest.raises(RuntimeError, match="written over before backward"):
+            kl.backward()
 
 
 def test_a_parameter_that_moved_before_backward_raises():
