@@ -213,7 +213,7 @@ class InMemoryDataModule(pl.LightningDataModule):
             # Workers are seeded when they start. New ones each epoch make augmentation a function
             # of the generator at the start of the epoch, so that a resumed run can repeat it.
             persistent_workers=False,
-            # A loader draws a number whenever it is iterated, shuffled or not. One of its own
+            # A loader draws a number whenever it is iterated, shuffled or not. Its own generator
             # keeps evaluation from moving the global generator.
             generator=None if shuffle else torch.Generator(),
         )

@@ -48,8 +48,8 @@ def can_fuse(mean: Tensor, rho: Tensor, prior: BoundPrior) -> bool:
         flat.device.type == "cpu" and flat.dtype == torch.float32 and flat.is_contiguous()
         for flat in (mean, rho)
     ) and all(
-        type(one) is Normal and not isinstance(loc, Tensor)
-        for _, _, one, loc, _ in prior.segments()
+        type(density) is Normal and not isinstance(loc, Tensor)
+        for _, _, density, loc, _ in prior.segments()
     )
 
 
@@ -64,13 +64,13 @@ def fused_draw(
     Example:
         >>> from torch import nn
         >>> net = nn.Linear(2, 1)
-        >>> own = dict(net.named_parameters())
+        >>> tensors = dict(net.named_parameters())
         >>> mean, rho = torch.zeros(3), torch.zeros(3)
         >>> space = Workspace(mean)
         >>> space.key = (1, 2)
-        >>> prior = BoundPrior(Normal(), net, own)
+        >>> prior = BoundPrior(Normal(), net, tensors)
         >>> if load() is not None:
-        ...     _, kl = fused_draw(mean, rho, space, prior, FlatLayout(own))
+        ...     _, kl = fused_draw(mean, rho, space, prior, FlatLayout(tensors))
         ...     assert kl == 0 and (space.weights != 0).all()
     """
     assert space.key is not None

@@ -1,7 +1,7 @@
 r"""Per-example noise for linear and convolutional layers: flipout and local reparameterisation.
 
 With one draw for a whole batch the noise of its examples is shared, and the variance of the
-gradient does not fall with the batch size. Two estimators give each example noise of its own.
+gradient does not fall with the batch size. Two estimators give each example its own noise.
 A layer runs on its mean weights, as it is; then its output receives, with
 :math:`\circ` the product of elements,
 
@@ -71,11 +71,11 @@ class PerExampleNoise:
             # exact types: a subclass may compute something else
             if type(module) not in (nn.Linear, *_CONVOLUTION):
                 continue
-            own = {part: f"{prefix}.{part}".lstrip(".") for part in ("weight", "bias")}
+            full = {part: f"{prefix}.{part}".lstrip(".") for part in ("weight", "bias")}
             tied = any(uses[id(parameter)] > 1 for parameter in module.parameters(recurse=False))
-            if own["weight"] in bayesian and not tied:
-                own = {part: name for part, name in own.items() if name in bayesian}
-                self._layers[prefix] = _WithoutHooks(module, own)
+            if full["weight"] in bayesian and not tied:
+                full = {part: name for part, name in full.items() if name in bayesian}
+                self._layers[prefix] = _WithoutHooks(module, full)
         self._reached: set[str] = set()
 
     @property

@@ -8,7 +8,7 @@ the learning rate, N the number of training examples, T the temperature, ξ stan
 numbers, d the number of weights.
 
 Several chains run as one: the parameters then have a leading axis of chains, and each chain has
-a stream of noise of its own, so that it moves as it would alone.
+its own stream of noise, so that it moves as it would alone.
 """
 
 from __future__ import annotations
@@ -214,8 +214,7 @@ class Sampler(Optimizer):
                 f"{self.chains}. Build it with the same number to resume; with 0, it was saved by "
                 "another optimizer."
             )
-        own = ("streams", "num_data")
-        super().load_state_dict({k: v for k, v in state_dict.items() if k not in own})
+        super().load_state_dict(state_dict)
         self.num_data = state_dict["num_data"]
         for stream, saved in zip(self.streams, streams, strict=True):
             stream.load_state_dict(saved)

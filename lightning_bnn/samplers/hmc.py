@@ -93,8 +93,8 @@ def leapfrog(
     """
 
     def kick(share: float) -> None:
-        for velocity, one, rate in zip(velocities, gradients, rates, strict=True):
-            velocity.addcmul_(one, rate, value=-share)
+        for velocity, by_weight, rate in zip(velocities, gradients, rates, strict=True):
+            velocity.addcmul_(by_weight, rate, value=-share)
 
     kick(0.5)
     for step in range(steps):
@@ -210,7 +210,7 @@ class HMC(Sampler):
         with torch.enable_grad():
             first = closure()
         energies = [self._energies(first)]
-        if energies[0].device.type == "cpu":  # elsewhere reading would make the device wait
+        if energies[0].device.type == "cpu":  # on others, reading would make the device wait
             self._check_start(energies[0])
         moving = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
         weights = [weight for weight, _ in moving]
@@ -328,8 +328,7 @@ class HMC(Sampler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume the saved sampler, to the last bit."""
-        own = ("adaptation", "divergences")
-        super().load_state_dict({k: v for k, v in state_dict.items() if k not in own})
+        super().load_state_dict(state_dict)
         saved = state_dict["adaptation"]
         tensors = (saved[name].cpu() for name in DualAveraging._fields[1:])
         self._adaptation = DualAveraging(saved["transitions"], *tensors)

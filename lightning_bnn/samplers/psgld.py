@@ -46,7 +46,7 @@ __all__ = ["PSGLD"]
 
 
 class PSGLD(Sampler):
-    """SGLD with a step of its own for each weight.
+    """SGLD with its own step size for each weight.
 
     Args:
         params: Parameters, or groups of them.
@@ -82,9 +82,9 @@ class PSGLD(Sampler):
         temperature: float = 1.0,
         seed: int | Sequence[int] | None = None,
     ) -> None:
-        own: Group = {"lr": lr, "decay": decay, "damping": damping}
-        own.update(freeze_after=freeze_after, gamma=gamma, adapted=0)
-        super().__init__(params, own, num_data, temperature, seed)
+        options: Group = {"lr": lr, "decay": decay, "damping": damping}
+        options.update(freeze_after=freeze_after, gamma=gamma, adapted=0)
+        super().__init__(params, options, num_data, temperature, seed)
 
     def check_options(self, group: Group) -> None:
         """Raise on a decay outside [0, 1), a damping of 0 and an odd ``freeze_after``."""
@@ -140,8 +140,8 @@ class PSGLD(Sampler):
         if scale == 0:
             return
         if adapts and group["gamma"]:
-            for weight, square, one in zip(weights, squares, inverse, strict=True):
-                drift = self.state[weight]["slope"] / (square.sqrt() * one.square())
+            for weight, square, root in zip(weights, squares, inverse, strict=True):
+                drift = self.state[weight]["slope"] / (square.sqrt() * root.square())
                 drift = torch.where(square > 0, drift, 0)
                 weight.add_(drift, alpha=-(scale**2) / 2)  # scale²/2 = ηT/N
         torch._foreach_sqrt_(inverse)

@@ -69,8 +69,8 @@ class SGNHT(MomentumSampler):
         temperature: float = 1.0,
         seed: int | Sequence[int] | None = None,
     ) -> None:
-        own = {"lr": lr, "friction": friction, "coupling": coupling}
-        super().__init__(params, own, num_data, temperature, seed)
+        options = {"lr": lr, "friction": friction, "coupling": coupling}
+        super().__init__(params, options, num_data, temperature, seed)
 
     def check_options(self, group: Group) -> None:
         """Raise on a friction outside (0, 1] and on a negative coupling."""

@@ -1,6 +1,5 @@
 import pytest
 import torch
-import torchvision
 
 from lightning_bnn.data import CIFAR10
 from lightning_bnn.data.cifar10 import crop_and_flip
@@ -92,18 +91,6 @@ def test_missing_files_are_named(tmp_path):
     expected = rf"Expected {tmp_path}/cifar-10-batches-py, .*LIGHTNING_BNN_DATA.*download=True"
     with pytest.raises(ConfigurationError, match=expected):
         loaded(tmp_path)
-
-
-def test_download_only_when_asked_and_needed(cifar10_dir, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        torchvision.datasets, "CIFAR10", lambda root, download: asked.append((root, download))
-    )
-    CIFAR10(cifar10_dir, download=True).prepare_data()
-    CIFAR10(tmp_path / "empty").prepare_data()
-    assert asked == []
-    CIFAR10(tmp_path / "empty", download=True).prepare_data()
-    assert asked == [(tmp_path / "empty", True)]
 
 
 def test_damaged_batches(cifar10_batches_dir):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
+import torchvision
 from pytorch_lightning.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
@@ -197,3 +198,17 @@ def test_data_dir_wins_over_the_environment_and_home_is_expanded(monkeypatch):
     monkeypatch.setenv("LIGHTNING_BNN_DATA", "")
     with pytest.raises(ConfigurationError, match=r"LIGHTNING_BNN_DATA.*uci/yacht/data\.txt"):
         data_folder(None, "uci/yacht/data.txt")
+
+
+@pytest.mark.parametrize("make_data", ["MNIST", "CIFAR10"], indirect=True)
+def test_download_only_when_asked_and_needed(make_data, tmp_path, monkeypatch):
+    asked, there = [], make_data()
+    monkeypatch.setattr(
+        torchvision.datasets, type(there).__name__, lambda root, download: asked.append(root)
+    )
+    there.download = True
+    there.prepare_data()
+    type(there)(tmp_path / "empty").prepare_data()
+    assert asked == []
+    type(there)(tmp_path / "empty", download=True).prepare_data()
+    assert asked == [tmp_path / "empty"]

@@ -51,18 +51,6 @@ def test_missing_files_are_named(mnist_dir):
         loaded(mnist_dir)
 
 
-def test_download_only_when_asked_and_needed(mnist_dir, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        torchvision.datasets, "MNIST", lambda root, download: asked.append((root, download))
-    )
-    MNIST(mnist_dir, download=True).prepare_data()
-    MNIST(tmp_path / "empty").prepare_data()
-    assert asked == []
-    MNIST(tmp_path / "empty", download=True).prepare_data()
-    assert asked == [(tmp_path / "empty", True)]
-
-
 @pytest.mark.parametrize(
     "damage",
     [

@@ -1,7 +1,5 @@
 """Flipout and local reparameterisation against explicit weights and analytic variances."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -112,40 +110,6 @@ def test_local_scale_is_exact(name):
     found = run(layer, "local", sd, sd, inputs, options, seed=5)
     expected = layer(inputs, **options) + variance.sqrt() * numbers
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["Linear", "Conv1d"])
-@pytest.mark.parametrize("kind", ["flipout", "local"])
-def test_noise_of_examples_is_uncorrelated(kind, name):
-    """Two copies of an example over 1,000 batches: mean, variance, and no correlation.
-
-    Tolerances are 5 standard errors, or 5/√1000 for the correlation; with at most 24 outputs a
-    false alarm in 10⁴. With one draw for the batch the correlation would be 1.
-    """
-    layer, sd, shape, options = make(name)
-    example, batches = torch.randn(1, *shape).double(), 1000
-    inputs = example.expand(2, *shape).contiguous()
-    per_example = PerExampleNoise(layer, list(sd), kind)
-    generator = torch.Generator().manual_seed(1)
-    outputs = []
-    for _ in range(batches):
-        with per_example.active(sd, normal_like(sd, generator), generator):
-            outputs.append(layer(inputs, **options))
-    noise = (torch.stack(outputs) - layer(example, **options)).flatten(2)
-    variance = analytic_variance(layer, sd, example, options).flatten()
-    assert (noise.mean((0, 1)) / (variance / (2 * batches)).sqrt()).abs().max() < 5
-    assert (noise[:, 0].var(0) / variance - 1).abs().max() < 5 * math.sqrt(2 / batches)
-    correlation = (noise[:, 0] * noise[:, 1]).mean(0) / variance
-    assert correlation.abs().max() < 5 / math.sqrt(batches)
-
-
-def test_signs_are_shared_along_a_sequence():
-    """Flipout's example keeps one weight at all its positions; local's noise is drawn apart."""
-    layer, sd, _, _ = make("Linear on a sequence")
-    inputs = torch.randn(6, 1, 3).double().expand(6, 4, 3).contiguous()
-    for kind, alike in (("flipout", True), ("local", False)):
-        noise = run(layer, kind, sd, normal_like(sd), inputs, {}) - layer(inputs)
-        assert torch.allclose(noise[:, 0], noise[:, 3]) is alike
 
 
 @pytest.mark.parametrize("kind", ["flipout", "local"])

@@ -209,6 +209,18 @@ def test_measured_temperature(name: str) -> None:
     assert torch.stack(readings).mean(0).tolist() == pytest.approx([2.0, 2.0], rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("general", "limit"),
+    [(partial(SGHMC, friction=1.0), SGLD), (partial(SGNHT, coupling=0.0), SGHMC)],
+    ids=["SGHMC with full friction", "SGNHT without coupling"],
+)
+def test_limiting_cases(general: Callable[..., Sampler], limit: Callable[..., Sampler]) -> None:
+    ends = [fresh(torch.float64), fresh(torch.float64)]
+    for make, weights in zip((general, limit), ends, strict=True):
+        run(make(weights, lr=0.1, num_data=40, seed=3), weights, 5)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-14)
+
+
 def test_numpy_numbers_are_stored_as_plain_ones() -> None:
     weights = fresh()
     sampler = SGLD(weights, lr=np.float64(0.1), num_data=np.int64(50), temperature=np.float32(1.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_bnn.samplers import SGHMC, SGNHT, Cyclical
+from lightning_bnn.samplers import SGNHT, Cyclical
 
 
 def test_the_rule_for_each_chain_and_group() -> None:
@@ -47,18 +47,6 @@ def test_the_rule_for_each_chain_and_group() -> None:
             thermostat = sampler.param_groups[index]["thermostat"]
             torch.testing.assert_close(thermostat, s, rtol=0, atol=1e-12)
         torch.testing.assert_close(sampler.measured_temperature, heat / total)
-
-
-def test_without_coupling_it_is_sghmc() -> None:
-    ends = []
-    for make in (SGHMC, lambda *a, **k: SGNHT(*a, coupling=0.0, **k)):
-        weight = torch.ones(50, dtype=torch.float64, requires_grad=True)
-        sampler = make([weight], lr=0.1, num_data=40, seed=3)
-        for _ in range(5):
-            weight.grad = weight.detach().clone()
-            sampler.step()
-        ends.append(weight.detach())
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-15)
 
 
 def test_the_thermostat_is_held_when_cold_or_exploring() -> None:
