@@ -158,10 +158,19 @@ class InMemoryDataModule(pl.LightningDataModule):
         raise NotImplementedError(f"{type(self).__name__} must define load()")
 
     def setup(self, stage: str | None = None) -> None:
-        """Load the data, the first time; all stages share them."""
+        """Load the data, the first time; all stages share them.
+
+        Raises:
+            ConfigurationError: If validation is asked for and no rows are held out for it.
+        """
         if self._splits is None:
             self._splits = self.load()
         if not len(self._splits.validation):
+            if stage == "validate":
+                raise ConfigurationError(
+                    f"{type(self).__name__} has no validation rows: all were left for training. "
+                    "Pass validation= to hold some out."
+                )
             # An empty loader would make Lightning warn at every fit. Lightning's own method in
             # its place reads as "this data module does not validate".
             self.val_dataloader = super().val_dataloader  # type: ignore[method-assign]

@@ -138,6 +138,8 @@ def test_without_validation_rows_a_fit_runs_without_validation():
     trainer.fit(model, datamodule=data)  # a warning would be an error
     trainer.test(model, datamodule=data, verbose=False)
     assert model.seen == {"train": 6, "validation": 0, "test": 6}
+    with pytest.raises(ConfigurationError, match=r"NoValidation has no .* Pass validation="):
+        trainer.validate(model, datamodule=data, verbose=False)
 
 
 def test_loaders_are_plain_and_shuffle_only_for_training():

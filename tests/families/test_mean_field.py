@@ -117,28 +117,6 @@ def test_the_kl_is_a_sum_over_all_weights():
     assert kls == pytest.approx([10 * one, 100 * one], rel=1e-5)
 
 
-def test_draws_in_workspaces_of_their_own_do_not_disturb_each_other():
-    net, family, bound = make()
-    inputs = torch.randn(4, 3).double()
-    gradients = []
-    for together in (True, False):
-        family.zero_grad()
-        losses = []
-        for index in range(3):
-            space = family.workspace(index)
-            space.noise.copy_(torch.randn(32, generator=torch.Generator().manual_seed(index)))
-            draw, kl = family.draw_in(space, bound)
-            loss = functional_call(net, draw, inputs).square().mean() + kl
-            losses.append(loss)
-            if not together:
-                loss.backward()
-        if together:
-            sum(losses).backward()
-        gradients.append((family.mean.grad.clone(), family.rho.grad.clone()))
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
-
-
 @pytest.mark.parametrize("reuse", ["noise", "draw", "both"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_a_workspace_used_again_before_backward_raises(reuse, layers):

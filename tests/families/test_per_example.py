@@ -235,16 +235,6 @@ class Special(nn.Linear):
         return super().forward(inputs) ** 2
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.head = nn.Linear(4, 1)
-
-    def forward(self, inputs):
-        return self.head(self.attention(inputs, inputs, inputs, need_weights=False)[0][:, 0])
-
-
 def noisy_outputs(net, inputs, estimator, times=2):
     bnn = VariationalBNN(net, Gaussian(1.0), estimator=estimator, initial_scale=0.5, num_data=9)
     outputs = [bnn._run_draw(0, inputs)[0].detach() for _ in range(times)]
@@ -292,7 +282,6 @@ def test_the_pass_that_finds_a_layer_unreached_is_done_again():
     ("net", "inputs", "covered"),
     [
         (Tied(), torch.randn(5, 3), {"last.weight", "last.bias"}),
-        (Attention(), torch.randn(5, 2, 4), {"head.weight", "head.bias"}),
         (nn.Sequential(Special(3, 2), nn.Linear(2, 1)), torch.ones(5, 3), {"1.weight", "1.bias"}),
         (
             nn.Sequential(nn.Embedding(4, 3), nn.LayerNorm(3), nn.Linear(3, 1)),

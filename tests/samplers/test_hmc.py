@@ -129,16 +129,6 @@ def test_resume_is_bit_exact(stop: int) -> None:
     assert torch.equal(other.divergences, sampler.divergences)
 
 
-def test_the_state_is_a_snapshot() -> None:
-    sampler, weight, bias = make(SEEDS, adapt_steps=5)
-    state = sampler.state_dict()
-    sampler.step(closure_of(sampler, weight, bias))
-    sampler.divergences += 1
-    assert state["adaptation"]["transitions"] == 0
-    assert state["adaptation"]["log_step"].tolist() == [0.0] * 4
-    assert state["divergences"].tolist() == [0] * 4
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e6])
 def test_a_divergence_is_rejected_counted_and_leaves_the_others_alone(bad: float) -> None:
     """Chain 2 meets a bad energy, and a gradient that is NaN, wherever it goes."""
