@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.callbacks.sample_collector import SampleCollector
 from lightning_bnn.checks import check_whole
-from lightning_bnn.diagnostics.chains import Watched, function_values, take_elements
+from lightning_bnn.diagnostics.chains import Series, Watched, function_values, take_elements
 from lightning_bnn.diagnostics.diagnosis import Diagnosis, diagnose_watched
 from lightning_bnn.diagnostics.examples import (
     Examples,
@@ -109,10 +109,12 @@ class ChainMonitor(pl.Callback):
         return self._diagnose(by_chain=True)
 
     def _diagnose(self, by_chain: bool) -> Diagnosis:
-        values = self._record.values
-        arrays = {name: torch.stack(rows, dim=1).numpy() for name, rows in values.items()}
-        watched = Watched(arrays, {}, self._record.shapes, {})
-        return diagnose_watched(watched, self._record.watched, self.elements, by_chain)
+        record = self._record
+        series = {
+            name: Series(torch.stack(rows, dim=1).numpy(), record.shapes[name])
+            for name, rows in record.values.items()
+        }
+        return diagnose_watched(Watched(series, {}), record.watched, self.elements, by_chain)
 
     # ---------------------------------------------------------------- while fitting
 
