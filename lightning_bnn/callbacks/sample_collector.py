@@ -16,8 +16,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
-
 from lightning_bnn.callbacks.progress import training_length
 from lightning_bnn.callbacks.sources import (
     Source,
@@ -30,7 +28,6 @@ from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
 from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import DrawsPosterior
 from lightning_bnn.posteriors.batch_norm import batch_norm_layers, training_batch_norm
 from lightning_bnn.posteriors.draws import create_stream, unstack
@@ -113,7 +110,7 @@ class SampleCollector(pl.Callback):
         >>> trainer = pl.Trainer(max_epochs=4, accelerator="cpu", logger=False,
         ...                      enable_checkpointing=False, enable_progress_bar=False,
         ...                      enable_model_summary=False, callbacks=[collector])
-        >>> trainer.fit(SGMCMC(nn.Linear(2, 1), Gaussian(0.1), chains=4), loader)
+        >>> trainer.fit(SGMCMC(torch.nn.Linear(2, 1), Gaussian(0.1), chains=4), loader)
         >>> collector.steps, len(collector.posterior())
         ([4, 6, 8], 12)
     """
@@ -141,7 +138,6 @@ class SampleCollector(pl.Callback):
         self._source: Source | None = None
         self._trainer: pl.Trainer | None = None
         self._fitted: pl.LightningModule | None = None
-        self._net_copy: nn.Module | None = None
 
     @property
     def steps(self) -> list[int]:
@@ -225,10 +221,6 @@ class SampleCollector(pl.Callback):
         if not self._resumes:
             self._state.seen = trainer.global_step
         self._check_schedule(trainer, pl_module)
-        if not self.steps and not self._state.pending:
-            self._refuse_to_take_nothing(trainer, pl_module)
-        if self.refresh_batch_norm:
-            self._net_copy = copy_network(source.net)
         if self.dirpath is not None:
             self._state.stream = _on_first_rank(trainer, lambda: self._open(source))
         if self._state.pending:
@@ -236,7 +228,7 @@ class SampleCollector(pl.Callback):
             self._state.pending, self._state.seen = False, trainer.global_step
 
     def _check_schedule(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Raise unless the cycles of a cyclical schedule are known, and counted in steps."""
+        """Raise unless cycles are counted in steps, and the fit is long enough for a draw."""
         schedule = cyclical_schedule(trainer)
         if self.every == "cycle" and schedule is None:
             raise ConfigurationError(
@@ -251,22 +243,15 @@ class SampleCollector(pl.Callback):
                     "configure_optimizers with 'interval': 'step' and 'frequency': 1."
                 )
 
-    def _refuse_to_take_nothing(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Raise if no draw would be taken, where the number of steps is known."""
-        total = training_length(trainer, module, "steps")
-        if total is None:
+        if self.steps or self._state.pending:
             return
-        schedule, settling = cyclical_schedule(trainer), source_of(module).settling_steps
-        # the schedule begins when the strategy has settled, and its steps count from 0
-        start = max(settling, trainer.global_step) + 1 - (schedule.last_epoch if schedule else 0)
-
-        def is_taken(step: int) -> bool:
-            ended = schedule is not None and schedule.ends_cycle(step - start)
-            due = draw_is_due(step, step - 1, self.burn_in, self.every, ended)
-            return due and (schedule is None or schedule.samples_at(step - start))
-
-        first = max(self._state.seen, self.burn_in, settling) + 1
-        if not any(is_taken(step) for step in range(first, int(total) + 1)):
+        settling, start, every = source_of(module).settling_steps, self.burn_in, self.every
+        if isinstance(every, str):  # cycles begin when the strategy has settled
+            assert schedule is not None
+            start, every = settling, schedule.cycle_length
+        before = max(self._state.seen, self.burn_in, settling) - start
+        total = training_length(trainer, module, "steps")
+        if total is not None and start + (before // every + 1) * every > total:
             raise ConfigurationError(
                 f"SampleCollector(burn_in={self.burn_in}, every={self.every!r}) would take no draw "
                 f"in the {int(total)} steps of this fit, {settling} of them to warm up and adapt. "
@@ -362,9 +347,8 @@ class SampleCollector(pl.Callback):
         _check_finite(source, weights, step)
         layers = training_batch_norm(source.net) if self.refresh_batch_norm else []
         if layers and trainer.is_global_zero:
-            assert self._net_copy is not None
             weights = with_training_statistics(
-                source, self._net_copy, weights, layers, trainer, self.refresh_batch_norm, step
+                source, weights, layers, trainer, self.refresh_batch_norm, step
             )
         learned = {} if source.likelihood is None else source.likelihood.state_dict()
         if self.dirpath is None:
