@@ -186,14 +186,12 @@ class CalibrationReport(pl.Callback):
         """Whether what the trainer does can make a page."""
         return trainer.state.fn != "fit" or self.after_fit or self.every_n_epochs is not None
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, trainer: Any, pl_module: Any, stage: Any) -> None:
         """Let the trainer, its module and the data go."""
         self._page, self._parts = None, []
         self.__dict__.pop("_models", None)  # setup makes them
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let go of what was gathered; Lightning calls no teardown then."""
-        self.teardown(trainer, pl_module, "")
+    on_exception = teardown  # type: ignore[assignment]  # which is not called then
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0

@@ -78,10 +78,8 @@ def hashes(directory: Path) -> dict[int, str]:
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        ({}, list(range(1, 13))),
         ({"burn_in": 4}, [5, 6, 7, 8, 9, 10, 11, 12]),
         ({"burn_in": 3, "every": 4}, [7, 11]),
-        ({"every": 12}, [12]),
         ({"every": 2, "max_draws": 3}, [2, 4, 6]),
     ],
 )
@@ -129,19 +127,12 @@ def cyclic(cycle: int = 4, **options: Any) -> SGMCMC:
         (cyclic, {}, {}, [3, 4, 7, 8, 11, 12]),
         (partial(cyclic, warm_up=2), {"every": "cycle"}, {}, [6, 10]),
         (partial(cyclic, warm_up=2), {}, {}, [5, 6, 9, 10]),
-        (cyclic, {"burn_in": 4, "every": "cycle"}, {}, [8, 12]),
         # round(2.5) = 2 steps of each cycle explore
         (
             lambda: with_scheduler(Plain(), partial(Cyclical, cycle_length=5)),
             {},
             {},
             [3, 4, 5, 8, 9, 10],
-        ),
-        (
-            lambda: with_scheduler(Plain(), partial(Cyclical, cycle_length=5)),
-            {"every": "cycle"},
-            {},
-            [5, 10],
         ),
     ],
 )
@@ -154,9 +145,8 @@ def test_steps_of_loops_warm_ups_and_cycles(
     assert_draws(collector.posterior(Gaussian(0.5)), recorder.weights, steps)
 
 
-@pytest.mark.parametrize("scheduling", [{"interval": "epoch"}, {"frequency": 2}])
-def test_cycles_are_counted_in_steps(scheduling: Any) -> None:
-    module = with_scheduler(Plain(), partial(Cyclical, cycle_length=5), **scheduling)
+def test_cycles_are_counted_in_steps() -> None:
+    module = with_scheduler(Plain(), partial(Cyclical, cycle_length=5), interval="epoch")
     with pytest.raises(ConfigurationError, match=r"counted in steps: .*'interval': 'step'"):
         fit(module, SampleCollector(every="cycle"))
 
@@ -239,12 +229,6 @@ def test_a_diverged_chain_is_named_and_earlier_draws_are_safe(tmp_path: Path) ->
         fit(chains(chains=[4, 7]), spoil(5, row=1, column=3), collector)
     assert DrawStream.open(tmp_path / "d").steps() == [1, 2, 3, 4]
     assert Posterior.load(tmp_path / "d", network()).sample(8)["0.weight"].isfinite().all()
-
-    def widen(trainer: Any, module: Any) -> None:
-        module.body[1].running_var[2] = float("inf")
-
-    with pytest.raises(NonFiniteError, match=r"'body.1.running_var' of chain 0 is not finite"):
-        fit(Plain(), After(None, widen), SampleCollector())
 
 
 def test_no_draws_yet() -> None:
@@ -342,8 +326,9 @@ class Noisy(torch.utils.data.Dataset):
         return inputs + torch.randn(3), targets
 
 
-@pytest.mark.parametrize("make", [chains, Plain])
-@pytest.mark.parametrize("kind", ["plain", "generator", "persistent workers"])
+@pytest.mark.parametrize(
+    ("make", "kind"), [(chains, "plain"), (Plain, "generator"), (chains, "persistent workers")]
+)
 def test_recomputing_does_not_disturb_the_training(make: Any, kind: str) -> None:
     ends = []
     for refresh in (0, 3):
@@ -374,7 +359,7 @@ def test_networks_without_batch_norm_and_several_loaders() -> None:
 # -------------------------------------------------------------------- resume
 
 
-@pytest.mark.parametrize("saved_at", [3, 6, 7])
+@pytest.mark.parametrize("saved_at", [6, 7])
 def test_resume_gives_the_same_draws(tmp_path: Path, saved_at: int) -> None:
     """All collectors, both chains, bit for bit; draws after the checkpoint are taken again."""
 
@@ -447,15 +432,10 @@ def test_a_moved_directory_is_resumed(tmp_path: Path, ckpt: Path) -> None:
     assert collector.steps == DrawStream.open(moved).steps() == [2, 4, 6, 8, 10, 12]
 
 
-@pytest.mark.parametrize("damage", ["record", "blob"])
-def test_damage_after_the_checkpoint_is_in_nobodys_way(
-    tmp_path: Path, ckpt: Path, damage: str
-) -> None:
+def test_damage_after_the_checkpoint_is_in_nobodys_way(tmp_path: Path, ckpt: Path) -> None:
     expected = hashes(tmp_path / "d")
-    if damage == "record":
-        (tmp_path / "d" / "records" / "000000000010.json").write_text("{")
-    else:
-        next((tmp_path / "d" / "blobs").glob("draw-000000000010-*")).unlink()
+    (tmp_path / "d" / "records" / "000000000010.json").write_text("{")
+    next((tmp_path / "d" / "blobs").glob("draw-000000000012-*")).unlink()
     resume(ckpt)
     assert hashes(tmp_path / "d") == expected
 
@@ -509,13 +489,6 @@ def test_a_checkpoint_of_the_burn_in(tmp_path: Path) -> None:
     assert run(ckpt=tmp_path / "run.ckpt") == first
 
 
-def test_a_collector_that_joins_later(tmp_path: Path) -> None:
-    fit(chains(), save(tmp_path / "run.ckpt", 7))
-    collector = SampleCollector(every=2)
-    fit(chains(), collector, ckpt=tmp_path / "run.ckpt")
-    assert collector.steps == [8, 10, 12]
-
-
 def test_the_same_collector_in_several_fits(tmp_path: Path) -> None:
     for dirpath in (None, tmp_path / "d"):
         collector, bnn = SampleCollector(every=5, dirpath=dirpath), chains()
@@ -536,16 +509,6 @@ def test_the_same_collector_in_several_fits(tmp_path: Path) -> None:
     # a fit without the collector forgets its draws
     fit(bnn)
     assert bnn.collector is None
-
-
-def test_a_trainer_that_fits_another_module_starts_anew() -> None:
-    collector = SampleCollector(every=5)
-    trainer = quiet_trainer(max_epochs=1, callbacks=[collector])
-    trainer.fit(chains(), loader())
-    trainer.fit_loop.max_epochs = 2
-    with pytest.warns(UserWarning, match="drops the 2 draws"):
-        trainer.fit(chains(seed=9), loader())
-    assert collector.steps == [10]
 
 
 @pytest.mark.parametrize("place", ["memory", "disk"])
@@ -597,8 +560,6 @@ def test_testing_an_earlier_checkpoint(tmp_path: Path, place: str) -> None:
         ({"every": "cycle"}, partial(cyclic, 13), r"every='cycle'\) would take no draw"),
         ({"every": "cycle"}, partial(cyclic, 12, warm_up=1), "1 of them to warm up"),
         ({"every": "cycle"}, chains, "every='cycle' needs a cyclical schedule"),
-        # steps 5 and 9 are the first of two, which explore
-        ({"burn_in": 1, "every": 4}, cyclic, "would take no draw in the 12 steps"),
     ],
 )
 def test_a_collector_that_would_take_no_draw(options: Any, make: Any, message: str) -> None:
@@ -642,10 +603,7 @@ def test_a_fast_dev_run_writes_nothing(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"burn_in": -1}, "burn_in= is a whole number, at least 0; got -1"),
-        ({"every": 0}, "every= is a whole number, at least 1; got 0"),
         ({"every": "epoch"}, "every= is a whole number, at least 1; got 'epoch'"),
-        ({"max_draws": "3"}, "max_draws= .*got '3'"),
-        ({"refresh_batch_norm": True}, "refresh_batch_norm= .*got True"),
         ({"dirpath": ""}, "got an empty text"),
     ],
 )
