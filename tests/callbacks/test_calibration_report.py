@@ -372,28 +372,15 @@ def never_trained(callback: CalibrationReport, bnn: Any = None, **options: Any) 
         assert trainer.global_step == 0
 
 
-@pytest.mark.parametrize("sanity", [0, 2])
-def test_wrong_shape_of_out_of_distribution_data(tmp_path: Path, sanity: int) -> None:
+def test_wrong_shape_of_out_of_distribution_data(tmp_path: Path) -> None:
+    """Seen in the first batch, be it that of the sanity check, of the training or of a test."""
     wrong = DataLoader(TensorDataset(torch.zeros(20, 7)), batch_size=5)
     callback = CalibrationReport(tmp_path, ood={"letters": wrong})
-    with pytest.raises(DataError, match=r"ood\['letters'\].*\(5, 7\).*\(4,\)"):
-        never_trained(callback, num_sanity_val_steps=sanity)
+    for sanity in (0, 2):
+        with pytest.raises(DataError, match=r"ood\['letters'\].*\(5, 7\).*\(4,\)"):
+            never_trained(callback, num_sanity_val_steps=sanity)
     with pytest.raises(DataError, match="letters"):
         quiet_trainer(callbacks=[callback]).test(variational(), loader(), verbose=False)
-
-
-@pytest.mark.parametrize(
-    ("other", "text"),
-    [
-        (DrawsPosterior(net(1), Gaussian(), [dict(net(1).named_parameters())]), "GaussianPred"),
-        (net(5), "CategoricalPredictive of 5 classes"),
-        (DrawsPosterior(net(), Bernoulli(), [dict(net().named_parameters())]), "Bernoulli"),
-    ],
-    ids=["regression", "classes", "labels"],
-)
-def test_another_task(tmp_path: Path, other: Any, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"'other' a {text}"):
-        never_trained(CalibrationReport(tmp_path, compare={"other": other}))
 
 
 def test_options_are_checked(tmp_path: Path) -> None:
@@ -407,6 +394,8 @@ def test_options_are_checked(tmp_path: Path) -> None:
         never_trained(CalibrationReport(tmp_path, compare={"VariationalBNN": net()}))
     with pytest.raises(PosteriorFormatError, match="nowhere"):
         never_trained(CalibrationReport(tmp_path, compare=[tmp_path / "nowhere"]))
+    with pytest.raises(ConfigurationError, match=r"names 2 classes .* of 3 classes"):
+        never_trained(CalibrationReport(tmp_path, class_names=["a", "b"]))
 
 
 class _Plain(pl.LightningModule):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import subprocess
 import sys
 from functools import partial
@@ -21,13 +19,11 @@ from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors.batch_norm import recompute_batch_norm
-from lightning_bnn.samplers import HMC, SGLD, Cyclical
-from lightning_bnn.storage import files
+from lightning_bnn.samplers import SGLD, Cyclical
 from lightning_bnn.storage.stream import DrawStream
 from tests.callbacks.fits import (
     BATCH,
     EXAMPLES,
-    After,
     Endless,
     Freeze,
     Plain,
@@ -204,25 +200,6 @@ def test_what_is_fixed_and_what_the_likelihood_learned(tmp_path: Path) -> None:
         assert posterior.sample(2)["1.weight"].shape == (2, 4)
 
 
-class Masked(nn.Module):
-    """A buffer that is not finite, and may well be so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = network()
-        self.register_buffer("mask", torch.tensor([0.0, float("-inf")]))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.body(inputs) * self.mask.exp()[0]
-
-
-def test_an_infinite_buffer_is_no_divergence() -> None:
-    collector = SampleCollector(every=6)
-    fit(SGMCMC(Masked(), Gaussian(0.5), sampler=partial(SGLD, lr=0.01)), collector)
-    assert collector.steps == [6, 12]
-    assert collector.posterior().predict(torch.randn(2, 3)).mean.isfinite().all()
-
-
 def test_a_diverged_chain_is_named_and_earlier_draws_are_safe(tmp_path: Path) -> None:
     collector = SampleCollector(dirpath=tmp_path / "d")
     with pytest.raises(NonFiniteError, match=r"'0.weight' of chain 7 is not finite after step 5"):
@@ -254,22 +231,6 @@ def test_validation_sees_the_draws_so_far(tmp_path: Path) -> None:
     trainer = quiet_trainer(max_epochs=2, callbacks=[Count(), collector], num_sanity_val_steps=1)
     trainer.fit(chains(), loader(), loader(shuffle=False))
     assert counts == [2, 4, 8]
-
-
-def test_a_full_disk_stops_in_that_step(tmp_path: Path, monkeypatch: Any) -> None:
-    recorder = Recorder()
-    sync, calls = os.fsync, iter(range(1000))
-
-    def full(descriptor: int) -> None:
-        if next(calls) == 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        sync(descriptor)
-
-    fill = After(6, lambda trainer, module: monkeypatch.setattr(files.os, "fsync", full))
-    with pytest.raises(OSError, match=r"No space left.*blobs.draw-000000000006"):
-        fit(chains(), recorder, fill, SampleCollector(every=2, dirpath=tmp_path / "d"))
-    assert max(recorder.weights) == 6
-    assert_draws(Posterior.load(tmp_path / "d", network()), recorder.weights, [2, 4])
 
 
 # -------------------------------------------------------------------- BatchNorm
@@ -344,16 +305,9 @@ def test_recomputing_does_not_disturb_the_training(make: Any, kind: str) -> None
             assert torch.equal(tensor, ends[1][step][name]), (step, name)
 
 
-def test_networks_without_batch_norm_and_several_loaders() -> None:
-    class Two(Plain):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return super().training_step(batch["a"], batch_idx)
-
+def test_networks_without_batch_norm_have_nothing_to_recompute() -> None:
     with pytest.raises(ConfigurationError, match="Linear has no BatchNorm layer"):
         fit(SGMCMC(nn.Linear(3, 1), Gaussian(0.5)), SampleCollector(refresh_batch_norm=1))
-    two = {"a": loader(), "b": loader()}
-    with pytest.raises(ConfigurationError, match="by itself; the trainer has a dict with 2"):
-        fit(Two(), SampleCollector(refresh_batch_norm=1), batches=two)
 
 
 # -------------------------------------------------------------------- resume
@@ -567,19 +521,6 @@ def test_a_collector_that_would_take_no_draw(options: Any, make: Any, message: s
     with pytest.raises(ConfigurationError, match=message):
         fit(make(), recorder, SampleCollector(**options))
     assert recorder.weights == {}
-
-
-def test_hmc_that_only_adapts_gives_no_draw() -> None:
-    def run(adapt: int) -> SampleCollector:
-        sampler = partial(HMC, lr=0.01, leapfrog_steps=2, adapt_steps=adapt)
-        bnn = SGMCMC(nn.Linear(3, 1), Gaussian(0.5), sampler=sampler, seed=1, warm_up=1)
-        collector = SampleCollector()
-        fit(bnn, collector, batches=loader(batch_size=EXAMPLES), max_epochs=6)
-        return collector
-
-    with pytest.raises(ConfigurationError, match="6 steps of this fit, 6 of them to warm"):
-        run(5)
-    assert run(4).steps == [6]
 
 
 def test_where_the_number_of_steps_is_not_known() -> None:

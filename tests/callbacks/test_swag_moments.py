@@ -294,7 +294,7 @@ def test_a_test_of_an_earlier_checkpoint_loses_nothing(tmp_path: Path) -> None:
     assert len(fresh.posterior().components) == 3
 
 
-def test_a_new_fit_starts_anew_and_the_same_trainer_goes_on() -> None:
+def test_a_new_fit_starts_anew_and_the_same_trainer_continues() -> None:
     swag, module = SWAGMoments(start=4), chains()
     trainer = fits.fit(module, swag, max_epochs=8)
     trainer.fit_loop.max_epochs = 10
@@ -320,12 +320,8 @@ def test_a_plain_module_gives_a_gaussian(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.predict(inputs).mean, posterior.predict(inputs).mean)
     stored = swag.posterior(draws=7)
     assert type(stored) is DrawsPosterior
-    assert len(stored) == 7
     generator = torch.Generator().manual_seed(0)
     assert torch.equal(stored.sample(7)["2.bias"], posterior.sample(7, generator)["2.bias"])
-    assert not torch.equal(
-        swag.posterior(7, seed=1).sample(7)["2.bias"], stored.sample(7)["2.bias"]
-    )
 
 
 def test_the_average_is_the_mean_and_deterministic() -> None:
@@ -452,18 +448,15 @@ class OwnData:
         yield MemberBatch((self.inputs, self.inputs.sum(2, keepdim=True)))
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_batch_norm_of_an_ensemble_with_batches_of_its_own(own: bool) -> None:
-    """Members are refreshed with what they see: their own data, or all that they share out."""
-    swag = SWAGMoments(start=0.5, refresh_batch_norm=1)
-    batches = OwnData() if own else loader(batch_size=EXAMPLES)
+def test_batch_norm_of_an_ensemble_with_other_examples_for_each_member() -> None:
+    """Members are refreshed with what they see."""
+    swag, batches = SWAGMoments(start=0.5, refresh_batch_norm=1), OwnData()
     module = ensemble(lambda: [nn.BatchNorm1d(4)], num_data=24, independent_batches=True)
     fit(module, swag, max_epochs=4, batches=batches)
     for row, part in enumerate(swag.posterior(draws=2).components):
         draws = part.sample(2)
-        inputs = batches.inputs[row] if own else data().tensors[0]
         for index in range(2):
-            hidden = inputs @ draws["0.weight"][index].T + draws["0.bias"][index]
+            hidden = batches.inputs[row] @ draws["0.weight"][index].T + draws["0.bias"][index]
             torch.testing.assert_close(draws["1.running_mean"][index], hidden.mean(0))
 
 
@@ -527,10 +520,6 @@ def test_batch_norm_with_batches_that_are_no_pairs() -> None:
     swag = plain_swag(start=2)
     fit(split, swag, max_epochs=4, batches=triples)
     assert len(swag.posterior(draws=2)) == 2
-    # without BatchNorm nobody asks what is in a batch
-    swag = plain_swag(start=2)
-    fit(Triples(batch_norm=False), swag, max_epochs=4, batches=triples)
-    assert swag.posterior().rank == 2
 
 
 def test_frozen_batch_norm_stays_as_it_is() -> None:
