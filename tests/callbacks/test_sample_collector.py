@@ -27,6 +27,7 @@ from tests.callbacks.fits import (
     Endless,
     Freeze,
     Plain,
+    Recorder,
     chains,
     data,
     fit,
@@ -38,22 +39,6 @@ from tests.callbacks.fits import (
     with_scheduler,
 )
 from tests.trainers import quiet_trainer
-
-
-class Recorder(Callback):
-    """The weights right after every step, for comparison."""
-
-    def __init__(self) -> None:
-        self.weights: dict[int, dict[str, Tensor]] = {}
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        if trainer.global_step in self.weights:
-            return  # a batch that is accumulated moves BatchNorm's statistics only
-        if isinstance(pl_module, Plain):
-            current = {k: v[None] for k, v in pl_module.state_dict().items()}
-        else:
-            current = pl_module.current_draws()
-        self.weights[trainer.global_step] = {k: v.detach().clone() for k, v in current.items()}
 
 
 def assert_draws(posterior: Posterior, recorded: dict[int, dict[str, Tensor]], steps: Any) -> None:
