@@ -353,11 +353,6 @@ class SWAGMoments(pl.Callback):
 
     def _source_of(self, module: pl.LightningModule) -> Source:
         if isinstance(module, Strategy):
-            if self.net is not None or self.likelihood is not None:
-                raise ConfigurationError(
-                    f"{type(module).__name__} has a network and a likelihood of its own. Leave "
-                    "net= and likelihood= of SWAGMoments out."
-                )
             return module
         source = PlainModule(module, self.net or "self", self.likelihood)
         if self.net is None or source.likelihood is None:

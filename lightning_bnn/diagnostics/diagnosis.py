@@ -134,8 +134,30 @@ class Diagnosis:
         )
 
     def __str__(self) -> str:
-        """A table and the advice."""
-        return format_diagnosis(self)
+        """A table with the worst scalar of each row, what was left out, and the advice."""
+        chains, draws = self.chains, self.draws
+        names = [*self.function, *self.weights]
+        first = max([len("function space"), *(len(name) + 2 for name in names)])
+        heads = " scalars   R-hat  bulk ESS  tail ESS  ESS of a chain  worst"
+        lines = [f"{chains} chain{'s' * (chains > 1)} of {draws} draws", "", " " * first + heads]
+        for title, group in (("function space", self.function), ("weights", self.weights)):
+            lines += [title] * bool(group)
+            for name, statistics in group.items():
+                cells = f"  {name}".ljust(first)
+                cells += f"{len(statistics.labels):>8}{statistics.max_rhat:>8.3f}"
+                for ess, width in (("ess_bulk", 10), ("ess_tail", 10), ("chain_ess", 16)):
+                    least = reduce_known(np.min, getattr(statistics, ess))
+                    cells += f"{least:>{width}.0f}"
+                lines.append(f"{cells}  {statistics.labels[statistics.worst(1)[0]]}")
+        lines.append("")
+        for title, labels in (("constant", self.constant), ("not finite", self.not_finite)):
+            if labels:
+                more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+                lines.append(f"{title}: {len(labels)} ({', '.join(labels[:_SHOWN])}{more})")
+        lines += [f"note: {note}" for note in self.notes]
+        verdict = "yes" if self.converged else "no"
+        lines += [f"converged: {verdict} (R-hat at most {RHAT_LIMIT})", *wrap(self.advice, _WIDTH)]
+        return "\n".join(lines)
 
 
 def diagnose(
@@ -244,47 +266,3 @@ def _advise(diagnosis: Diagnosis) -> str:
             "independent draws: collect more draws, or thin more over a longer run."
         )
     return "The chains agree, and there are enough draws for means and 90% intervals."
-
-
-# ---------------------------------------------------------------- as text
-
-
-def format_diagnosis(diagnosis: Diagnosis) -> str:
-    """The table, with the scalar of the largest R-hat in each row, what was left out, the advice.
-
-    Example:
-        >>> from lightning_bnn.diagnostics.statistics import compute_statistics
-        >>> values = np.random.default_rng(0).normal(size=(2, 200, 1))
-        >>> statistics = compute_statistics(values, ["prediction[0]"])
-        >>> print(format_diagnosis(Diagnosis(2, 200, {"prediction": statistics}, {})))
-        2 chains of 200 draws ...
-    """
-    chains, draws = diagnosis.chains, diagnosis.draws
-    names = [*diagnosis.function, *diagnosis.weights]
-    first = max([len("function space"), *(len(name) + 2 for name in names)])
-    heads = (
-        f"{'scalars':>8}{'R-hat':>8}{'bulk ESS':>10}{'tail ESS':>10}{'ESS of a chain':>16}  worst"
-    )
-    lines = [f"{chains} chain{'s' * (chains > 1)} of {draws} draws", "", " " * first + heads]
-    for title, group in (("function space", diagnosis.function), ("weights", diagnosis.weights)):
-        lines += [title] * bool(group)
-        for name, statistics in group.items():
-            cells = f"  {name}".ljust(first) + f"{len(statistics.labels):>8}"
-            cells += _number(statistics.max_rhat, ".3f").rjust(8)
-            for ess, width in (("ess_bulk", 10), ("ess_tail", 10), ("chain_ess", 16)):
-                least = reduce_known(np.min, getattr(statistics, ess))
-                cells += _number(least, ".0f").rjust(width)
-            lines.append(f"{cells}  {statistics.labels[statistics.worst(1)[0]]}")
-    lines.append("")
-    for title, labels in (("constant", diagnosis.constant), ("not finite", diagnosis.not_finite)):
-        if labels:
-            more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
-            lines.append(f"{title}: {len(labels)} ({', '.join(labels[:_SHOWN])}{more})")
-    lines += [f"note: {note}" for note in diagnosis.notes]
-    verdict = "yes" if diagnosis.converged else "no"
-    lines += [f"converged: {verdict} (R-hat at most {RHAT_LIMIT})", *wrap(diagnosis.advice, _WIDTH)]
-    return "\n".join(lines)
-
-
-def _number(value: float, form: str) -> str:
-    return "-" if np.isnan(value) else format(value, form)

@@ -70,7 +70,7 @@ class Log(pl.Callback):
 
 def test_chains_that_agree_are_logged_without_a_warning() -> None:
     """Of 200 sets of 4 chains of 100 independent draws none reached an R-hat of 1.02."""
-    monitor, log = ChainMonitor(every_n_steps=2, burn_in=40), Log()
+    monitor, log = ChainMonitor(every_n_steps=2, burn_in=40, elements=8), Log()
     trainer = fit(strategy(lr=0.1), monitor, log, max_steps=280, train=long_epochs())
     diagnosis = monitor.diagnosis()
     assert (diagnosis.chains, diagnosis.draws) == (3, monitor.recorded) == (3, 120)
@@ -82,7 +82,7 @@ def test_chains_that_agree_are_logged_without_a_warning() -> None:
 
 
 def test_chains_that_do_not_move_give_one_warning_at_the_end() -> None:
-    monitor = ChainMonitor(every_n_steps=1)
+    monitor = ChainMonitor(every_n_steps=1, elements=8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trainer = fit(strategy(lr=1e-6), monitor, max_steps=70, train=long_epochs())
@@ -159,13 +159,13 @@ def test_the_training_is_not_disturbed() -> None:
 def test_a_resumed_fit_continues_the_record(tmp_path: Path, step: int, before: bool) -> None:
     """Also from a checkpoint that was made in the same step, but before the record."""
     path = tmp_path / "model.ckpt"
-    whole, saver = ChainMonitor(every_n_steps=3), save(path, step)
+    whole, saver = ChainMonitor(every_n_steps=3, elements=8), save(path, step)
     often = {"validation": DataLoader(DATA, batch_size=8, shuffle=True),
              "check_val_every_n_epoch": 3}  # fmt: skip
     pl.seed_everything(3)
     order = [saver, whole] if before else [whole, saver]
     fit(strategy(), *order, max_steps=36, **often)
-    resumed = ChainMonitor(every_n_steps=3)
+    resumed = ChainMonitor(every_n_steps=3, elements=8)
     pl.seed_everything(4)
     fit(strategy(), resumed, max_steps=36, **often, ckpt_path=path)
     assert whole.recorded == resumed.recorded == 12
@@ -178,7 +178,7 @@ def test_a_resumed_fit_continues_the_record(tmp_path: Path, step: int, before: b
 @pytest.mark.filterwarnings("ignore:ChainMonitor")
 def test_a_test_of_an_earlier_checkpoint_leaves_the_record_alone(tmp_path: Path) -> None:
     path = tmp_path / "model.ckpt"
-    monitor, bnn = ChainMonitor(every_n_steps=1), strategy()
+    monitor, bnn = ChainMonitor(every_n_steps=1, elements=8), strategy()
     trainer = fit(bnn, monitor, save(path, 6), max_steps=12)
     for count in (12, 20):
         trainer.test(bnn, loader(shuffle=False), ckpt_path=path, verbose=False)
@@ -198,10 +198,10 @@ def test_a_test_of_an_earlier_checkpoint_leaves_the_record_alone(tmp_path: Path)
 def test_a_callback_may_stop_the_training_by_it() -> None:
     """Epochs are of 2 steps: most of them have no new value, the first none at all."""
     stop = EarlyStopping("rhat_max", stopping_threshold=math.inf, patience=99, strict=False)
-    trainer = fit(strategy(), ChainMonitor(every_n_steps=1), stop, max_steps=40)
+    trainer = fit(strategy(), ChainMonitor(every_n_steps=1, elements=8), stop, max_steps=40)
     assert trainer.global_step == ENOUGH  # the first value is below infinity
     stop = EarlyStopping("rhat_max", stopping_threshold=0.5, patience=99, strict=False)
-    fit(strategy(), ChainMonitor(every_n_steps=2), log := Log(), stop, max_steps=30)
+    fit(strategy(), ChainMonitor(2, elements=8), log := Log(), stop, max_steps=30)
     assert sorted(log.seen) == list(range(2 * ENOUGH, 31))
 
 
