@@ -388,7 +388,7 @@ def run_table(
     if len(shown) > most:
         shown = sorted(shown, key=lambda row: _ORDER.index(row.state))[:most]
     lines.append(_drawn(shown, width))
-    rest = Counter(row.state for row in rows for _ in row.members)
+    rest: Counter[str] = Counter(row.state for row in rows for _ in row.members)
     rest.subtract(row.state for row in shown for _ in row.members)
     if counted := [f"{rest[state]:,} {state}" for state in _ORDER if rest[state]]:
         lines.append(Text("and " + ", ".join(counted)))
