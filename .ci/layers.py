@@ -19,7 +19,7 @@ LAYERS = [
     ["checks", "native"],
     ["random"],
     ["mixtures", "calibration", "network", "selection", "data", "nets"],
-    ["metrics"],
+    ["metrics", "recipes"],
     ["likelihoods"],
     ["predictive"],
     ["exchange", "priors", "resize"],

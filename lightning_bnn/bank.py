@@ -122,6 +122,7 @@ class Bank(nn.Module):
         self.stack = StackedModule(net, mode)
         self._convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in net.modules())
         self._memory, self._row_memory, self._point_memory = (KeptMemory() for _ in range(3))
+        self._data_energies: list[Tensor] = []
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -174,6 +175,7 @@ class Bank(nn.Module):
             loss_scale: The loss is multiplied by it (half precision), and so are gradients that
                 are computed in chunks, for the small ones not to vanish.
         """
+        self._data_energies = []
         run = partial(self._energies_of, target, view, check)
         chunk = self.chunk or len(self)
         if self._convolves and self.stack.mode == "loop":
@@ -234,7 +236,13 @@ class Bank(nn.Module):
             energy = data_energy(seen.inputs, seen.own_inputs, tensors)
         else:
             energy = seen.attack(data_energy, seen.inputs, seen.own_inputs, tensors)
+        self._data_energies.append(energy.detach())
         return target.add_prior(energy, prior_energy)
+
+    @property
+    def data_energies(self) -> Tensor:
+        """What the data have in the energies that were computed last, (K,)."""
+        return torch.cat(self._data_energies)
 
     # ---------------------------------------------------------------- gradients
 

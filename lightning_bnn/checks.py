@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_bnn.errors import ConfigurationError
 
-__all__ = ["check_number", "check_option", "check_whole", "is_whole"]
+__all__ = ["check_factory", "check_number", "check_option", "check_whole", "is_whole"]
 
 
 def is_whole(value: Any) -> bool:
@@ -61,3 +61,26 @@ def check_option(name: str, value: Any, options: Sequence[str]) -> None:
     if value not in options:
         *most, last = map(repr, options)
         raise ConfigurationError(f"{name}= is {', '.join(most)} or {last}; got {value!r}.")
+
+
+_FACTORIES = {
+    "optimizer": "partial(Adam, lr=1e-3)",
+    "scheduler": "partial(StepLR, step_size=10)",
+    "sampler": "partial(SGLD, lr=1e-3)",
+}
+
+
+def check_factory(name: str, value: Any, where: str = "") -> None:
+    """Raise unless an option is a function that makes what it is called.
+
+    Example:
+        >>> check_factory("optimizer", 0.1)
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: optimizer= is a function that makes the ...
+    """
+    if not callable(value):
+        made = _FACTORIES[name]
+        raise ConfigurationError(
+            f"{name}= is a function that makes the {name}, as {made} does, and not the {name} "
+            f"itself: each fit makes its own; got {value!r:.80}{where}."
+        )

@@ -5,17 +5,23 @@ and costs more than a small network itself. Here the places of all tensors are f
 for as long as the network has the same modules and tensors. A weight that several layers share
 (tied weights) is exchanged in all of them. A buffer that the network replaces instead of changing
 it in place is written into the given tensor all the same.
+
+Threads do not meet: while one runs a network, another gets a spare, a copy of its modules around
+the same tensors (:func:`exclusive`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["call_with"]
+__all__ = ["call_with", "exclusive"]
 
 Place = tuple[dict[str, Any], str]
 
@@ -41,16 +47,20 @@ class _Places:
         for owner, key in places.values():
             same.setdefault(id(owner[key]), []).append((owner, key))
         self.of = {name: same[id(owner[key])] for name, (owner, key) in places.items()}
-        self.in_use = 0
+        self.lock = threading.RLock()  # of the thread that runs the network
+        self.depth = 0  # how often that thread is within call_with
+        self._spares: list[nn.Module] = []
 
-    def hold(self, net: nn.Module) -> bool:
+    def belong_to(self, net: nn.Module) -> bool:
+        """Whether these are the network's: a shallow copy, as for data parallelism, has others."""
+        return self._seen[0][0] is net._modules
+
+    def hold(self) -> bool:
         """Whether the network still has the same modules, parameters and buffers.
 
         While tensors are exchanged, it has others in the same places.
         """
-        if self._seen[0][0] is not net._modules:
-            return False  # a shallow copy, as data parallelism makes them, took this over
-        if self.in_use:
+        if self.depth:
             return True
         for now, before in self._seen:
             if len(now) != len(before):
@@ -60,16 +70,61 @@ class _Places:
                     return False
         return True
 
+    def spare(self, net: nn.Module) -> nn.Module:
+        """A copy of the modules around the same tensors, for a thread that finds the network busy.
+
+        It is to be given back.
+        """
+        try:
+            spare = self._spares.pop()
+        except IndexError:
+            with self.lock:  # nobody runs the network now, so that its tensors are its own
+                tensors = {id(t): t for _, kept in self._seen for t in kept.values()}
+                tensors = {k: t for k, t in tensors.items() if isinstance(t, Tensor)}
+                spare = copy.deepcopy(net, tensors)
+        for module, own in zip(spare.modules(), net.modules(), strict=True):
+            module.training = own.training
+        return spare
+
+    def give_back(self, spare: nn.Module) -> None:
+        """Keep a spare for the next thread that needs one."""
+        self._spares.append(spare)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Nothing: a copied or pickled network has tensors of its own."""
         return type(None), ()
 
 
-def _places(net: nn.Module) -> _Places:
-    places: _Places | None = net.__dict__.get(_KEPT_AS)
-    if places is None or not places.hold(net):
-        places = net.__dict__[_KEPT_AS] = _Places(net)
-    return places
+_finding = threading.Lock()
+
+
+def _acquire(net: nn.Module) -> tuple[_Places, bool]:
+    """Where the network has its tensors, and whether this thread may exchange them now."""
+    while True:
+        with _finding:
+            places: _Places | None = net.__dict__.get(_KEPT_AS)
+            if places is None or not places.belong_to(net):
+                places = net.__dict__[_KEPT_AS] = _Places(net)
+        if not places.lock.acquire(blocking=False):
+            return places, False
+        if places.hold():
+            return places, True
+        net.__dict__.pop(_KEPT_AS, None)  # it was changed since
+        places.lock.release()
+
+
+@contextmanager
+def exclusive(net: nn.Module) -> Iterator[nn.Module]:
+    """A network that no other thread runs: itself, or a spare with the same tensors."""
+    places, mine = _acquire(net)
+    own = net if mine else places.spare(net)
+    try:
+        yield own
+    finally:
+        if mine:
+            places.lock.release()
+        else:
+            places.give_back(own)
 
 
 def call_with(
@@ -95,9 +150,15 @@ def call_with(
         >>> call_with(net, {"weight": torch.ones(1, 2)}, [torch.tensor([[1.0, 2.0]])])
         tensor([[3.]])
     """
-    places = _places(net)
+    places, mine = _acquire(net)
+    if not mine:
+        spare = places.spare(net)
+        try:
+            return call_with(spare, tensors, arguments, keywords)
+        finally:
+            places.give_back(spare)
     own: list[tuple[dict[str, Any], str, Any, Tensor]] = []
-    places.in_use += 1
+    places.depth += 1
     try:
         for name, tensor in tensors.items():
             for owner, key in places.of.get(name, ()):
@@ -109,9 +170,10 @@ def call_with(
                 _keep(owner.get(key), tensor)
         return outputs
     finally:
-        places.in_use -= 1
         for owner, key, before, _ in reversed(own):
             owner[key] = before
+        places.depth -= 1
+        places.lock.release()
 
 
 def _keep(replaced: Any, given: Tensor) -> None:

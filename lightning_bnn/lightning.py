@@ -20,6 +20,7 @@ __all__ = [
     "CSVLogger",
     "Checkpoint",
     "ClusterEnvironment",
+    "EMAWeightAveraging",
     "GradientAccumulationScheduler",
     "LightningArgumentParser",
     "LightningCLI",
@@ -31,6 +32,7 @@ __all__ = [
     "ProgressBar",
     "RunningStage",
     "SaveConfigCallback",
+    "StochasticWeightAveraging",
     "TensorBoardLogger",
     "TrainerFn",
     "TrainerStatus",
@@ -40,6 +42,7 @@ __all__ = [
     "is_overridden",
     "move_data_to_device",
     "pl",
+    "pl_load",
     "rank_zero_debug",
     "rank_zero_info",
     "rank_zero_warn",
@@ -66,14 +69,17 @@ _FABRIC = "lightning_fabric" if _NAMES[0] == PACKAGE else "lightning.fabric"
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
+    from lightning_fabric.utilities.cloud_io import _load as pl_load
     from lightning_fabric.utilities.cloud_io import get_filesystem
     from lightning_fabric.utilities.data import sized_len
     from pytorch_lightning.callbacks import (
         BasePredictionWriter,
         Checkpoint,
+        EMAWeightAveraging,
         GradientAccumulationScheduler,
         ModelCheckpoint,
         ProgressBar,
+        StochasticWeightAveraging,
         WeightAveraging,
     )
     from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -101,9 +107,11 @@ else:
         "sized_len": f"{_FABRIC}.utilities.data",
         "BasePredictionWriter": f"{PACKAGE}.callbacks",
         "Checkpoint": f"{PACKAGE}.callbacks",
+        "EMAWeightAveraging": f"{PACKAGE}.callbacks",
         "GradientAccumulationScheduler": f"{PACKAGE}.callbacks",
         "ModelCheckpoint": f"{PACKAGE}.callbacks",
         "ProgressBar": f"{PACKAGE}.callbacks",
+        "StochasticWeightAveraging": f"{PACKAGE}.callbacks",
         "WeightAveraging": f"{PACKAGE}.callbacks",
         "LightningArgumentParser": f"{PACKAGE}.cli",
         "LightningCLI": f"{PACKAGE}.cli",
@@ -128,6 +136,8 @@ else:
 
     def __getattr__(name: str) -> object:
         # only what is asked for: the command line and the loggers take long to import
+        if name == "pl_load":
+            return import_module(f"{_FABRIC}.utilities.cloud_io")._load
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)

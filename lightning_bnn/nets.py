@@ -95,6 +95,10 @@ class ConvNet(nn.Module):
         activation: type[nn.Module] = nn.ReLU,
     ) -> None:
         super().__init__()
+        self.arguments = {
+            "channels": channels, "size": size, "outputs": outputs, "widths": list(widths),
+            "hidden": hidden, "activation": activation,
+        }  # fmt: skip
         if size < 4:
             raise ConfigurationError(
                 f"ConvNet halves the image twice and needs size >= 4; got size={size}. Use MLP."

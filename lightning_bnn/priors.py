@@ -384,6 +384,14 @@ class BoundPrior(nn.Module):
             parts.append(prior.expected_energy(some_mean, some_sd, some_draw, centre, scale))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
+    def energy_at_mode(self) -> float:
+        """−log p at the locations, where these priors are largest: a constant of the energy."""
+        total = 0.0
+        for a, b, prior, loc, scale in self.segments():
+            mode = torch.as_tensor(loc, dtype=torch.get_default_dtype()).expand(b - a)
+            total += float(prior.energy(mode, loc, scale))
+        return total
+
     def add_energy_gradients(
         self,
         mean_gradient: Tensor,

@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.exchange import exclusive
 from lightning_bnn.stacked import StackedModule, call_network
 
 __all__ = ["SharedPart"]
@@ -70,11 +72,12 @@ class SharedPart:
 
     def __init__(self, stacked: StackedModule) -> None:
         self._whole = stacked
-        self._head: StackedModule | None = None
-        self._prefix: str | None = (
-            None  # of the head: not yet looked for, or empty if there is none
-        )
-        self._lock = threading.Lock()  # the network is changed while its head is looked for
+        self._buffers = {name for name, _ in stacked.net.named_buffers()}
+        # the name of the head: not yet looked for, or empty if there is none
+        self._prefix: str | None = None
+        self._first = (
+            threading.Lock()
+        )  # until it is known how the network runs, one thread at a time
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedPart, (self._whole,)
@@ -89,42 +92,55 @@ class SharedPart:
             inputs: One batch.
             shared: The parameters and buffers that all draws have in common.
         """
-        outputs: list[Tensor] = []
-        run: Callable[[Mapping[str, Tensor]], Tensor] | None = None
-        for weights in chunks:
-            if run is None:
-                run, first = self._choose(weights, inputs, shared)
-                outputs.append(first)
-            else:
-                outputs.append(run(weights))
-            del weights  # before the next are made
+        known = self._whole.mode != "auto" and self._prefix is not None
+        with nullcontext() if known else self._first, exclusive(self._whole.net) as net:
+            mine = net is self._whole.net
+            whole = self._whole if mine else StackedModule(net, self._whole.mode)
+            outputs: list[Tensor] = []
+            run: Callable[[Mapping[str, Tensor]], Tensor] | None = None
+            shared = self._copied(shared)
+            for weights in chunks:
+                weights = self._copied(weights)
+                if run is None:
+                    run, first = self._choose(whole, weights, inputs, shared)
+                    outputs.append(first)
+                else:
+                    outputs.append(run(weights))
+                del weights  # before the next are made
+            if self._whole.mode == "auto":
+                self._whole.mode = whole.mode
         return torch.cat(outputs)
 
+    def _copied(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """With copies of buffers, which a network may change when it is run."""
+        if self._buffers.isdisjoint(tensors):
+            return tensors
+        return {k: t.clone() if k in self._buffers else t for k, t in tensors.items()}
+
     def _choose(
-        self, weights: Mapping[str, Tensor], inputs: Any, shared: Mapping[str, Tensor]
+        self,
+        whole: StackedModule,
+        weights: Mapping[str, Tensor],
+        inputs: Any,
+        shared: Mapping[str, Tensor],
     ) -> tuple[Callable[[Mapping[str, Tensor]], Tensor], Tensor]:
         """How this batch is run, and the outputs of its first draws."""
 
         def run_whole(weights: Mapping[str, Tensor]) -> Tensor:
-            return self._whole(weights, inputs, shared)
+            return whole(weights, inputs, shared)
 
         if self._prefix is None:
             self._prefix = _head_of(weights) if shared else ""
         prefix = self._prefix
         if not prefix:
             return run_whole, run_whole(weights)
-        with self._lock:
-            features = _features(self._whole.net, prefix, weights, inputs, shared)
+        features = _features(whole.net, prefix, weights, inputs, shared)
         if features is not None:
-            module = self._whole.net.get_submodule(prefix)
-            if self._head is None or self._head.net is not module:
-                self._head = StackedModule(module)
-            head, within = self._head, _within(prefix, shared)
-            head.mode = self._whole.mode
+            head = StackedModule(whole.net.get_submodule(prefix), whole.mode)
+            within = _within(prefix, shared)
 
             def run_head(weights: Mapping[str, Tensor]) -> Tensor:
-                with self._lock:
-                    return head(_within(prefix, weights), features, within)
+                return head(_within(prefix, weights), features, within)
 
             before = [leaf.clone() for leaf in tree_leaves(features) if isinstance(leaf, Tensor)]
             try:
@@ -133,7 +149,7 @@ class SharedPart:
                 outputs = None
             after = [leaf for leaf in tree_leaves(features) if isinstance(leaf, Tensor)]
             if outputs is not None and all(map(torch.equal, before, after)):
-                self._whole.mode = head.mode
+                whole.mode = head.mode
                 return run_head, outputs
         self._prefix = ""  # for good: it would be found out again with each batch
         return run_whole, run_whole(weights)
@@ -168,15 +184,12 @@ def _features(
         calls.append((arguments, keywords))
         return result
 
-    states = _random_states()
-    devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices), _forward(net.get_submodule(prefix), record):
+    with _NoRandomNumbers(), _forward(net.get_submodule(prefix), record):
         try:
             outputs = call_network(net, {**shared, **guarded}, inputs)
         except Exception:  # of a network's own code: any. Run as a whole, it raises its own.
             return None
-        random = not all(map(torch.equal, states, _random_states()))
-    if outputs is not result or len(calls) != 1 or random or _is_kept_on(net):
+    if outputs is not result or len(calls) != 1 or _is_kept_on(net):
         return None
     arguments, keywords = calls[0]
     if arguments and keywords:
@@ -184,9 +197,15 @@ def _features(
     return keywords or (arguments[0] if len(arguments) == 1 else arguments)
 
 
-def _random_states() -> list[Tensor]:
-    on_devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return [torch.get_rng_state(), *on_devices]
+class _NoRandomNumbers(TorchDispatchMode):
+    """Raises before a random number is drawn, in this thread."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise _Touched
+        return func(*args, **(kwargs or {}))
 
 
 def _is_kept_on(net: nn.Module) -> bool:

@@ -10,16 +10,16 @@ numbers to rounding. Ordinary backward works through both, and buffers with a le
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_bnn.errors import ConfigurationError
@@ -27,7 +27,7 @@ from lightning_bnn.exchange import call_with
 from lightning_bnn.lightning import rank_zero_debug, rank_zero_info
 from lightning_bnn.stacked_layers import plain_layers, run_layers
 
-__all__ = ["StackedModule", "call_network"]
+__all__ = ["StackedModule", "call_network", "with_output"]
 
 Mode = Literal["auto", "stacked", "loop"]
 
@@ -57,12 +57,45 @@ def call_network(net: nn.Module, tensors: Mapping[str, Tensor], inputs: Any) -> 
             f"got {type(inputs).__name__}."
         )
     if not isinstance(outputs, Tensor):
+        logits = getattr(outputs, "logits", None)  # as models of transformers have it
+        if isinstance(logits, Tensor):
+            return logits
         raise ConfigurationError(
             f"The network must return one tensor; {type(net).__name__} returned "
-            f"{type(outputs).__name__}. Wrap it in a module that returns the tensor which the "
-            "likelihood needs (for nn.LSTM, the head's output)."
+            f"{type(outputs).__name__}. Name the part that the likelihood needs with output=, such "
+            "as output=0 for the first of a tuple, or call with_output(net, 0)."
         )
     return outputs
+
+
+class _Part:
+    """A forward hook that gives a part of what a network returns."""
+
+    def __init__(self, output: Callable[[Any], Tensor] | str | int) -> None:
+        self.output = output
+
+    def __call__(self, net: nn.Module, arguments: Any, outputs: Any) -> Any:
+        if callable(self.output):
+            return self.output(outputs)
+        if isinstance(self.output, str) and not isinstance(outputs, Mapping):
+            return getattr(outputs, self.output)
+        return outputs[self.output]
+
+
+def with_output(net: nn.Module, output: Callable[[Any], Tensor] | str | int) -> nn.Module:
+    """The network itself, which from now on returns only a part of what it returned.
+
+    Args:
+        net: A network that returns a tuple, a mapping or an object with several tensors.
+        output: A place, a key or an attribute; or a function of what the network returns.
+
+    Example:
+        >>> net = with_output(nn.LSTM(2, 3), 0)
+        >>> net(torch.zeros(5, 2)).shape
+        torch.Size([5, 3])
+    """
+    net.register_forward_hook(_Part(output))
+    return net
 
 
 class StackedModule:
@@ -86,6 +119,10 @@ class StackedModule:
         self.net = net
         self.mode: Mode = mode
         self._looked_at_graph = False
+        self._measuring = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StackedModule, (self.net, self.mode)
 
     def __call__(
         self,
@@ -112,7 +149,9 @@ class StackedModule:
             )
         shared = shared or {}
         if self.mode == "auto" and lengths != {(1,)}:
-            self.mode = self._faster(stacked, inputs, shared, own_inputs)
+            with self._measuring:
+                if self.mode == "auto":  # no other thread has measured it meanwhile
+                    self.mode = self._faster(stacked, inputs, shared, own_inputs)
         way = self._stacked if self.mode == "stacked" else self._loop
         before = _versions(inputs)
         outputs = way(stacked, inputs, shared, own_inputs)
@@ -149,9 +188,8 @@ class StackedModule:
             return call_network(self.net, {**shared, **weights}, inputs)
 
         along = (0, 0 if own_inputs else None)
-        with warnings.catch_warnings(), _attention_that_stacks(stacked):
-            # a missing batching rule falls back to a slow loop inside vmap: take ours instead
-            warnings.filterwarnings("error", message=".*batching rule.*")
+        on_cpu = next(iter(stacked.values())).device.type == "cpu"
+        with _STACKING, _ON_CPU if on_cpu else nullcontext():
             try:
                 return vmap(member, along, randomness="different")(dict(stacked), inputs)
             except (RuntimeError, UserWarning) as error:
@@ -269,20 +307,52 @@ def _refuse_checkpointing(net: nn.Module, outputs: Tensor) -> None:
         waiting.extend(following for following, _ in node.next_functions)
 
 
-@contextmanager
-def _attention_that_stacks(stacked: Mapping[str, Tensor]) -> Iterator[None]:
-    """Keep attention from kernels that have no batching rule: the plain ones have.
+class _ForAllThreads:
+    """Settings of the process, made by the first thread that needs them and undone by the last.
 
-    These are the transformer layers' shortcut for inference and, on a CPU, fused attention.
+    Args:
+        make: Makes the settings and leaves in a stack how they are undone.
     """
-    on_cpu = next(iter(stacked.values())).device.type == "cpu"
+
+    def __init__(self, make: Callable[[ExitStack], None]) -> None:
+        self._make, self._undo = make, ExitStack()
+        self._lock, self._users = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._make(self._undo)
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._undo.close()
+
+
+def _refuse_slow_batching(undo: ExitStack) -> None:
+    """Make an error of a missing batching rule, for which vmap has a slow loop: ours is faster.
+
+    The transformer layers' shortcut for inference has none.
+    """
+    undo.enter_context(warnings.catch_warnings())
+    warnings.filterwarnings("error", message=".*batching rule.*")
     shortcut = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH) if on_cpu else nullcontext():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(shortcut)
+    undo.callback(torch.backends.mha.set_fastpath_enabled, shortcut)
+
+
+def _plain_attention(undo: ExitStack) -> None:
+    """Keep attention from the fused kernels, of which those of a CPU have no batching rule."""
+    flags = torch.backends.cuda  # they are those of all devices
+    for kind in ("flash", "mem_efficient", "cudnn"):
+        enable = getattr(flags, f"enable_{kind}_sdp")
+        undo.callback(enable, getattr(flags, f"{kind}_sdp_enabled")())
+        enable(False)
+
+
+_STACKING, _ON_CPU = _ForAllThreads(_refuse_slow_batching), _ForAllThreads(_plain_attention)
 
 
 def _seconds(*ways: Callable[[], None]) -> list[float]:

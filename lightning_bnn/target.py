@@ -12,7 +12,8 @@ right as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,7 +33,10 @@ from lightning_bnn.flat import FlatPrior
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.stacked import StackedModule
 
-__all__ = ["Target", "count_examples", "each_tensor", "split_batch"]
+__all__ = [
+    "KeySplit", "Keys", "Split", "Target", "count_examples", "each_tensor", "make_split",
+    "split_batch",
+]  # fmt: skip
 
 # samplers that draw from the whole data set, however many examples they draw
 _WHOLE = (SequentialSampler, RandomSampler, WeightedRandomSampler, DistributedSampler)
@@ -210,7 +214,73 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
     size = f" of length {len(batch)}" if isinstance(batch, Sized) else ""
     raise DataError(
         f"A batch must be a pair (inputs, targets); got {kind}{size}. Inputs may be a tensor, a "
-        "tuple of tensors or a mapping of keyword arguments. For another form, override split()."
+        "tuple of tensors or a mapping of keyword arguments. For another form pass split=, such as "
+        "split='labels' or a function of the batch."
+    )
+
+
+Split = Callable[[Any], tuple[Any, Any]]
+Keys = str | int | Sequence[str | int]
+
+
+@dataclass(frozen=True)
+class KeySplit:
+    """Inputs and targets of a batch by their keys in a mapping, or their places in a tuple.
+
+    Args:
+        inputs: The key of the inputs; several are keyword arguments of the network; None for all
+            but the targets.
+        targets: The key of the targets.
+
+    Example:
+        >>> KeySplit(None, "labels")({"ids": 1, "mask": 2, "labels": 3})
+        ({'ids': 1, 'mask': 2}, 3)
+        >>> KeySplit(0, 2)(("image", "path", "class"))
+        ('image', 'class')
+    """
+
+    inputs: Keys | None
+    targets: str | int
+
+    def __call__(self, batch: Any) -> tuple[Any, Any]:
+        """Inputs and targets of a batch."""
+        return self.inputs_of(batch), self._at(batch, self.targets)
+
+    def inputs_of(self, batch: Any) -> Any:
+        """The inputs alone, where a batch may have no targets."""
+        if self.inputs is None:
+            return {key: value for key, value in batch.items() if key != self.targets}
+        if isinstance(self.inputs, str | int):
+            return self._at(batch, self.inputs)
+        return {key: self._at(batch, key) for key in self.inputs}
+
+    @staticmethod
+    def _at(batch: Any, key: str | int) -> Any:
+        try:
+            return batch[key]
+        except (KeyError, IndexError, TypeError):
+            held = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            raise DataError(f"split= names {key!r}, which a batch does not have: {held}.") from None
+
+
+def make_split(split: Split | Keys | None) -> Split:
+    """How batches are split, from what a user gave as ``split=``.
+
+    Example:
+        >>> make_split(("x", "y"))({"x": 1, "y": 2})
+        (1, 2)
+    """
+    if split is None:
+        return split_batch
+    if isinstance(split, str):
+        return KeySplit(None, split)
+    if callable(split):
+        return split
+    if isinstance(split, Sequence) and len(split) == 2 and isinstance(split[1], str | int):
+        return KeySplit(split[0], split[1])
+    raise ConfigurationError(
+        "split= is the key of the targets in a batch, a pair of the keys of inputs and targets, or "
+        f"a function from a batch to (inputs, targets); got {split!r:.80}."
     )
 
 

@@ -96,7 +96,7 @@ def test_split_batch():
         ({"x": inputs, "y": targets}, "dict of length 2"),
         (None, "NoneType"),
     ):
-        with pytest.raises(DataError, match=rf"pair \(inputs, targets\); got {said}.*split\(\)"):
+        with pytest.raises(DataError, match=rf"pair \(inputs, targets\); got {said}.*split="):
             split_batch(batch)
 
 

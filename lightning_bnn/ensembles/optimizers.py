@@ -16,6 +16,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from lightning_bnn.checks import check_factory
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.selection import FlatLayout
 
@@ -33,8 +34,6 @@ _ELEMENTWISE = {
     optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad,
     optim.Adadelta, optim.RMSprop, optim.Rprop, optim.ASGD,
 }  # fmt: skip
-
-_EXAMPLES = {"optimizer": "partial(Adam, lr=1e-3)", "scheduler": "partial(StepLR, step_size=10)"}
 
 
 def check_factories(name: str, value: Any, members: int) -> None:
@@ -56,12 +55,9 @@ def check_factories(name: str, value: Any, members: int) -> None:
             f"{name}= has {len(several)} entries for {members} members; give one for each, or one "
             "for all."
         )
-    odd = next((place for place, one in enumerate(several) if not callable(one)), None)
-    if odd is not None:
-        where = f" in place {odd} of the list" if isinstance(value, Sequence) else ""
-        raise ConfigurationError(
-            f"{name}= makes the {name}, as {_EXAMPLES[name]} does; got {several[odd]!r:.80}{where}."
-        )
+    for place, factory in enumerate(several):
+        where = f" in place {place} of the list" if isinstance(value, Sequence) else ""
+        check_factory(name, factory, where)
 
 
 class MemberOptimizers(Optimizer):
@@ -250,9 +246,14 @@ class MemberSchedulers(LRScheduler):
     def __init__(self, factories: Sequence[Any], optimizer: MemberOptimizers) -> None:
         self.optimizer: Optimizer = optimizer
         self.members: list[LRScheduler] = [
-            _without_monitor(factory(one))
-            for factory, one in zip(factories, optimizer.members, strict=True)
+            factory(one) for factory, one in zip(factories, optimizer.members, strict=True)
         ]
+        if any(isinstance(one, ReduceLROnPlateau) for one in self.members):
+            raise ConfigurationError(
+                "ReduceLROnPlateau waits for a metric, and metrics are those of all members. "
+                "Choose a schedule that counts steps or epochs, such as CosineAnnealingLR, or one "
+                "optimizer for all members."
+            )
 
     def step(self, epoch: int | None = None) -> None:
         """One step of every member's schedule."""
@@ -277,18 +278,8 @@ def make_schedulers(factories: Any, optimizer: Optimizer) -> LRScheduler:
     """The schedule of an optimizer, or of each member's own."""
     several = list(factories) if isinstance(factories, Sequence) else [factories]
     if not isinstance(optimizer, MemberOptimizers):
-        return _without_monitor(several[0](optimizer))
+        made: LRScheduler = several[0](optimizer)
+        return made
     if len(several) == 1:
         several *= len(optimizer.members)
     return MemberSchedulers(several, optimizer)
-
-
-def _without_monitor(schedule: Any) -> LRScheduler:
-    if isinstance(schedule, ReduceLROnPlateau):
-        raise ConfigurationError(
-            "scheduler= makes ReduceLROnPlateau, which waits for a metric to stop improving, and "
-            "there is no option to name one. Choose a schedule that counts steps or epochs, such "
-            "as CosineAnnealingLR."
-        )
-    made: LRScheduler = schedule
-    return made

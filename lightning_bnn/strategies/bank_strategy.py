@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from lightning_bnn.bank import Bank, View, clip_rows
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import EMAWeightAveraging, WeightAveraging
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.selection import trainable_names
 from lightning_bnn.stacked import Mode
@@ -57,6 +58,8 @@ class BankStrategy(Strategy):
         self.bank = Bank(self.net, stacked, ids, names, points, learned, mode, chunk)
         self.net.requires_grad_(False)  # the bank's weights stand in for the network's own
         self._saved: dict[str, Any] = {}
+        priors = [one for one in (self.prior, self.point_prior) if one is not None]
+        self._prior_constant = sum(one.energy_at_mode() for one in priors)
 
     @property
     def ids(self) -> list[int]:
@@ -106,10 +109,20 @@ class BankStrategy(Strategy):
         """The summed energies of a batch, each checked."""
         energies = self.energies(batch)
         self.watch(energies.detach(), batch, batch_idx)
-        loss = self.bank.total(energies)
-        mean = loss.detach() / self.alive.sum()
-        self.log("train_loss", mean, prog_bar=True, batch_size=self.batch_size(batch))
-        return loss
+        self.log_energies(energies.detach(), batch)
+        return self.bank.total(energies)
+
+    def log_energies(self, energies: Tensor, batch: Any) -> None:
+        """Log the means over the sets that are alive of the loss and of its data part.
+
+        ``train_loss`` is the mean energy without the prior's constant, so that it is the mean
+        negative log likelihood and what the weights cost.
+        """
+        size, alive = self.batch_size(batch), self.alive.sum()
+        loss = self.bank.total(energies) / alive - self._prior_constant / self.target.num_data
+        nll = self.bank.total(self.bank.data_energies) / alive
+        self.log("train_loss", loss, prog_bar=True, batch_size=size)
+        self.log("train_nll", nll, batch_size=size)
 
     def configure_gradient_clipping(
         self,
@@ -175,6 +188,14 @@ class BankStrategy(Strategy):
     def setup(self, stage: str) -> None:
         """Forget the checkpoint of an earlier fit; one of this fit is loaded after this."""
         self._saved = {}
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            # an exponential average leaves buffers alone that are no floating-point numbers
+            every = isinstance(callback, WeightAveraging)
+            if every and callback._use_buffers and not isinstance(callback, EMAWeightAveraging):
+                raise ConfigurationError(
+                    f"{type(callback).__name__} averages buffers, and those of {self.noun} say "
+                    "which of them have diverged. Pass use_buffers=False to it."
+                )
 
     def _compare_with_saved(self) -> None:
         for name, value in self.facts().items():

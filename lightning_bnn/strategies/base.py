@@ -10,36 +10,82 @@ the likelihood's business, so there is no strategy per task.
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torchmetrics import MetricCollection
+from typing_extensions import Self
 
-from lightning_bnn.checks import check_option, check_whole
+from lightning_bnn import likelihoods, priors, samplers
+from lightning_bnn.checks import check_factory, check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.lightning import TrainerFn, pl, sized_len
+from lightning_bnn.lightning import TrainerFn, pl, pl_load, sized_len
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import random_state, restore_random_state
+from lightning_bnn.recipes import allow, make, network_recipe, recipe
 from lightning_bnn.samplers import Cyclical
-from lightning_bnn.stacked import Mode
+from lightning_bnn.stacked import Mode, with_output
 from lightning_bnn.strategies.resume import ResumableLoader
 from lightning_bnn.strategies.training_batches import training_batches
-from lightning_bnn.target import Target, count_examples, split_batch
+from lightning_bnn.target import (
+    Keys,
+    KeySplit,
+    Split,
+    Target,
+    count_examples,
+    make_split,
+    split_batch,
+)
 
-__all__ = ["OptimizerFactory", "SchedulerFactory", "Strategy", "batch_size", "cyclical_schedule"]
+__all__ = [
+    "DataOptions",
+    "OptimizerFactory",
+    "SchedulerFactory",
+    "Strategy",
+    "batch_size",
+    "cyclical_schedule",
+]
+
+# what options of strategies may be made of, when they are read from a checkpoint
+allow(torch.optim, Optimizer)
+allow(torch.optim.lr_scheduler, LRScheduler)
+allow(likelihoods, Likelihood)
+allow(priors, priors.Prior)
+allow(samplers, Optimizer | LRScheduler)
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+class DataOptions(TypedDict, total=False):
+    """How every strategy reads batches and outputs, and what its scheduler watches.
+
+    Attributes:
+        split: How a batch gives inputs and targets, where it is no pair of them: the key of the
+            targets (all others are keyword arguments of the network), a pair of the keys or places
+            of inputs and targets, or a function.
+        output: Which part of what the network returns the likelihood gets, where that is not one
+            tensor: a place, a key or an attribute, or a function. ``logits`` of the models of
+            transformers are found without it.
+        monitor: The metric that a scheduler waits for, such as ``"val_nll"`` for
+            ``ReduceLROnPlateau``.
+    """
+
+    split: Split | Keys | None
+    output: Callable[[Any], Tensor] | str | int | None
+    monitor: str | None
 
 
 class Strategy(pl.LightningModule, ABC):
@@ -53,9 +99,24 @@ class Strategy(pl.LightningModule, ABC):
         scheduler: Makes a learning-rate scheduler from the optimizer.
         scheduler_interval: Whether the scheduler steps each ``"epoch"`` or each ``"step"``.
         predict_draws: Draws of the posterior in validation, test and prediction.
+        split: See :class:`DataOptions`, as for the next two.
+        output: Which part of what the network returns is meant.
+        monitor: The metric that the scheduler waits for.
+
+    Attributes:
+        lr: The learning rate of the first steps, which ``Tuner.lr_find`` sets; None leaves it to
+            the optimizer or the sampler.
     """
 
     target: Target
+    # what options stand for that are left out, for loggers
+    defaults: ClassVar[Mapping[str, str]] = {"optimizer": "Adam(lr=0.001)", "prior": "Normal()"}
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Note the arguments, whatever the constructor of a subclass makes of them."""
+        made = super().__new__(cls)
+        vars(made)["_given"] = (arguments, options)
+        return made
 
     def __init__(
         self,
@@ -66,17 +127,26 @@ class Strategy(pl.LightningModule, ABC):
         scheduler: SchedulerFactory | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         predict_draws: int = 16,
+        split: Split | Keys | None = None,
+        output: Callable[[Any], Tensor] | str | int | None = None,
+        monitor: str | None = None,
     ) -> None:
         super().__init__()
+        self._note_options()
         _check_network(net)
+        for name, factory in (("optimizer", optimizer), ("scheduler", scheduler)):
+            if factory is not None:
+                check_factory(name, factory)
         if not isinstance(likelihood, Likelihood):
             raise ConfigurationError(
                 "likelihood= is an object of lightning_bnn.likelihoods, such as Categorical(); "
                 f"got {likelihood!r}."
             )
         check_option("scheduler_interval", scheduler_interval, ("epoch", "step"))
-        self.net = copy_network(net)
+        self.net = copy_network(net) if output is None else with_output(copy_network(net), output)
         self.likelihood = deepcopy(likelihood)
+        self.lr: float | None = None
+        self._split, self._monitor = make_split(split), monitor
         self.predict_draws = check_whole("predict_draws", predict_draws, 1)
         self._given_num_data = num_data
         self._optimizer = optimizer
@@ -95,6 +165,67 @@ class Strategy(pl.LightningModule, ABC):
         self.finished: dict[str, Tensor] = {}  # what finish() has found, by name
         self._finished_at: int | None = None  # after which step
         self.target = Target(self.likelihood, num_data=num_data)
+
+    def _note_options(self) -> None:
+        """Keep the constructor's arguments: as text for loggers, as recipes in checkpoints."""
+        arguments, options = vars(self).pop("_given")
+        signature = inspect.signature(type(self))
+        given = signature.bind(*arguments, **options)
+        given.apply_defaults()
+        flat: dict[str, Any] = {}
+        for name, value in given.arguments.items():
+            further = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+            flat |= value if further else {name: value}
+        texts = {name: _text(value) for name, value in flat.items()}
+        texts |= {k: text for k, text in self.defaults.items() if k in flat and flat[k] is None}
+        recipes = {
+            name: network_recipe(value) if isinstance(value, nn.Module) else recipe(value)
+            for name, value in flat.items()
+        }
+        lost = {k: {"text": str(texts[k])} for k, r in recipes.items() if r is None and flat[k]}
+        self._set_hparams({**recipes, **lost})
+        self._hparams_initial = self._to_hparams_dict(texts)
+        self._log_hyperparams = True
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """A strategy as it was saved; what has a recipe need not be given again.
+
+        Args:
+            checkpoint_path: A file that a trainer wrote.
+            map_location: As for any LightningModule, like the next three.
+            hparams_file: A file with other options.
+            strict: Whether all names must match.
+            weights_only: Whether nothing but tensors and plain values is read.
+            **options: Arguments of the constructor: those of your own classes and functions, and
+                what is to be different.
+        """
+        saved = pl_load(checkpoint_path, map_location="cpu", weights_only=True)
+        noted = saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+        lost = {k: v["text"] for k, v in noted.items() if isinstance(v, dict) and "text" in v}
+        if missing := {name: text for name, text in lost.items() if name not in options}:
+            raise ConfigurationError(
+                f"The checkpoint cannot say how these were made: {missing}. Pass them to "
+                f"load_from_checkpoint, as in {next(iter(missing))}=..., or None to leave one out."
+            )
+        made = {k: make(v) for k, v in noted.items() if k not in options and k not in lost}
+        return super().load_from_checkpoint(
+            checkpoint_path,
+            map_location,
+            hparams_file,
+            strict,
+            weights_only,
+            **made,
+            **options,
+        )
 
     # ---------------------------------------------------------------- what a strategy adds
 
@@ -183,8 +314,8 @@ class Strategy(pl.LightningModule, ABC):
         return {name: t.detach()[None] for name, t in network_tensors(self.net).items()}
 
     def split(self, batch: Any) -> tuple[Any, Any]:
-        """Inputs and targets of a batch; override it for batches of another form."""
-        return split_batch(batch)
+        """Inputs and targets of a batch, as ``split=`` says."""
+        return self._split(batch)
 
     # ---------------------------------------------------------------- training
 
@@ -194,10 +325,27 @@ class Strategy(pl.LightningModule, ABC):
         make = self._optimizer or self._default_optimizer
         optimizer = make(parameters)
         self._refuse_weight_decay(optimizer)
-        if self._scheduler is None:
+        return self._with_schedule(optimizer, self._scheduler, self._scheduler_interval)
+
+    def _with_schedule(self, optimizer: Optimizer, make: Any, interval: str) -> Any:
+        """What ``configure_optimizers`` returns, at the learning rate that a tuner has set."""
+        if self.lr is not None:
+            for group in optimizer.param_groups:
+                group["lr"] = self.lr
+        if make is None:
             return optimizer
-        scheduler = {"scheduler": self._scheduler(optimizer), "interval": self._scheduler_interval}
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+        scheduler = make(optimizer)
+        if isinstance(scheduler, ReduceLROnPlateau):
+            interval = "epoch"
+            if self._monitor is None:
+                raise ConfigurationError(
+                    "scheduler= makes ReduceLROnPlateau, which waits for a metric to stop "
+                    "improving. Name it, as in monitor='val_nll'."
+                )
+        schedule = {"scheduler": scheduler, "interval": interval}
+        if self._monitor is not None:
+            schedule["monitor"] = self._monitor
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     @staticmethod
     def _refuse_weight_decay(optimizer: Optimizer) -> None:
@@ -347,7 +495,9 @@ class Strategy(pl.LightningModule, ABC):
 
     def inputs(self, batch: Any) -> Any:
         """The inputs of a batch of (inputs, targets), or of inputs alone."""
-        if isinstance(batch, Mapping) and type(self).split is not Strategy.split:
+        if isinstance(self._split, KeySplit) and not isinstance(batch, Tensor):
+            return self._split.inputs_of(batch)
+        if isinstance(batch, Mapping) and self._splits_mappings:
             try:
                 return self.split(batch)[0]
             except KeyError:
@@ -357,6 +507,10 @@ class Strategy(pl.LightningModule, ABC):
         if isinstance(batch, (tuple, list)) and len(batch) == 1:
             return batch[0]  # as DataLoader(TensorDataset(x)) gives it
         return self.split(batch)[0]
+
+    @property
+    def _splits_mappings(self) -> bool:
+        return self._split is not split_batch or type(self).split is not Strategy.split
 
     def predictive(self, inputs: Any) -> Predictive:
         """What validation, test or prediction says of more inputs while it runs.
@@ -585,6 +739,22 @@ def batch_size(batch: Any) -> int | None:
     if isinstance(values, Iterable) and not isinstance(values, str):
         return next((size for item in values if (size := batch_size(item))), None)
     return None
+
+
+def _text(value: Any) -> Any:
+    """An option for a person: numbers and words as they are, others in short."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, partial):
+        arguments = [repr(one) for one in value.args]
+        arguments += [f"{name}={one!r}" for name, one in value.keywords.items()]
+        return f"{getattr(value.func, '__name__', value.func)}({', '.join(arguments)})"
+    weights = [p.numel() for p in value.parameters()] if isinstance(value, nn.Module) else []
+    if weights:
+        return f"{type(value).__name__}, {sum(weights):,} weights"
+    if isinstance(value, type) or inspect.isfunction(value):
+        return value.__name__
+    return f"{value!r:.200}"
 
 
 def _check_network(net: Any) -> None:

@@ -23,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from typing_extensions import Unpack
 
 from lightning_bnn.bank import DataEnergy, View, check_ids
 from lightning_bnn.checks import check_whole
@@ -67,7 +68,7 @@ from lightning_bnn.random import member_seed, random_seed
 from lightning_bnn.selection import select
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.bank_strategy import BankStrategy
-from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory
+from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory
 from lightning_bnn.strategies.resume import ResumableLoader
 from lightning_bnn.target import each_tensor
 
@@ -122,6 +123,8 @@ class DeepEnsemble(BankStrategy):
         snapshots: Train in so many cycles of the learning rate and keep the members at the end of
             each (see :mod:`lightning_bnn.ensembles.snapshots`).
         seed: The root of all members' seeds; by default ``seed_everything`` decides it.
+        **data: ``split``, ``output`` and ``monitor`` (see
+            :class:`~lightning_bnn.strategies.base.DataOptions`).
 
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
@@ -154,6 +157,7 @@ class DeepEnsemble(BankStrategy):
         prior_function: float | None = None,
         snapshots: int | None = None,
         seed: int | None = None,
+        **data: Unpack[DataOptions],
     ) -> None:
         ids = check_ids(members)
         root = random_seed() if seed is None else check_whole("seed", seed, 0)
@@ -172,6 +176,13 @@ class DeepEnsemble(BankStrategy):
             option="net" if start == "reset" else "start",
         )
         template, stacked = nets[0], begin(nets[0], start=nets if built else start, seed=root)
+        if factory is None and start == "reset" and _differs_in_size(template, stacked):
+            rank_zero_warn(
+                f"start='reset' starts the members at the initial values of PyTorch's layers, and "
+                f"the weights of {type(template).__name__} are of another size: trained, or "
+                "initialised in another way. Pass start='around' to start from trained weights, or "
+                "a function that builds the network to have its own initial values."
+            )
         if prior_function is not None:
             fixed = begin(
                 template,
@@ -183,7 +194,9 @@ class DeepEnsemble(BankStrategy):
             stacked = start_both(template, stacked, fixed)
             if isinstance(prior, Mapping):
                 prior = {f"net.{pattern}": chosen for pattern, chosen in prior.items()}
-        super().__init__(template, likelihood, num_data, scheduler_interval=scheduler_interval)
+        super().__init__(
+            template, likelihood, num_data, scheduler_interval=scheduler_interval, **data
+        )
         check_factories("optimizer", optimizer, len(ids))
         check_factories("scheduler", scheduler, len(ids))
         learned = dict(self.likelihood.named_parameters())
@@ -405,11 +418,9 @@ class DeepEnsemble(BankStrategy):
             self._refuse_weight_decay(one)
         self._optimizer_names = [type(one).__name__ for one in each]
         self._compare_with_saved()
-        if schedules is None:
-            return optimizer
         interval = "step" if self.snapshots is not None else self._scheduler_interval
-        schedule = {"scheduler": make_schedulers(schedules, optimizer), "interval": interval}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        make = None if schedules is None else partial(make_schedulers, schedules)
+        return self._with_schedule(optimizer, make, interval)
 
     def on_after_backward(self) -> None:
         """Take away the gradients of dropped members, and show each optimizer its own."""
@@ -568,3 +579,21 @@ def _check_pretrained(prior: BoundPrior, weights: Tensor) -> None:
                 "net= gives each member others. Pass the pretrained network itself with "
                 "start='around', or give the weights that differ a prior of their own by name."
             )
+
+
+def _differs_in_size(net: nn.Module, fresh: Mapping[str, Tensor]) -> bool:
+    """Whether a network's tensors differ in size from new initial values of the same, (K, ...).
+
+    Random initial values of 64 numbers or more differ in their root mean square by some percent.
+    """
+    own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    for name, new in fresh.items():
+        old = own[name].detach()
+        if name.endswith("num_batches_tracked") and old > 0:
+            return True
+        if not old.is_floating_point() or old.numel() < 64:
+            continue
+        sizes = [float(values.double().square().mean().sqrt()) for values in (old, new)]
+        if max(sizes) > 1.3 * min(sizes):
+            return True
+    return False

@@ -25,11 +25,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from lightning_bnn.bank import check_ids
 from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.initialise import Start, start_members
+from lightning_bnn.lightning import StochasticWeightAveraging, WeightAveraging
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
 from lightning_bnn.predictive import Predictive
@@ -40,7 +42,7 @@ from lightning_bnn.samplers.warm_up import WarmUp
 from lightning_bnn.selection import Choice, select, trainable_names
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.bank_strategy import BankStrategy
-from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory
+from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory
 
 __all__ = ["SGMCMC"]
 
@@ -85,6 +87,8 @@ class SGMCMC(BankStrategy):
             on the first batch.
         predict_draws: Draws of the posterior in validation, test and prediction.
         seed: The root of all chains' seeds; by default ``seed_everything`` decides it.
+        **data: ``split``, ``output`` and ``monitor`` (see
+            :class:`~lightning_bnn.strategies.base.DataOptions`).
 
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
@@ -97,6 +101,7 @@ class SGMCMC(BankStrategy):
     """
 
     noun = "chains"
+    defaults = {"sampler": "SGHMC(lr=0.001)", "prior": "Normal()"}  # noqa: RUF012
 
     def __init__(
         self,
@@ -116,10 +121,11 @@ class SGMCMC(BankStrategy):
         mode: Mode = "auto",
         predict_draws: int = 16,
         seed: int | None = None,
+        **data: Unpack[DataOptions],
     ) -> None:
         names = select(net, bayesian) if isinstance(net, nn.Module) else []
         super().__init__(
-            net, likelihood, num_data, warm_up_optimizer, scheduler, "step", predict_draws
+            net, likelihood, num_data, warm_up_optimizer, scheduler, "step", predict_draws, **data
         )
         ids = check_ids(chains, self.noun)
         check_sampler(sampler)
@@ -182,8 +188,7 @@ class SGMCMC(BankStrategy):
         # must be finite
         if self._closures == 0 or not full_batch:
             self.watch(energies.detach(), batch, batch_idx)
-            mean = self._last_energies.mean()
-            self.log("train_loss", mean, prog_bar=True, batch_size=self.batch_size(batch))
+            self.log_energies(energies.detach(), batch)
         return energies.sum()
 
     def on_diverged(self, rows: list[int], where: str, batch: Any) -> None:
@@ -256,10 +261,7 @@ class SGMCMC(BankStrategy):
             taken = self.trainer.global_step if self._trainer is not None else 0
             optimizer = WarmUp(first, sampler, self.warm_up, taken)
         self._compare_with_saved()
-        if self._scheduler is None:
-            return optimizer
-        schedule = {"scheduler": self._scheduler(optimizer), "interval": "step"}
-        return {"optimizer": optimizer, "lr_scheduler": schedule}
+        return self._with_schedule(optimizer, self._scheduler, "step")
 
     def optimizer_step(
         self,
@@ -361,8 +363,15 @@ class SGMCMC(BankStrategy):
 
     def setup(self, stage: str) -> None:
         """Forget the draws of an earlier fit, if this one collects none."""
-        super().setup(stage)
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            if isinstance(callback, WeightAveraging | StochasticWeightAveraging):
+                raise ConfigurationError(
+                    f"{type(callback).__name__} averages the states of a chain, which is no draw "
+                    "of the posterior, and may change the sampler's lr. Leave it out: a "
+                    "SampleCollector keeps draws."
+                )
+        super().setup(stage)
         if stage == "fit" and not any(callback is self.collector for callback in callbacks):
             self.collector = None
 

@@ -24,7 +24,9 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
+from lightning_bnn import families
 from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.families import Family, MeanField
@@ -36,12 +38,15 @@ from lightning_bnn.network import checked_masks, network_tensors
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.random import NoiseGenerator, member_seed
+from lightning_bnn.recipes import allow
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import call_network
-from lightning_bnn.strategies.base import OptimizerFactory, SchedulerFactory, Strategy
+from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory, Strategy
 from lightning_bnn.target import Target
 
 __all__ = ["VariationalBNN"]
+
+allow(families, Family)
 
 Estimator = Literal["weight", "flipout", "local"]
 
@@ -70,6 +75,7 @@ class VariationalBNN(Strategy):
         scheduler_interval: Whether the scheduler steps each ``"epoch"`` or each ``"step"``.
         predict_draws: Draws of the posterior in validation, test and prediction.
         seed: Seed of the noise; by default ``seed_everything`` decides it.
+        **data: ``split``, ``output`` and ``monitor`` (see :class:`DataOptions`).
 
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
@@ -98,10 +104,18 @@ class VariationalBNN(Strategy):
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         predict_draws: int = 16,
         seed: int | None = None,
+        **data: Unpack[DataOptions],
     ) -> None:
         names = select(net, bayesian) if isinstance(net, nn.Module) else []
         super().__init__(
-            net, likelihood, num_data, optimizer, scheduler, scheduler_interval, predict_draws
+            net,
+            likelihood,
+            num_data,
+            optimizer,
+            scheduler,
+            scheduler_interval,
+            predict_draws,
+            **data,
         )
         check_option("estimator", estimator, ("weight", "flipout", "local"))
         family = MeanField() if family is None else deepcopy(family)

@@ -28,7 +28,7 @@ STRATEGIES: dict[str, Any] = {
     "flipout": partial(VARIATIONAL, estimator="flipout"),
     "local": partial(VARIATIONAL, estimator="local"),
     "chains": partial(SGMCMC, sampler=partial(SGHMC, lr=1e-4), chains=2, predict_draws=3),
-    "ensemble": partial(DeepEnsemble, members=3),
+    "ensemble": partial(DeepEnsemble, members=3, start="around"),
 }
 
 

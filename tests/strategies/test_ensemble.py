@@ -250,9 +250,13 @@ def changing_width() -> Any:
         (changing_width(), {}, "net= gives for member 1 is another one: tensor 0 is 'weight'"),
         (lambda: 3, {}, "net= gave int for member 0"),
         (3, {}, "net= gave int for member 0; expected a network, or a function"),
-        (batch_norm_net, {"optimizer": 0.1}, "optimizer= makes the optimizer"),
+        (batch_norm_net, {"optimizer": 0.1}, "optimizer= is a function that makes the optimizer"),
         (batch_norm_net, {"optimizer": [SGD]}, "optimizer= has 1 entries for 3 members"),
-        (batch_norm_net, {"optimizer": [SGD, None, SGD]}, "optimizer= makes.* None in place 1"),
+        (
+            batch_norm_net,
+            {"optimizer": [SGD, None, SGD]},
+            "optimizer= is a function.* None in place 1",
+        ),
         (lambda: nn.Linear(4, 3, dtype=torch.complex64), {}, "real numbers; 'weight' is"),
     ],
 )

@@ -120,14 +120,6 @@ def test_a_fused_optimizer_cannot_be_clipped_in_half_precision() -> None:
         fit(ensemble, 1, gradient_clip_val=0.5, plugins=[half_precision()])
 
 
-def test_the_loss_is_logged_as_the_mean_over_members() -> None:
-    ensemble = make(partial(mlp, 3))
-    ensemble.target.num_data = 48
-    expected = ensemble.energies(make_data("mlp", "classification")[:16]).mean()
-    trainer = fit(ensemble, 1, log_every_n_steps=1)
-    torch.testing.assert_close(trainer.callback_metrics["train_loss"], expected.detach())
-
-
 def test_the_command_line_gives_each_member_an_optimizer(tmp_path: Path) -> None:
     content = yaml.safe_load((ROOT / "configs" / "digits_ensemble.yaml").read_text())
     made = [{"class_path": "torch.optim.Adam", "init_args": {"lr": rate}} for rate in (0.01, 0.02)]

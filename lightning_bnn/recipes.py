@@ -1,0 +1,228 @@
+"""How an object is made again, as JSON: a class or function of a known package, and its arguments.
+
+A recipe is read without running anybody's code: only names of an allow-list are looked up
+(``torch.nn``, torchvision's models, this package's networks, and what other modules of this package
+add by :func:`allow`), and all arguments are plain values or recipes. The forms:
+
+========================================  ========================================================
+a number, a string, None, a list          itself
+``{"of": name, "with": arguments}``       what the class or function gives with these arguments
+``{"of": name, "partial": arguments}``    ``functools.partial`` of it
+``{"of": name}``                          the class or function itself
+``{"of": name, "children": recipes}``     an ``nn.Sequential`` of modules, by name
+``{"entries": [[key, value], ...]}``      a mapping
+========================================  ========================================================
+
+A network has a recipe only if what it makes was seen to be the same: the modules, their options,
+and the names and shapes of all tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import ModuleType, UnionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_bnn import nets
+from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.network import describe
+
+__all__ = ["allow", "make", "network_recipe", "recipe"]
+
+_KNOWN: dict[str, Any] = {}
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def allow(module: ModuleType, kind: type | UnionType) -> None:
+    """Let recipes name the classes of a module that are of a kind."""
+    for name, value in vars(module).items():
+        if isinstance(value, type) and issubclass(value, kind) and not name.startswith("_"):
+            _KNOWN.setdefault(f"{module.__name__}.{name}", value)
+
+
+allow(nn, nn.Module)
+allow(nets, nn.Module)
+
+
+def _torchvision_models() -> dict[str, Any]:
+    from torchvision import models  # slow: only where a recipe may name one of them
+
+    names = models.list_models(module=models)
+    return {f"torchvision.models.{name}": models.get_model_builder(name) for name in names}
+
+
+def recipe(value: Any) -> Any:
+    """The recipe of an object, or None of one that has no recipe.
+
+    Example:
+        >>> recipe(partial(nn.Linear, 2, out_features=3))
+        {'of': 'torch.nn.Linear', 'partial': {'in_features': 2, 'out_features': 3}}
+        >>> recipe(nn.Dropout(0.2))
+        {'of': 'torch.nn.Dropout', 'with': {'p': 0.2}}
+    """
+    try:
+        return _recipe(value)
+    except _NoRecipe:
+        return None
+
+
+def network_recipe(net: nn.Module) -> dict[str, Any] | None:
+    """The recipe of a network, if it was seen to make the same network.
+
+    Example:
+        >>> network_recipe(nn.Sequential(nn.Flatten(), nn.Linear(2, 1)))["of"]
+        'torch.nn.Sequential'
+        >>> from torchvision.models import resnet18
+        >>> network_recipe(resnet18(num_classes=3))
+        {'of': 'torchvision.models.resnet18', 'with': {'num_classes': 3}}
+    """
+    if type(net).__module__.startswith("torchvision.models"):
+        candidates = _torchvision_recipes(net)
+    else:
+        candidates = [made] if (made := recipe(net)) is not None else []
+    for candidate in candidates:
+        try:
+            with torch.device("meta"):
+                same = _anatomy(make(candidate)) == _anatomy(net)
+        except Exception:  # options that do not go together: whatever the constructor raises
+            continue
+        if same:
+            return candidate
+    return None
+
+
+def make(made: Any) -> Any:
+    """What a recipe makes.
+
+    Raises:
+        PosteriorFormatError: It names something that is not on the list, or is no recipe.
+
+    Example:
+        >>> make({"of": "torch.nn.Linear", "with": {"in_features": 2, "out_features": 1}})
+        Linear(in_features=2, out_features=1, bias=True)
+        >>> make({"of": "subprocess.call", "with": {"args": "id"}})
+        Traceback (most recent call last):
+        lightning_bnn.errors.PosteriorFormatError: 'subprocess.call' is not on the list of what ...
+    """
+    if isinstance(made, _PLAIN):
+        return made
+    if isinstance(made, list):
+        return [make(part) for part in made]
+    if not isinstance(made, Mapping) or not ({"of", "entries"} & set(made)):
+        raise PosteriorFormatError(f"A recipe was expected; got {made!r:.80}.")
+    if "entries" in made:
+        return {key: make(value) for key, value in made["entries"]}
+    name = str(made["of"])
+    if name.startswith("torchvision.models."):
+        known = _torchvision_models().get(name)
+    else:
+        known = _KNOWN.get(name)
+    if known is None:
+        raise PosteriorFormatError(
+            f"{name!r:.80} is not on the list of what may be made from a file: torch.nn, "
+            "torchvision.models and lightning_bnn. Make it yourself and pass it."
+        )
+    if "children" in made:
+        return nn.Sequential(OrderedDict((k, make(part)) for k, part in made["children"].items()))
+    if "partial" in made:
+        return partial(known, **{key: make(value) for key, value in made["partial"].items()})
+    if "with" not in made:
+        return known
+    arguments = {key: make(value) for key, value in made["with"].items()}
+    if name.startswith("torch.nn."):  # sizes are tuples there, which JSON does not have
+        arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
+    try:
+        return known(**arguments)
+    except (TypeError, ValueError, RuntimeError, ConfigurationError) as error:
+        raise PosteriorFormatError(f"{name} cannot be made with {arguments}: {error}") from error
+
+
+class _NoRecipe(Exception):
+    """There is no recipe of an object."""
+
+
+def _name(known: Any) -> str:
+    for name, value in _KNOWN.items():
+        if value is known:
+            return name
+    raise _NoRecipe
+
+
+def _recipe(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, list | tuple):
+        return [_recipe(part) for part in value]
+    if isinstance(value, Mapping):
+        return {"entries": [[_recipe(key), _recipe(part)] for key, part in value.items()]}
+    if isinstance(value, partial):
+        try:
+            bound = inspect.signature(value.func).bind_partial(*value.args, **value.keywords)
+        except (TypeError, ValueError):
+            raise _NoRecipe from None
+        arguments = {key: _recipe(part) for key, part in bound.arguments.items()}
+        return {"of": _name(value.func), "partial": arguments}
+    if isinstance(value, type) or inspect.isfunction(value):
+        return {"of": _name(value)}
+    if isinstance(value, nn.Sequential) and type(value).forward is nn.Sequential.forward:
+        children = {name: _recipe(child) for name, child in value.named_children()}
+        return {"of": "torch.nn.Sequential", "children": children}
+    return {"of": _name(type(value)), "with": _arguments(value)}
+
+
+def _arguments(value: Any) -> dict[str, Any]:
+    """The constructor's arguments of an object, which most keep under the same names."""
+    kept = getattr(value, "arguments", None)
+    if kept is None and hasattr(value, "config"):
+        kept = value.config()
+    if isinstance(kept, Mapping):
+        return {name: _recipe(part) for name, part in kept.items()}
+    arguments = {}
+    # LSTM and the like hand all on to their base class, after their own name
+    owner = nn.RNNBase if isinstance(value, nn.RNNBase) else type(value)
+    for name, parameter in inspect.signature(owner).parameters.items():
+        skipped = ("device", "dtype", "args", "kwargs", *(["mode"] if owner is nn.RNNBase else []))
+        if name in skipped or name.startswith("_"):
+            continue
+        # where it is not kept it may be the default; the comparison of networks shows it
+        part = getattr(value, name, parameter.default)
+        if part is parameter.empty:
+            raise _NoRecipe
+        if isinstance(value, nn.Module) and name == "bias" and not isinstance(part, bool):
+            part = part is not None
+        if type(part) is not type(parameter.default) or part != parameter.default:
+            arguments[name] = _recipe(part)
+    return arguments
+
+
+def _torchvision_recipes(net: nn.Module) -> list[dict[str, Any]]:
+    """A recipe for each of torchvision's models of the same class."""
+    last = [module for module in net.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    if not last:
+        return []
+    head = last[-1]
+    classes = head.out_features if isinstance(head, nn.Linear) else head.out_channels
+    return [
+        {"of": name, "with": {"num_classes": classes}}
+        for name, builder in _torchvision_models().items()
+        if builder.__module__ == type(net).__module__
+    ]
+
+
+def _anatomy(net: nn.Module) -> tuple[Sequence[Any], Sequence[Any]]:
+    """All that sets networks apart but the values: modules with options and hooks, and tensors."""
+    modules = []
+    for name, module in net.named_modules():
+        plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+        kind = nn.Sequential if plain else type(module)
+        changed = "forward" in vars(module) or bool(
+            module._forward_hooks or module._forward_pre_hooks
+        )
+        modules.append((name, kind, module.extra_repr(), changed))
+    return modules, describe(net)
