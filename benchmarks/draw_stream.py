@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors.draws import create_stream
-from lightning_bnn.storage.blobs import pieces_of
+from lightning_bnn.storage.store import pieces_of
 from lightning_bnn.storage.stream import DrawStream
 
 __all__ = ["main"]

@@ -107,11 +107,11 @@ class _Split(torch.autograd.Function):
         (flat,) = ctx.saved_tensors
         *by_slices, by_energy = by_outputs
         (gradient,) = ctx.memory.room(flat)
-        found = [by_slice for by_slice in by_slices if by_slice is not None]
+        used = [by_slice for by_slice in by_slices if by_slice is not None]
         precisions = ctx.prior.precisions
-        simple = by_energy is not None and precisions and len(found) == len(by_slices)
+        simple = by_energy is not None and precisions and len(used) == len(by_slices)
         if simple and len(set(precisions)) == 1 and flat.numel() < _SMALL:
-            rows = [by_slice.reshape(*flat.shape[:-1], -1) for by_slice in found]
+            rows = [by_slice.reshape(*flat.shape[:-1], -1) for by_slice in used]
             torch.cat(rows, dim=-1, out=gradient)
             gradient.addcmul_(flat, (by_energy * precisions[0])[..., None])
             return gradient.detach(), None, None, None
@@ -121,7 +121,7 @@ class _Split(torch.autograd.Function):
             # the prior's part in the same pass over the weights
             factors = {precision: by_energy * precision for precision in set(precisions)}
             weights = ctx.layout.views(flat).values()
-            for part, by_own, own, precision in zip(parts, found, weights, precisions, strict=True):
+            for part, by_own, own, precision in zip(parts, used, weights, precisions, strict=True):
                 ones = [1] * (own.dim() - by_energy.dim())
                 factor = factors[precision].view(*by_energy.shape, *ones)
                 torch.addcmul(by_own, own, factor, out=part)
@@ -188,13 +188,13 @@ class _InChunks(torch.autograd.Function):
             rows = slice(start, min(start + chunk, len(first)))
             own = [tensor.detach()[rows].requires_grad_(wanted) for tensor in stacked]
             with torch.set_grad_enabled(wanted):
-                found = run(rows, *own)
-                total = found.sum() if scale == 1.0 else found.sum() * scale
+                values = run(rows, *own)
+                total = values.sum() if scale == 1.0 else values.sum() * scale
             if wanted:
                 by_own = torch.autograd.grad(total, own, materialize_grads=True)
                 for gradient, part in zip(gradients, by_own, strict=True):
                     gradient[rows] = part if scale == 1.0 else part / scale
-            energies.append(found.detach())
+            energies.append(values.detach())
         ctx.gradients = gradients
         return torch.cat(energies)
 

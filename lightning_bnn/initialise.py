@@ -85,8 +85,8 @@ def build_network(
 
 
 def _reset_of(module: nn.Module) -> Callable[[], object] | None:
-    found = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
-    return found if callable(found) else None
+    reset = getattr(module, "reset_parameters", getattr(module, "_reset_parameters", None))
+    return reset if callable(reset) else None
 
 
 def start_members(
@@ -228,7 +228,7 @@ def _draw_of(start: WeightPosterior, member: int, seed: int) -> dict[str, Tensor
         component = start.components[member % len(start.components)]
         return {**component.fixed, **_draw_of(component, member // len(start.components), seed)}
     if isinstance(start, DrawsPosterior):
-        # chains go on where they are; members of an ensemble are draws of one chain
+        # chains continue where they are; members of an ensemble are draws of one chain
         last = len(start) - start.chains if start.chains > 1 else 0
         index = last + member % (start.chains if start.chains > 1 else len(start))
         picked = next(islice(start.draws(len(start), generator, chunk=1), index, None))

@@ -6,8 +6,6 @@ networks, with nothing Bayesian in them.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
@@ -42,9 +40,6 @@ class MLP(nn.Sequential):
         outputs: Numbers that the network gives for one example.
         activation: Class of the nonlinearity between layers.
 
-    Raises:
-        ConfigurationError: If a size is below 1.
-
     Example:
         >>> import torch
         >>> net = MLP(64, [32, 32], 10, activation=nn.Tanh)
@@ -61,10 +56,8 @@ class MLP(nn.Sequential):
         outputs: int,
         activation: type[nn.Module] = nn.ReLU,
     ) -> None:
-        sizes = [inputs, *hidden, outputs]
-        _check_sizes("MLP", inputs=inputs, hidden=hidden, outputs=outputs)
         layers: list[nn.Module] = [nn.Flatten()]
-        for before, after in pairwise(sizes):
+        for before, after in pairwise([inputs, *hidden, outputs]):
             layers += [nn.Linear(before, after), activation()]
         super().__init__(*layers[:-1])
 
@@ -84,7 +77,7 @@ class ConvNet(nn.Module):
         activation: Class of the nonlinearity.
 
     Raises:
-        ConfigurationError: If a size is too small.
+        ConfigurationError: If the image is too small.
 
     Example:
         >>> import torch
@@ -106,7 +99,6 @@ class ConvNet(nn.Module):
             "channels": channels, "size": size, "outputs": outputs, "widths": list(widths),
             "hidden": hidden, "activation": activation,
         }  # fmt: skip
-        _check_sizes("ConvNet", channels=channels, outputs=outputs, widths=widths, hidden=hidden)
         if size < 4:
             raise ConfigurationError(
                 f"ConvNet halves the image twice and needs size >= 4; got size={size}. Use MLP."
@@ -125,10 +117,3 @@ class ConvNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Outputs for a batch of images, ``(B, channels, size, size)``."""
         return self.head(self.features(images))
-
-
-def _check_sizes(owner: str, **sizes: int | Sequence[int]) -> None:
-    for name, value in sizes.items():
-        values = list(value) if isinstance(value, Sequence) else [value]
-        if min(values, default=math.inf) < 1:
-            raise ConfigurationError(f"{owner}({name}=) must be at least 1; got {value}.")

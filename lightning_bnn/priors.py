@@ -184,11 +184,8 @@ class Normal(Prior):
         scale: float,
     ) -> None:
         """The closed form by hand: two passes over the weights and nothing allocated."""
-        precision = weight / scale**2
-        mean_gradient.addcmul_(mean, precision)
-        if isinstance(loc, Tensor) or loc != 0.0:
-            mean_gradient.sub_(loc * precision)
-        sd_gradient.addcmul_(sd, precision)
+        self.add_energy_gradient(mean_gradient, weight, mean, loc, scale)
+        sd_gradient.addcmul_(sd, weight / scale**2)
 
 
 class Laplace(Prior):

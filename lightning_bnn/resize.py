@@ -53,7 +53,7 @@ def why_not_resizable(layer: nn.Module) -> str | None:
     """
     if parametrize.is_parametrized(layer):
         return "it is parametrised; call torch.nn.utils.parametrize.remove_parametrizations first"
-    if any(isinstance(hook, prune.BasePruningMethod) for hook in _pre_hooks(layer)):
+    if prune.is_pruned(layer):
         return "it is pruned by torch.nn.utils.prune; call torch.nn.utils.prune.remove first"
     if type(layer) not in LAYERS:
         if isinstance(layer, LAYERS):
@@ -114,54 +114,35 @@ def _resize(name: str, layer: nn.Module, wanted: Mapping[str, tuple[int, ...]]) 
     if reason is not None:
         raise ConfigurationError(f"The layer {name!r} cannot get another size: {reason}.")
     tensors = {**layer._parameters, **layer._buffers}
-    before = {key: tuple(t.shape) for key, t in tensors.items() if t is not None}
+    before = {key: tuple(t.shape) for key, t in tensors.items() if t is not None and t.ndim}
     after = {**before, **wanted}
-    _check(name, layer, before, after)
+    shape = next(iter(wanted.values())) if type(layer) in BATCH_NORMS else after["weight"]
+    fitting = dict.fromkeys(before, shape[:1])
+    if type(layer) not in BATCH_NORMS:
+        # the input channels of a depthwise filter are 1, and a kernel is what it was
+        free = 1 if is_depthwise(layer) else 2
+        fitting["weight"] = shape[:free] + before["weight"][free:]
+    if after != fitting or min((size for s in after.values() for size in s), default=0) < 1:
+        raise ConfigurationError(
+            f"The layer {name!r} ({type(layer).__name__}) has tensors of the shapes {before}; the "
+            f"new shapes {after} do not fit together. Only the numbers of its units and of its "
+            "inputs can change, at least one each, and in all of its tensors."
+        )
     if isinstance(layer, nn.Linear):
-        layer.out_features, layer.in_features = after["weight"]
+        layer.out_features, layer.in_features = shape
     elif isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         depthwise = is_depthwise(layer)
-        layer.out_channels, layer.in_channels = after["weight"][:2]
+        layer.out_channels, layer.in_channels = shape[:2]
         if depthwise:
             layer.in_channels = layer.groups = layer.out_channels
     else:
-        layer.num_features = next(iter(wanted.values()))[0]  # type: ignore[assignment]
-    for key, shape in wanted.items():
+        layer.num_features = shape[0]  # type: ignore[assignment]
+    for key, size in wanted.items():
         old = tensors[key]
         assert old is not None  # it has a shape
         make = torch.ones if key == "running_var" else torch.zeros
-        new: Tensor = make(shape, dtype=old.dtype, device=old.device)
+        new: Tensor = make(size, dtype=old.dtype, device=old.device)
         if key in layer._parameters:
             layer._parameters[key] = nn.Parameter(new, old.requires_grad)
         else:
             layer._buffers[key] = new
-
-
-def _check(
-    name: str,
-    layer: nn.Module,
-    before: Mapping[str, tuple[int, ...]],
-    after: Mapping[str, tuple[int, ...]],
-) -> None:
-    """Raise unless the new shapes of a layer fit together."""
-    vectors = {key: shape for key, shape in after.items() if key != "weight" and shape}
-    if type(layer) in BATCH_NORMS:
-        vectors = {key: shape for key, shape in after.items() if key != "num_batches_tracked"}
-        width, fits = next(iter(vectors.values()), ()), True
-    else:
-        weight, old = after["weight"], before["weight"]
-        # the input channels of a depthwise filter are 1, and its kernel is what it was
-        free = 1 if is_depthwise(layer) else 2
-        fits = len(weight) == len(old) and weight[free:] == old[free:]
-        width = weight[:1]
-    fits = fits and all(shape == width and len(shape) == 1 for shape in vectors.values())
-    if not fits or min((size for shape in after.values() for size in shape), default=1) < 1:
-        raise ConfigurationError(
-            f"The layer {name!r} ({type(layer).__name__}) has tensors of the shapes {dict(before)};"
-            f" the new shapes {dict(after)} do not fit together. Only the numbers of its units and "
-            "of its inputs can change, at least one each, and in all of its tensors."
-        )
-
-
-def _pre_hooks(layer: nn.Module) -> list[object]:
-    return list(layer._forward_pre_hooks.values())

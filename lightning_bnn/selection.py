@@ -161,26 +161,26 @@ def _apply(
     if isinstance(rule, nn.Module):
         inside = {id(parameter) for parameter in rule.parameters()}
         own = dict(net.named_parameters())
-        found = {name for name in names if id(own[name]) in inside}
-        if not found:
+        matching = {name for name in names if id(own[name]) in inside}
+        if not matching:
             raise ConfigurationError(
                 f"The module {type(rule).__name__} chosen as {role} holds no {sort} of the "
                 "network. Pass a submodule of the network that you give, such as net.fc."
             )
-        return chosen | found
+        return chosen | matching
     if not isinstance(rule, str):
         raise ConfigurationError(
             f"A choice of {role} weights is made of name patterns and submodules of the network; "
             f"got {rule!r}."
         )
     pattern = rule.removeprefix("!")
-    found = {name for name in names if fnmatchcase(name, pattern)}
-    if not found:
+    matching = {name for name in names if fnmatchcase(name, pattern)}
+    if not matching:
         raise ConfigurationError(
             f"The pattern {pattern!r} matches no {sort}. Their names begin with "
             f"{list(names[:3])}; patterns are shell-style, as in 'fc.*' or '*.weight'."
         )
-    return chosen - found if rule.startswith("!") else chosen | found
+    return chosen - matching if rule.startswith("!") else chosen | matching
 
 
 class FlatLayout:

@@ -1,18 +1,13 @@
 """The likelihoods against SciPy, and what they say about data that does not fit."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import nn
 from torch.func import vmap
-from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import Posterior, VariationalBNN
-from lightning_bnn.callbacks import CalibrationReport, PredictionWriter
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import (
     Bernoulli,
@@ -23,7 +18,6 @@ from lightning_bnn.likelihoods import (
     Poisson,
 )
 from tests.toy_likelihoods import Geometric, Logistic, Ordinal
-from tests.trainers import quiet_trainer
 
 BATCH = 6
 
@@ -280,33 +274,3 @@ def test_log_prob_never_broadcasts(likelihood, outputs, targets, dtype):
         likelihood.log_prob(randn(*outputs), torch.zeros(targets, dtype=dtype))
     with pytest.raises(DataError, match="expected"):
         likelihood.predictive(randn(2, *outputs)).log_prob(torch.zeros(targets, dtype=dtype))
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "make_targets"),
-    [
-        (Logistic(), lambda x: x[:, 0] + 1),
-        (Geometric(), lambda x: x[:, 0].abs().floor()),
-        (Ordinal(), lambda x: (x[:, 0] > 0).long()),
-    ],
-    ids=["logistic", "geometric", "ordinal"],
-)
-def test_a_new_likelihood_works_everywhere(likelihood, make_targets, tmp_path):
-    """Training, metrics, prediction to a file, saving and loading, diagnosis and the report."""
-    torch.manual_seed(0)
-    inputs = torch.randn(60, 2)
-    loader = DataLoader(TensorDataset(inputs, make_targets(inputs)), batch_size=20)
-    bnn = VariationalBNN(nn.Sequential(nn.Linear(2, 1), nn.Flatten(0)), likelihood)
-    writer = PredictionWriter(tmp_path / "predictions.csv")
-    report = CalibrationReport(tmp_path / "report")
-    trainer = quiet_trainer(callbacks=[writer, report], max_epochs=2)
-    trainer.fit(bnn, loader, loader)
-    names = {"nll", "accuracy" if likelihood.task == "classification" else "crps"}
-    assert names <= {name.removeprefix("val_") for name in trainer.callback_metrics}
-    trainer.predict(bnn, loader, return_predictions=False)
-    assert len(Path(writer.files[0]).read_text().splitlines()) == 61
-    bnn.posterior().save(tmp_path / "posterior")
-    again = Posterior.load(tmp_path / "posterior", net=bnn.net, likelihood=type(likelihood)())
-    expected = bnn.posterior().predict(inputs, draws=5)
-    torch.testing.assert_close(again.predict(inputs, draws=5).mean, expected.mean)
-    assert list((tmp_path / "report").rglob("*.html"))

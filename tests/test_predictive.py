@@ -154,18 +154,6 @@ class TestBernoulli:
         log_pmf = stats.bernoulli(probabilities).logpmf(targets.numpy()).sum(2)
         close(predictive.log_prob(targets), logsumexp(log_pmf, axis=0) - np.log(DRAWS))
 
-    def test_two_classes_agree_with_categorical(self):
-        logits = 2 * randn(DRAWS, BATCH)
-        binary = BernoulliPredictive(logits)
-        classes = CategoricalPredictive(torch.stack([torch.zeros_like(logits), logits], 2))
-        targets = torch.tensor([0, 1, 1, 0, 1, 0, 0])
-        torch.testing.assert_close(binary.mean, classes.mean[:, 1])
-        torch.testing.assert_close(binary.entropy, classes.entropy)
-        torch.testing.assert_close(binary.epistemic, classes.epistemic)
-        torch.testing.assert_close(binary.log_prob(targets), classes.log_prob(targets))
-        torch.testing.assert_close(2 * binary.brier(targets), classes.brier(targets))
-        assert torch.equal(binary.hits(targets), classes.hits(targets))
-
 
 def scipy_mixture(means, scales):
     return [stats.norm(m, s) for m, s in zip(means, scales, strict=True)]
@@ -354,11 +342,11 @@ class TestPoissonCrps:
     """Against the sum of (F(k) - 1[k >= y])^2 over the counts, with SciPy's F."""
 
     @staticmethod
-    def expected(rates: np.ndarray, targets) -> np.ndarray:
-        """Of rates of shape (S, B) and B targets."""
+    def expected(rates: np.ndarray, *targets) -> list[np.ndarray]:
+        """Of rates of shape (S, B), for each array of B targets."""
         support = np.arange(int(rates.max() + 20 * rates.max() ** 0.5 + np.max(targets) + 60))
         cdf = np.stack([stats.poisson(r[:, None]).cdf(support).mean(0) for r in rates.T])
-        return ((cdf - (support >= np.reshape(targets, (-1, 1)))) ** 2).sum(1)
+        return [((cdf - (support >= np.reshape(y, (-1, 1)))) ** 2).sum(1) for y in targets]
 
     @staticmethod
     def crps(rates: np.ndarray, targets) -> torch.Tensor:
@@ -370,7 +358,7 @@ class TestPoissonCrps:
         generator = np.random.default_rng(draws)
         rates = np.minimum(scale * generator.gamma(2, size=(draws, 12)), 250)
         targets = np.append(generator.poisson(rates[0])[:-3], [0, 1, 2000])
-        close(self.crps(rates, targets), self.expected(rates, targets), 1e-9)
+        close(self.crps(rates, targets), *self.expected(rates, targets), 1e-9)
 
     def test_large_rates(self):
         """Pairs with a rate above 250 are taken from a series: right to 1e-6 of the score."""
@@ -381,9 +369,9 @@ class TestPoissonCrps:
                 [251.0, 255.0, 900.0, 900.0, 5e2, 9.1e4, 0.1, 2e3],
             ]
         )
-        for targets in (rates[0], rates[1], 1.02 * rates.mean(0), np.zeros(8)):
-            targets = targets.astype(np.int64)
-            close(self.crps(rates, targets), self.expected(rates, targets), 1e-6)
+        every = np.stack([rates[0], rates[1], 1.02 * rates.mean(0), np.zeros(8)]).astype(np.int64)
+        for targets, expected in zip(every, self.expected(rates, *every), strict=True):
+            close(self.crps(rates, targets), expected, 1e-6)
 
     def test_the_series_meets_the_sum(self, monkeypatch):
         """The same pairs both ways, so that no step shows where one takes over from the other."""
@@ -404,7 +392,7 @@ class TestPoissonCrps:
     def test_a_bad_rate_spoils_only_its_own_example(self):
         rates = np.array([[3.0, np.nan, np.inf, 400.0], [4.0, 2.0, 3.0, np.nan]])
         crps = self.crps(rates, [2, 2, 2, 2])
-        close(crps[:1], self.expected(rates[:, :1], [2]), 1e-10)
+        close(crps[:1], *self.expected(rates[:, :1], [2]), 1e-10)
         assert not crps[1:].isfinite().any()
 
     def test_shapes_dtypes_and_chunks(self, monkeypatch):

@@ -11,21 +11,21 @@ is below an edge by rounding only has met it: 0.7 in float32, or a third after a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainc
+from scipy.stats import binom
+from typing_extensions import Self
 
 __all__ = [
     "Array",
     "BinSums",
-    "ReliabilityCurve",
     "bin_index",
     "bin_sums",
     "binomial_band",
     "mass_edges",
+    "outside_band",
     "reliability_curve",
     "width_edges",
 ]
@@ -36,6 +36,8 @@ Integers = NDArray[np.integer[Any]]
 # By which part of the narrowest bin a value may be below an edge and count as on it. With 15 bins
 # that is less than a millionth, and ten times what float32 rounds away.
 _SLACK = 1e-5
+# What is summed in each bin.
+_SUMS = ("count", "stated", "observed", "stated_squared", "stated_observed")
 
 
 def width_edges(bins: int) -> Array:
@@ -142,16 +144,9 @@ class BinSums:
         """
         p, y = np.asarray(stated, dtype=np.float64), np.asarray(observed, dtype=np.float64)
         place = bin_index(p, self.edges) + np.asarray(group, dtype=np.intp) * self.bins
-
-        def add_up(terms: Array | None) -> Any:
+        for name, terms in zip(_SUMS, (None, p, y, p * p, p * y), strict=True):
             sums = np.bincount(place, terms, minlength=self.count.size)
-            return sums.reshape(self.count.shape)
-
-        self.count += add_up(None)
-        self.stated += add_up(p)
-        self.observed += add_up(y)
-        self.stated_squared += add_up(p * p)
-        self.stated_observed += add_up(p * y)
+            getattr(self, name)[:] += sums.reshape(self.count.shape)
 
     def add_classes(self, probabilities: Array, targets: Integers) -> None:
         """Add for each class k, as group k, the statement "it is class k".
@@ -163,13 +158,11 @@ class BinSums:
         classes = np.tile(np.arange(self.groups), len(targets))
         self.add(probabilities.ravel(), np.repeat(targets, self.groups) == classes, classes)
 
-    def merge(self, other: BinSums) -> None:
+    def __iadd__(self, other: BinSums) -> Self:
         """Add the sums of another part of the data, in the same bins and groups."""
-        self.count += other.count
-        self.stated += other.stated
-        self.observed += other.observed
-        self.stated_squared += other.stated_squared
-        self.stated_observed += other.stated_observed
+        for name in _SUMS:
+            getattr(self, name)[:] += getattr(other, name)
+        return self
 
 
 def bin_sums(stated: Array, observed: Array, edges: Array) -> BinSums:
@@ -184,41 +177,18 @@ def bin_sums(stated: Array, observed: Array, edges: Array) -> BinSums:
     return sums
 
 
-@dataclass(frozen=True)
-class ReliabilityCurve:
-    """What was stated against what was observed, bin by bin, with the band of perfect calibration.
-
-    Attributes:
-        edges: Of shape (bins + 1,); all others of shape (bins,).
-        count: The number of statements.
-        stated: The mean stated probability; NaN in an empty bin, as all that follow.
-        observed: The share of them that were true.
-        lower: Where the share would lie, jointly in all bins with at least the asked
-            probability, if the stated probabilities were true.
-        upper: The other end of it, included.
+def outside_band(values: Array, lower: Array, upper: Array) -> NDArray[np.bool_]:
+    """Which values leave their band; NaN does not.
 
     Example:
-        >>> sums = bin_sums(np.full(100, 0.9), np.arange(100) < 60, width_edges(1))
-        >>> curve = reliability_curve(sums)
-        >>> curve.observed.item(), curve.lower.item(), curve.outside
-        (0.6, 0.82, [0])
+        >>> outside_band(np.array([1.0, 5.0]), np.zeros(2), np.full(2, 4.0))
+        array([False,  True])
     """
-
-    edges: Array
-    count: NDArray[np.int64]
-    stated: Array
-    observed: Array
-    lower: Array
-    upper: Array
-
-    @property
-    def outside(self) -> list[int]:
-        """The bins whose share lies outside of the band."""
-        return np.flatnonzero((self.observed < self.lower) | (self.observed > self.upper)).tolist()
+    return np.asarray((values < lower) | (values > upper))
 
 
-def reliability_curve(sums: BinSums, group: int = 0, level: float = 0.99) -> ReliabilityCurve:
-    """Draw the reliability curve of one group.
+def reliability_curve(sums: BinSums, level: float = 0.99) -> dict[str, Array]:
+    """What was stated against what was observed, bin by bin, with the band of perfect calibration.
 
     The band of a bin of n statements is that of a binomial count with the mean stated
     probability, from the quantile α/2 to 1 − α/2, where α = (1 − level) / (non-empty bins): a
@@ -229,26 +199,33 @@ def reliability_curve(sums: BinSums, group: int = 0, level: float = 0.99) -> Rel
     that are independent given the inputs.
 
     Args:
-        sums: The sums in bins.
-        group: Which group.
+        sums: The sums in bins, of one group.
         level: The probability that the whole curve lies in the band if all that is stated is true.
 
+    Returns:
+        ``"edges"`` of shape (bins + 1,), and of shape (bins,) ``"count"``, the number of
+        statements; the mean ``"stated"`` probability, the ``"observed"`` share that were true, and
+        the band of that share from ``"lower"`` to ``"upper"``, both included: NaN in an empty bin.
+
     Example:
-        >>> sums = bin_sums(np.array([0.2, 0.4, 0.9]), np.array([0, 1, 1]), width_edges(2))
-        >>> reliability_curve(sums).stated.round(3).tolist()
-        [0.3, 0.9]
+        >>> sums = bin_sums(np.full(100, 0.9), np.arange(100) < 60, width_edges(1))
+        >>> curve = reliability_curve(sums)
+        >>> curve["observed"].item(), curve["lower"].item()
+        (0.6, 0.82)
     """
-    count = sums.count[group]
-    stated, observed, lower, upper = np.full((4, sums.bins), np.nan)
-    full = count > 0
-    if full.any():
-        n = count[full]
-        # Rounding of a sum can leave [0, 1] by one digit.
-        stated[full] = np.clip(sums.stated[group, full] / n, 0, 1)
-        observed[full] = sums.observed[group, full] / n
-        band = binomial_band((1 - level) / full.sum(), n, stated[full])
-        lower[full], upper[full] = band[0] / n, band[1] / n
-    return ReliabilityCurve(sums.edges, count.copy(), stated, observed, lower, upper)
+    count = sums.count[0]
+    n = np.where(count > 0, count, np.nan)
+    # Rounding of a sum can leave [0, 1] by one digit.
+    stated = np.clip(sums.stated[0] / n, 0, 1)
+    lower, upper = binomial_band((1 - level) / max(1, (count > 0).sum()), count, stated)
+    return {
+        "edges": sums.edges,
+        "count": count.copy(),
+        "stated": stated,
+        "observed": sums.observed[0] / n,
+        "lower": lower / n,
+        "upper": upper / n,
+    }
 
 
 def binomial_band(
@@ -260,34 +237,5 @@ def binomial_band(
         >>> binomial_band(0.1, np.array([100]), np.array([0.5]))
         (array([42.]), array([58.]))
     """
-    lower = binomial_quantile(false_alarm / 2, trials, probability)
-    # By the symmetry of failures and successes, so that 1 − tail is not rounded.
-    upper = trials - binomial_quantile(false_alarm / 2, trials, 1 - probability)
-    return lower.astype(np.float64), upper.astype(np.float64)
-
-
-def binomial_quantile(
-    tail: float, trials: NDArray[np.int64], probability: Array
-) -> NDArray[np.int64]:
-    """Give the smallest k with P(X <= k) > tail, by bisection: exact, and safe at 0 and 1.
-
-    Args:
-        tail: In (0, 1).
-        trials: Of each binomial count X, of shape (m,).
-        probability: Of a success, of shape (m,).
-
-    Example:
-        >>> binomial_quantile(0.1, np.array([2, 2]), np.array([0.5, 0.9])).tolist()
-        [0, 1]
-    """
-    below = np.full(len(trials), -1, dtype=np.int64)  # P(X <= below) <= tail always
-    above = trials.copy()  # P(X <= above) = 1 > tail
-    while (above - below > 1).any():
-        # A bracket of width one stays as it is: its middle is its lower end.
-        middle = (above + below) // 2
-        # P(X <= k) = I_{1−p}(n − k, k + 1) for 0 <= k < n
-        k = np.clip(middle, 0, trials - 1)
-        reached = betainc(trials - k, k + 1.0, 1 - probability) > tail
-        reached &= middle >= 0
-        above, below = np.where(reached, middle, above), np.where(reached, below, middle)
-    return above
+    tail = false_alarm / 2
+    return binom.ppf(tail, trials, probability), binom.isf(tail, trials, probability)

@@ -32,7 +32,6 @@ __all__ = [
     "basic_interval",
     "mean_replicates",
     "paired_difference_is_clear",
-    "paired_distance_is_clear",
     "percentile_interval",
     "replicates",
     "resample_weights",
@@ -165,11 +164,25 @@ def basic_interval(estimate: float, values: Array, level: float = 0.95) -> tuple
     return min(lower, estimate), float(estimate + (high - np.nanmedian(values)))
 
 
-def paired_difference_is_clear(best: Array, other: Array, level: float = 0.95) -> bool:
-    """Whether two numbers differ in one direction in ``level`` of the replicates.
+def paired_difference_is_clear(
+    best: Array, other: Array, level: float = 0.95, distances: tuple[float, float] | None = None
+) -> bool:
+    r"""Whether two numbers differ in one direction in ``level`` of the replicates.
 
     Both must come from the same weights. The difference of two models on the same examples varies
     far less than either number, so that overlapping intervals do not mean a tie.
+
+    Distances >= 0 are inflated by noise, such as calibration errors. The noise adds :math:`c` to
+    the squared distance of the data and again to that of a replicate, and more of it for one model
+    than for the other. So the differences :math:`d = a^2 - b^2` of the replicates are reflected at
+    that of the data, :math:`d_0`, and it is clear where 0 is not in the interval from
+    :math:`2 d_0 - q_{(1+\text{level})/2}` to :math:`2 d_0 - q_{(1-\text{level})/2}`.
+
+    Args:
+        best: Replicates of the one, ``(R,)``.
+        other: Replicates of the other, from the same weights.
+        level: Of the interval.
+        distances: Both numbers on all rows, if they are distances.
 
     Example:
         >>> import numpy as np
@@ -179,40 +192,13 @@ def paired_difference_is_clear(best: Array, other: Array, level: float = 0.95) -
         True
         >>> paired_difference_is_clear(noise, noise[::-1] + 0.1)
         False
-    """
-    with np.errstate(invalid="ignore"):  # both infinite: NaN, which counts for neither
-        difference = best - other
-    lower, upper = percentile_interval(difference, level)
-    return lower > 0 or upper < 0
-
-
-def paired_distance_is_clear(
-    best_estimate: float, other_estimate: float, best: Array, other: Array, level: float = 0.95
-) -> bool:
-    r"""Whether two distances >= 0 that noise inflates, such as calibration errors, differ.
-
-    The noise adds :math:`c` to the squared distance of the data and again to that of a replicate,
-    and more of it for one model than for the other. So the differences
-    :math:`d = a^2 - b^2` of the replicates are reflected at that of the data, :math:`d_0`, and it
-    is clear where the interval from :math:`2 d_0 - q_{(1+\text{level})/2}` to
-    :math:`2 d_0 - q_{(1-\text{level})/2}` does not hold 0.
-
-    Args:
-        best_estimate: One distance, on all rows.
-        other_estimate: The other one.
-        best: Replicates of the one, ``(R,)``.
-        other: Replicates of the other, from the same weights.
-        level: Of the interval.
-
-    Example:
-        >>> import numpy as np
-        >>> from lightning_bnn.calibration.bootstrap import paired_distance_is_clear
         >>> noisy = np.linspace(0.04, 0.06, 101)  # an estimate of 0.03 that is all noise
-        >>> paired_distance_is_clear(0.0, 0.03, np.zeros(101), noisy)
+        >>> paired_difference_is_clear(np.zeros(101), noisy, distances=(0.0, 0.03))
         False
-        >>> paired_distance_is_clear(0.0, 0.09, np.zeros(101), noisy + 0.05)
-        True
     """
-    lower, upper = percentile_interval(best**2 - other**2, level)
-    reflected = 2 * (best_estimate**2 - other_estimate**2)
+    power, reflected = 1, 0.0
+    if distances is not None:
+        power, reflected = 2, 2 * (distances[0] ** 2 - distances[1] ** 2)
+    with np.errstate(invalid="ignore"):  # both infinite: NaN, which counts for neither
+        lower, upper = percentile_interval(best**power - other**power, level)
     return reflected - upper > 0 or reflected - lower < 0

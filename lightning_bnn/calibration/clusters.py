@@ -18,7 +18,7 @@ from scipy.special import ndtr
 
 from lightning_bnn.calibration.bins import Array
 
-__all__ = ["IMMATERIAL", "ClusterSums", "cluster_sums", "cluster_test"]
+__all__ = ["ClusterSums", "cluster_sums", "cluster_test", "standard_score"]
 
 # Below this mean score, in nats, a predictor is as good as its word, and rounding in float32
 # (all classes equally probable: variance 0) must not decide.
@@ -66,19 +66,30 @@ def cluster_sums(example: Any, values: Array) -> ClusterSums:
         return ClusterSums(len(names), float((sums**2).sum()), float((sums**3).sum()))
 
 
+def standard_score(total: float, variance: float, count: int) -> float:
+    """A sum of ``count`` rows in standard deviations; 0 where its mean is immaterial.
+
+    Example:
+        >>> standard_score(6.0, 4.0, 100), standard_score(1e-9, 4.0, 100)
+        (3.0, 0.0)
+    """
+    if abs(total) <= IMMATERIAL * count:
+        return 0.0
+    if not math.isfinite(total) or variance <= 0:
+        return math.copysign(math.inf, total)
+    return total / math.sqrt(variance)
+
+
 def cluster_test(
     total: float, variance: float, clusters: ClusterSums, count: int
 ) -> tuple[float, float]:
     """Give z and its two-sided p-value, where rows of one example depend on each other."""
     variance = max(variance, clusters.squares)
-    if abs(total) <= IMMATERIAL * count:
-        return 0.0, 1.0
-    if not math.isfinite(total) or variance <= 0:
-        return math.copysign(math.inf, total), 0.0
-    z = total / math.sqrt(variance)
-    skewness = clusters.cubes / variance**1.5
-    # Few large S_e on one side: without them the sum lies on the other side, and looks sure of it.
-    corrected = z + skewness / 6 + skewness * z**2 / 3
-    if abs(corrected) < abs(z) or corrected * z < 0:
-        z = corrected if corrected * z > 0 else 0.0
+    z = standard_score(total, variance, count)
+    if z and math.isfinite(z):
+        skewness = clusters.cubes / variance**1.5
+        # Few large S_e on one side: without them the sum lies on the other side, and looks sure.
+        corrected = z + skewness / 6 + skewness * z**2 / 3
+        if abs(corrected) < abs(z) or corrected * z < 0:
+            z = corrected if corrected * z > 0 else 0.0
     return z, float(2 * ndtr(-abs(z)))

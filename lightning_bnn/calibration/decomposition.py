@@ -58,8 +58,6 @@ def brier_decomposition(sums: BinSums) -> dict[str, float]:
         0.37
     """
     count = sums.count.sum(axis=1)
-    if not count.any():
-        return dict.fromkeys(("reliability", "resolution", "uncertainty"), float("nan"))
     filled = np.maximum(sums.count, 1)  # the sums of an empty bin are 0
     total = np.maximum(count, 1)
     stated, observed = sums.stated / filled, sums.observed / filled
@@ -101,9 +99,6 @@ def nll_decomposition(sums: BinSums, nll: float, which_class: float) -> dict[str
     """
     count = sums.count[0]
     full = count > 0
-    if not full.any():
-        names = ("uncertainty", "resolution", "reliability", "which_class")
-        return dict.fromkeys(names, float("nan"))
     n = count[full]
     share = n / n.sum()
     stated, observed = sums.stated[0, full] / n, sums.observed[0, full] / n

@@ -3,7 +3,6 @@
 With bins b of n_b statements each, mean stated probability p_b and share of hits y_b:
 
     expected (ECE) = Σ_b (n_b / n) |p_b − y_b|        Naeini et al. (2015), Guo et al. (2017)
-    maximum        = max_b |p_b − y_b|                over bins that are not empty
     classwise      = mean over classes k of the ECE of "it is class k", Kull et al. (2019)
 
 On bins of equal mass the first is the adaptive calibration error. All of them are larger than 0
@@ -18,20 +17,15 @@ from numpy.typing import NDArray
 
 from lightning_bnn.calibration.bins import Array, BinSums, bin_index
 
-__all__ = [
-    "classwise_calibration_error",
-    "expected_calibration_error",
-    "expected_calibration_errors",
-    "maximum_calibration_error",
-]
+__all__ = ["expected_calibration_error", "expected_calibration_errors"]
 
 
-def expected_calibration_error(sums: BinSums, group: int = 0) -> float:
+def expected_calibration_error(sums: BinSums) -> float:
     """Give the mean distance between stated and observed, weighted by the number of statements.
 
     Args:
-        sums: The sums in bins, of equal width (ECE) or of equal mass (adaptive ECE).
-        group: Which group.
+        sums: The sums in bins, of equal width (ECE) or of equal mass (adaptive ECE). Of several
+            groups, as of :meth:`BinSums.add_classes`, the mean of their errors (classwise ECE).
 
     Returns:
         The error in [0, 1]; NaN if nothing was stated.
@@ -43,41 +37,9 @@ def expected_calibration_error(sums: BinSums, group: int = 0) -> float:
         >>> round(expected_calibration_error(sums), 6)  # right 3 times in 5
         0.2
     """
-    return float(_expected(sums)[group])
-
-
-def maximum_calibration_error(sums: BinSums, group: int = 0) -> float:
-    """Give the largest distance between stated and observed over the bins that are not empty.
-
-    Example:
-        >>> import numpy as np
-        >>> from lightning_bnn.calibration.bins import bin_sums, width_edges
-        >>> sums = bin_sums(np.array([0.1, 0.9, 0.9]), np.array([0, 1, 0]), width_edges(2))
-        >>> round(maximum_calibration_error(sums), 6)
-        0.4
-    """
-    full = sums.count[group] > 0
-    if not full.any():
-        return float("nan")
-    gaps = np.abs(sums.stated[group, full] - sums.observed[group, full]) / sums.count[group, full]
-    return float(gaps.max())
-
-
-def classwise_calibration_error(sums: BinSums) -> float:
-    """Give the mean over all groups of the expected calibration error of each.
-
-    Args:
-        sums: The sums of :meth:`BinSums.add_classes`, a group for each class.
-
-    Example:
-        >>> import numpy as np
-        >>> from lightning_bnn.calibration.bins import BinSums, width_edges
-        >>> sums = BinSums(width_edges(15), groups=2)
-        >>> sums.add_classes(np.array([[0.7, 0.3]]), np.array([0]))
-        >>> round(classwise_calibration_error(sums), 6)
-        0.3
-    """
-    return float(_expected(sums).mean())
+    with np.errstate(invalid="ignore"):  # nothing stated: NaN
+        errors = np.abs(sums.stated - sums.observed).sum(axis=1) / sums.count.sum(axis=1)
+    return float(errors.mean())
 
 
 def expected_calibration_errors(
@@ -108,10 +70,4 @@ def expected_calibration_errors(
     gaps = np.zeros((len(stated), len(used)), dtype=weights.dtype)
     gaps[np.arange(len(stated)), column] = stated - observed
     total = np.abs(weights @ gaps).sum(axis=1, dtype=np.float64)
-    with np.errstate(invalid="ignore"):  # no weight at all: NaN
-        return total / weights.sum(axis=1, dtype=np.float64)
-
-
-def _expected(sums: BinSums) -> Array:
-    with np.errstate(invalid="ignore"):  # nothing stated: NaN
-        return np.abs(sums.stated - sums.observed).sum(axis=1) / sums.count.sum(axis=1)
+    return np.asarray(total / weights.sum(axis=1, dtype=np.float64))

@@ -16,101 +16,68 @@ bands err on the wide side.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincinv
 
 from lightning_bnn.calibration.bins import Array, bin_index, binomial_band, mass_edges, width_edges
 
-__all__ = ["Coverage", "PitHistogram", "coverage_curve", "error_by_sd", "pit_histogram"]
+__all__ = ["coverage_curve", "error_by_sd", "pit_histogram"]
 
 
-@dataclass(frozen=True)
-class PitHistogram:
-    """Counts of the probability integral transform in m bins of equal width.
-
-    Attributes:
-        edges: Of the bins, ``(m + 1,)``.
-        count: Observed, ``(m,)``.
-        lower: The smallest count inside of the band.
-        upper: The largest count inside of the band.
-    """
-
-    edges: Array
-    count: Array
-    lower: Array
-    upper: Array
-
-    @property
-    def outside(self) -> list[int]:
-        """The bins whose count is outside of the band."""
-        return np.flatnonzero((self.count < self.lower) | (self.count > self.upper)).tolist()
-
-
-def pit_histogram(counts_per_bin: NDArray[np.number], level: float = 0.99) -> PitHistogram:
-    """The histogram with its band.
+def pit_histogram(counts_per_bin: NDArray[np.number], level: float = 0.99) -> dict[str, Array]:
+    """The histogram of the probability integral transform, with its band.
 
     Args:
         counts_per_bin: Counts in bins of equal width, ``(m,)``.
         level: Probability with which all bins lie inside of the band if the predictions are true.
 
+    Returns:
+        The ``"edges"`` of the bins, ``(m + 1,)``, and of each bin its ``"count"`` and the smallest
+        and largest one inside of the band, ``"lower"`` and ``"upper"``.
+
     Example:
         >>> import numpy as np
         >>> from lightning_bnn.calibration.pit import pit_histogram
         >>> histogram = pit_histogram(np.array([140, 95, 91, 74]))
-        >>> histogram.lower, histogram.upper, histogram.outside
-        (array([75., 75., 75., 75.]), array([127., 127., 127., 127.]), [0, 3])
+        >>> histogram["lower"], histogram["upper"]
+        (array([75., 75., 75., 75.]), array([127., 127., 127., 127.]))
     """
     count = np.asarray(counts_per_bin, dtype=np.float64)
     share = np.full(len(count), 1 / len(count))
     trials = np.full(len(count), count.sum(), np.int64)
     lower, upper = binomial_band((1 - level) / len(count), trials, share)
-    return PitHistogram(width_edges(len(count)), count, lower, upper)
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """How often central intervals held the target, for each of their levels.
-
-    Attributes:
-        nominal: What the intervals promise.
-        observed: The share of targets that they held.
-        lower: The smallest share inside of the band.
-        upper: The largest share inside of the band.
-    """
-
-    nominal: Array
-    observed: Array
-    lower: Array
-    upper: Array
+    return {"edges": width_edges(len(count)), "count": count, "lower": lower, "upper": upper}
 
 
 def coverage_curve(
     central_counts: NDArray[np.number], levels: Array, count: int, level: float = 0.99
-) -> Coverage:
+) -> dict[str, Array]:
     """The observed against the nominal coverage, with its band.
 
     Args:
         central_counts: For each nominal level L the number of rows with ``|2 pit - 1| <= L``.
         levels: The nominal levels.
-        count: Number of all rows; of none all shares are NaN.
+        count: Number of all rows.
         level: Probability with which the whole curve lies in the band if the predictions are true.
+
+    Returns:
+        The ``"nominal"`` levels, the ``"observed"`` shares of targets inside, and the smallest and
+        largest share inside of the band, ``"lower"`` and ``"upper"``.
 
     Example:
         >>> import numpy as np
         >>> from lightning_bnn.calibration.pit import coverage_curve
         >>> curve = coverage_curve(np.array([55, 80]), np.array([0.5, 0.9]), count=100)
-        >>> curve.observed, curve.lower, curve.upper
+        >>> curve["observed"], curve["lower"], curve["upper"]
         (array([0.55, 0.8 ]), array([0.36, 0.81]), array([0.64, 0.97]))
     """
     nominal = np.asarray(levels, dtype=np.float64)
     trials = np.full(len(nominal), count, np.int64)
-    band = binomial_band((1 - level) / len(nominal), trials, nominal)
-    with np.errstate(invalid="ignore"):  # of no rows: NaN
-        observed = np.asarray(central_counts, dtype=np.float64) / trials
-        return Coverage(nominal, observed, band[0] / trials, band[1] / trials)
+    lower, upper = binomial_band((1 - level) / len(nominal), trials, nominal)
+    observed = np.asarray(central_counts, dtype=np.float64)
+    shares = {"observed": observed, "lower": lower, "upper": upper}
+    return {"nominal": nominal} | {name: each / trials for name, each in shares.items()}
 
 
 def error_by_sd(
@@ -143,8 +110,6 @@ def error_by_sd(
         >>> result["sd"], result["rmse"], result["count"]
         (array([1., 2.]), array([1.        , 2.23606798]), array([2., 2.]))
     """
-    if len(sd) == 0:
-        return {name: np.empty(0) for name in ("sd", "rmse", "count", "lower", "upper")}
     index = np.unique(bin_index(sd, mass_edges(sd, bins)), return_inverse=True)[1]
     count = np.bincount(index).astype(np.float64)
     total = np.bincount(index, weights=sd**2)

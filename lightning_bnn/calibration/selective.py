@@ -12,54 +12,30 @@ tie of m rows with w wrong ones, after c rows with e wrong ones, gives the risk
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_bnn.calibration.bins import Array
 
-__all__ = ["RiskCoverage", "aurc_replicates", "coverage_at_risk", "risk_coverage"]
+__all__ = ["aurc_replicates", "coverage_at_risk", "risk_coverage"]
 
 # Replicates are made a few at a time, so that no array has more numbers than this.
 _BLOCK = 1_000_000
 
 
-@dataclass(frozen=True)
-class RiskCoverage:
-    """The risk–coverage curve.
-
-    Attributes:
-        coverage: 1/n, 2/n, ..., 1.
-        risk: The share of wrong rows among the most confident ones, at each coverage.
-        aurc: The area under the curve, the mean of the risks; NaN without rows.
-
-    Example:
-        >>> curve = risk_coverage(np.array([0.6, 0.9]), np.array([1, 0]))
-        >>> curve.coverage.tolist(), curve.risk.tolist(), curve.aurc
-        ([0.5, 1.0], [0.0, 0.5], 0.25)
-    """
-
-    coverage: Array
-    risk: Array
-    aurc: float
-
-
-def risk_coverage(confidence: Array, wrong: Array) -> RiskCoverage:
-    """Give the risk at each coverage.
+def risk_coverage(confidence: Array, wrong: Array) -> Array:
+    """Give the risk at the coverages 1/n, 2/n, ..., 1. Their mean is the AURC.
 
     Args:
         confidence: Of shape (n,), larger is surer; not NaN, which has no rank.
         wrong: Whether the row was wrong, 0 or 1, of shape (n,); or any loss.
 
     Example:
-        >>> risk_coverage(np.array([0.5, 0.5]), np.array([1, 0])).risk.tolist()  # a tie
+        >>> risk_coverage(np.array([0.5, 0.5]), np.array([1, 0])).tolist()  # a tie
         [0.5, 0.5]
     """
     order, starts = _order(confidence)
     count = len(order)
-    if not count:
-        return RiskCoverage(np.zeros(0), np.zeros(0), float("nan"))
     wrong = np.asarray(wrong, dtype=np.float64)[order]
     sizes = np.diff(starts, append=count)
     in_tie = np.add.reduceat(wrong, starts)
@@ -67,20 +43,19 @@ def risk_coverage(confidence: Array, wrong: Array) -> RiskCoverage:
     tie = np.repeat(np.arange(len(starts)), sizes)
     inside = np.arange(1, count + 1) - starts[tie]  # 1, ..., m within each tie
     errors = before[tie] + in_tie[tie] * inside / sizes[tie]
-    risk = errors / np.arange(1, count + 1)
-    return RiskCoverage(np.arange(1, count + 1) / count, risk, float(risk.mean()))
+    return np.asarray(errors / np.arange(1, count + 1))
 
 
-def coverage_at_risk(curve: RiskCoverage, risk: float) -> float:
+def coverage_at_risk(risks: Array, risk: float) -> float:
     """Give the largest coverage whose risk is at most ``risk``; 0 if there is none.
 
     Example:
-        >>> curve = risk_coverage(np.array([0.9, 0.8, 0.7, 0.6]), np.array([0, 0, 1, 0]))
-        >>> coverage_at_risk(curve, 0.25)  # 1 wrong in 4, although 1 in 3 before
+        >>> risks = risk_coverage(np.array([0.9, 0.8, 0.7, 0.6]), np.array([0, 0, 1, 0]))
+        >>> coverage_at_risk(risks, 0.25)  # 1 wrong in 4, although 1 in 3 before
         1.0
     """
-    within = np.flatnonzero(curve.risk <= risk)
-    return float(curve.coverage[within[-1]]) if len(within) else 0.0
+    within = np.flatnonzero(risks <= risk)
+    return float((within[-1] + 1) / len(risks)) if len(within) else 0.0
 
 
 def aurc_replicates(confidence: Array, wrong: Array, weights: NDArray[np.floating]) -> Array:
@@ -106,8 +81,6 @@ def aurc_replicates(confidence: Array, wrong: Array, weights: NDArray[np.floatin
     order, starts = _order(confidence)
     wrong = np.asarray(wrong, dtype=np.float64)[order]
     totals = weights.sum(axis=1, dtype=np.float64)
-    if not len(order):
-        return np.full(len(weights), np.nan)
     harmonic = np.zeros(int(totals.max(initial=0)) + 1)
     np.cumsum(1 / np.arange(1, len(harmonic)), out=harmonic[1:])
     areas = np.empty(len(weights))
@@ -122,8 +95,7 @@ def aurc_replicates(confidence: Array, wrong: Array, weights: NDArray[np.floatin
         share = errors / np.maximum(block, 1)
         slope = (mistaken - errors) - (covered - block) * share
         areas[first : first + step] = mistaken[:, -1] + np.einsum("ij,ij->i", slope, rise)
-    with np.errstate(invalid="ignore"):  # nothing drawn: NaN
-        return areas / totals
+    return np.asarray(areas / totals)
 
 
 def _order(confidence: Array) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import log_softmax, softmax
 
-from lightning_bnn.calibration.bins import Array, bin_sums, width_edges
+from lightning_bnn.calibration.bins import Array, bin_sums, reliability_curve, width_edges
+from lightning_bnn.calibration.clusters import cluster_sums
 from lightning_bnn.calibration.error import expected_calibration_error
-from lightning_bnn.calibration.verdict import rows_verdict
+from lightning_bnn.calibration.verdict import CLASS_BAND_LEVEL, class_verdict, score_moments
 
 __all__ = ["apply_temperature", "cross_fitted", "fit_temperature", "scaled"]
 
@@ -145,16 +146,17 @@ def scaled(
     else:
         value = fit_temperature(log_probabilities, targets)
         temperature = cross_fitted(log_probabilities, targets, examples)
-    after = verdict = None
+    before, _ = _judged(log_probabilities, targets, examples, bins)
+    after, verdict = dict.fromkeys(before, math.nan), None
     if np.isfinite(temperature).all():
-        after = apply_temperature(log_probabilities, temperature)
-        verdict = rows_verdict(after, targets, examples, bins).label
+        cooled = apply_temperature(log_probabilities, temperature)
+        after, verdict = _judged(cooled, targets, examples, bins)
     return {
         "value": value,
         "fitted_on": "cross-fit" if validation is None else "validation",
         "rows": len(targets if validation is None else validation[1]),
-        "before": _scores(log_probabilities, targets, bins),
-        "after": _scores(after, targets, bins),
+        "before": before,
+        "after": after,
         "verdict_after": verdict,
     }
 
@@ -186,17 +188,27 @@ def cross_fitted(log_probabilities: Array, targets: Integers, examples: Integers
     return temperature
 
 
-def _scores(log_probabilities: Array | None, targets: Integers, bins: int) -> dict[str, float]:
-    if log_probabilities is None or len(targets) == 0:
-        return dict.fromkeys(("nll", "ece", "brier"), float("nan"))
-    rows = np.arange(len(targets))
-    probabilities = np.exp(log_probabilities)
+def _judged(
+    log_probabilities: Array, targets: Integers, examples: Integers, bins: int
+) -> tuple[dict[str, float], str]:
+    """Scores of rows that are held in memory, and the label of their verdict."""
+    rows, probabilities = np.arange(len(targets)), np.exp(log_probabilities)
     predicted = probabilities.argmax(1)
-    sums = bin_sums(probabilities[rows, predicted], predicted == targets, width_edges(bins))
-    nll = -log_probabilities[rows, targets].mean()
-    probabilities[rows, targets] -= 1
-    return {
-        "nll": float(nll),
+    confidence = np.minimum(probabilities[rows, predicted], 1.0)
+    sums = bin_sums(confidence, predicted == targets, width_edges(bins))
+    moments = score_moments(log_probabilities, probabilities, targets)
+    score, variance, third = (float(moment.sum()) for moment in moments)
+    clusters = cluster_sums(examples, moments[0])
+    verdict = class_verdict(
+        reliability_curve(sums, level=CLASS_BAND_LEVEL),
+        score,
+        variance,
+        third,
+        clusters if clusters.examples < len(targets) else None,
+    )
+    scores = {
+        "nll": float(-log_probabilities[rows, targets].mean()),
         "ece": expected_calibration_error(sums),
-        "brier": float(np.square(probabilities).sum() / len(rows)),
     }
+    probabilities[rows, targets] -= 1
+    return scores | {"brier": float(np.square(probabilities).sum() / len(rows))}, verdict.label

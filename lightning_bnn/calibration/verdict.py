@@ -28,7 +28,7 @@ Where an example has several rows (positions, outputs), they depend on each othe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,24 +37,19 @@ from scipy.special import chdtr, chdtrc, gammainc, gammaincc, ndtr
 
 from lightning_bnn.calibration.bins import (
     Array,
-    ReliabilityCurve,
     bin_index,
-    bin_sums,
     mass_edges,
-    reliability_curve,
-    width_edges,
+    outside_band,
 )
-from lightning_bnn.calibration.clusters import IMMATERIAL, ClusterSums, cluster_sums, cluster_test
+from lightning_bnn.calibration.clusters import ClusterSums, cluster_test, standard_score
 
 __all__ = [
     "CLASS_BAND_LEVEL",
     "FALSE_ALARM",
     "REGRESSION_BAND_LEVEL",
-    "SpreadBins",
     "Verdict",
     "class_verdict",
     "regression_verdict",
-    "rows_verdict",
     "score_moments",
     "spread_by_sd",
 ]
@@ -73,12 +68,11 @@ class Verdict:
 
     Attributes:
         label: ``"calibrated"``, ``"over-confident"``, ``"under-confident"``, ``"miscalibrated"``
-            (no common direction), ``"biased"`` (regression only), or ``"unknown"`` without any row.
+            (no common direction), or ``"biased"`` (regression only).
         z: The statistic in standard deviations. Classification: below 0 is over-confident.
             Regression: of the dispersion, above 0 is over-confident, or of the bias if the label
             says so.
         p_value: Of that statistic, two-sided.
-        outside: The bins outside of the band.
         spread_outside: Regression only: the bins of sd whose spread is wrong.
         clustered: Whether several rows of an example were allowed for.
     """
@@ -86,7 +80,6 @@ class Verdict:
     label: str
     z: float
     p_value: float
-    outside: list[int] = field(default_factory=list)
     spread_outside: list[int] = field(default_factory=list)
     clustered: bool = False
 
@@ -114,38 +107,8 @@ def score_moments(
     return score, moment.sum(1), (moment * centred).sum(1)
 
 
-def rows_verdict(log_probabilities: Array, targets: Any, examples: Any, bins: int) -> Verdict:
-    """Judge rows of probabilities that are held in memory.
-
-    Args:
-        log_probabilities: Of shape (n, K).
-        targets: The observed classes, (n,).
-        examples: The example of each row, (n,).
-        bins: Number of bins of the reliability curve.
-
-    Example:
-        >>> stated = np.log([[0.9, 0.1]] * 200)
-        >>> rows_verdict(stated, np.arange(200) % 2, np.arange(200), bins=15).label
-        'over-confident'
-    """
-    probabilities = np.exp(log_probabilities)
-    index, predicted = np.arange(len(targets)), log_probabilities.argmax(1)
-    confidence = np.minimum(probabilities[index, predicted], 1.0)
-    sums = bin_sums(confidence, predicted == targets, width_edges(bins))
-    moments = score_moments(log_probabilities, probabilities, targets)
-    clusters = cluster_sums(examples, moments[0])
-    score, variance, third = (float(moment.sum()) for moment in moments)
-    return class_verdict(
-        reliability_curve(sums, level=CLASS_BAND_LEVEL),
-        score,
-        variance,
-        third,
-        clusters if clusters.examples < len(targets) else None,
-    )
-
-
 def class_verdict(
-    curve: ReliabilityCurve,
+    curve: Mapping[str, Array],
     score_sum: float,
     score_variance: float,
     score_third: float,
@@ -167,6 +130,7 @@ def class_verdict(
         agree, and ``"miscalibrated"`` if they do not.
 
     Example:
+        >>> from lightning_bnn.calibration.bins import bin_sums, reliability_curve, width_edges
         >>> p, right = np.full(200, 0.9), np.arange(200) < 140  # says 90 %, right in 70 %
         >>> curve = reliability_curve(bin_sums(p, right, width_edges(15)), level=CLASS_BAND_LEVEL)
         >>> logit = np.log(9)
@@ -174,36 +138,32 @@ def class_verdict(
         >>> class_verdict(curve, ((right - p) * logit).sum(), *moments).label
         'over-confident'
     """
-    count = int(curve.count.sum())
-    if not count:
-        return Verdict("unknown", math.nan, math.nan)
-    outside = curve.outside
+    count = int(curve["count"].sum())
     if clusters is not None:
         z, p_value = cluster_test(score_sum, score_variance, clusters, count)
-        sides = ("over-confident" if z < 0 else "under-confident", "calibrated")
-        return Verdict(sides[p_value >= FALSE_ALARM], z, p_value, outside, clustered=True)
-    z, p_value = _score_test(score_sum, score_variance, score_third, count)
-    if p_value < FALSE_ALARM - (1 - CLASS_BAND_LEVEL):
-        return Verdict("over-confident" if z < 0 else "under-confident", z, p_value, outside)
-    if not outside:
-        return Verdict("calibrated", z, p_value)
-    above = [bool(curve.observed[index] > curve.upper[index]) for index in outside]
-    if all(above):
-        return Verdict("under-confident", z, p_value, outside)
-    return Verdict("miscalibrated" if any(above) else "over-confident", z, p_value, outside)
+        significant = p_value < FALSE_ALARM
+    else:
+        z, p_value = _score_test(score_sum, score_variance, score_third, count)
+        significant = p_value < FALSE_ALARM - (1 - CLASS_BAND_LEVEL)
+    outside = outside_band(curve["observed"], curve["lower"], curve["upper"])
+    if significant:
+        label = "over-confident" if z < 0 else "under-confident"
+    elif clusters is not None or not outside.any():
+        label = "calibrated"
+    elif len(sides := np.unique((curve["observed"] > curve["upper"])[outside])) == 2:
+        label = "miscalibrated"
+    else:
+        label = "under-confident" if sides[0] else "over-confident"
+    return Verdict(label, z, p_value, clustered=clusters is not None)
 
 
 def _score_test(total: float, variance: float, third: float, count: int) -> tuple[float, float]:
     """Give z and the two-sided p-value of a sum with these moments and mean 0."""
-    if abs(total) <= IMMATERIAL * count:
-        return 0.0, 1.0
-    if not math.isfinite(total) or variance <= 0:
-        return math.copysign(math.inf, total), 0.0
-    z = total / math.sqrt(variance)
+    z = standard_score(total, variance, count)
     # a (N − λ) has variance a² λ and third moment a³ λ, so that λ = 1 / skewness²
     square = third**2
     rate = variance**3 / square if square > 0 else math.inf
-    if rate > _NORMAL:
+    if not z or math.isinf(z) or rate > _NORMAL:
         return z, float(2 * ndtr(-abs(z)))
     surprises = rate + math.copysign(1, third) * z * math.sqrt(rate)
     many = gammainc(surprises, rate) if surprises > 0 else 1.0  # P(N >= surprises)
@@ -214,20 +174,7 @@ def _score_test(total: float, variance: float, third: float, count: int) -> tupl
 # ---------------------------------------------------------------- regression
 
 
-@dataclass(frozen=True)
-class SpreadBins:
-    """The bins of stated standard deviation in which the spread of the errors is another.
-
-    Attributes:
-        narrow: Bins whose errors are larger than stated: over-confident.
-        wide: Bins whose errors are smaller.
-    """
-
-    narrow: list[int] = field(default_factory=list)
-    wide: list[int] = field(default_factory=list)
-
-
-def spread_by_sd(sd: Array, z: Array, bins: int = 10) -> SpreadBins:
+def spread_by_sd(sd: Array, z: Array, bins: int = 10) -> tuple[list[int], list[int]]:
     """Test the spread in bins of the stated standard deviation, each with as many rows.
 
     Args:
@@ -236,33 +183,33 @@ def spread_by_sd(sd: Array, z: Array, bins: int = 10) -> SpreadBins:
         bins: Number of bins; fewer where many sd are equal, and none where all are.
 
     Returns:
-        The bins that a quarter of :data:`FALSE_ALARM` rejects, numbered as by ``error_by_sd``.
+        The bins that a quarter of :data:`FALSE_ALARM` rejects, numbered as by ``error_by_sd``:
+        those whose errors are larger than stated (over-confident), and those with smaller ones.
 
     Example:
         >>> generator = np.random.default_rng(0)
         >>> sd = generator.uniform(0.5, 2.0, 2000)
         >>> z = generator.normal(size=2000) / sd  # true errors of 1, whatever was stated
-        >>> spread = spread_by_sd(sd, z, bins=4)
-        >>> spread.narrow, spread.wide
+        >>> spread_by_sd(sd, z, bins=4)
         ([0], [2, 3])
     """
     used, index = np.unique(bin_index(sd, mass_edges(sd, bins)), return_inverse=True)
     if len(used) < 2:
-        return SpreadBins()  # the test of the dispersion has seen it already
+        return [], []  # the test of the dispersion has seen it already
     count, squares = np.bincount(index), np.bincount(index, z**2)
     tail = FALSE_ALARM / 4 / len(used) / 2
     with np.errstate(invalid="ignore"):
         narrow, wide = chdtrc(count, squares) < tail, chdtr(count, squares) < tail
     narrow |= np.isinf(squares)
-    return SpreadBins(np.flatnonzero(narrow).tolist(), np.flatnonzero(wide).tolist())
+    return np.flatnonzero(narrow).tolist(), np.flatnonzero(wide).tolist()
 
 
 def regression_verdict(
     z_sum: float,
     z_squared_sum: float,
     count: int,
-    outside: Sequence[int] = (),
-    spread_bins: SpreadBins | None = None,
+    outside: bool = False,
+    spread_bins: tuple[list[int], list[int]] = ([], []),
     clusters: tuple[ClusterSums, ClusterSums] | None = None,
 ) -> Verdict:
     """Judge the predictive distributions of a regression by z = Φ⁻¹(PIT).
@@ -271,8 +218,8 @@ def regression_verdict(
         z_sum: The sum of z.
         z_squared_sum: The sum of z²; infinite if a PIT of 0 or 1 is among them.
         count: The number of rows.
-        outside: The bins of the PIT histogram outside of its band at :data:`REGRESSION_BAND_LEVEL`.
-        spread_bins: What :func:`spread_by_sd` spreads.
+        outside: Whether the PIT histogram leaves its band at :data:`REGRESSION_BAND_LEVEL`.
+        spread_bins: What :func:`spread_by_sd` gives.
         clusters: Of z and of z² − 1, where examples have several rows.
 
     Returns:
@@ -286,13 +233,10 @@ def regression_verdict(
         >>> regression_verdict(z.sum(), (z**2).sum(), 500).label
         'over-confident'
     """
-    if not count:
-        return Verdict("unknown", math.nan, math.nan)
-    bins = list(outside)
-    spreads = spread_bins or SpreadBins()
-    wrong = sorted(spreads.narrow + spreads.wide)
+    narrow, wide = spread_bins
+    wrong = sorted(narrow + wide)
     if not math.isfinite(z_squared_sum):
-        return Verdict("over-confident", math.inf, 0.0, bins, wrong, clusters is not None)
+        return Verdict("over-confident", math.inf, 0.0, wrong, clusters is not None)
     if clusters is None:
         bias = z_sum / math.sqrt(count)
         bias_p = float(2 * ndtr(-abs(bias)))
@@ -304,18 +248,18 @@ def regression_verdict(
         excess = z_squared_sum - z_sum**2 / count - count
         spread, spread_p = cluster_test(excess, 2 * count, clusters[1], count)
         each = FALSE_ALARM / 2
-    off, wide = bias_p < each, spread_p < each
-    if off and not (wide and abs(spread) >= abs(bias)):
-        return Verdict("biased", bias, bias_p, bins, wrong, clusters is not None)
-    if wide:
+    significant = spread_p < each
+    if bias_p < each and not (significant and abs(spread) >= abs(bias)):
+        return Verdict("biased", bias, bias_p, wrong, clusters is not None)
+    if significant:
         label = "over-confident" if spread > 0 else "under-confident"
-    elif clusters is not None or not (bins or wrong):
+    elif clusters is not None or not (outside or wrong):
         label = "calibrated"
-    elif bins or (spreads.narrow and spreads.wide):
+    elif outside or (narrow and wide):
         label = "miscalibrated"
     else:
-        label = "over-confident" if spreads.narrow else "under-confident"
-    return Verdict(label, spread, spread_p, bins, wrong, clusters is not None)
+        label = "over-confident" if narrow else "under-confident"
+    return Verdict(label, spread, spread_p, wrong, clusters is not None)
 
 
 def _spread_test(squares: float, freedom: int) -> tuple[float, float]:

@@ -3,32 +3,31 @@
 What the strategy predicts in validation and test is gathered as it is, so that the report costs no
 further draws for the strategy itself; only out-of-distribution data and compared posteriors are
 predicted for the report alone. Statistics are sums in fixed bins and a bounded sample, gathered
-batch by batch and added up over processes.
+batch by batch and added up over processes. Process 0 writes the pages.
+
+In a fit a page that fails is a warning, because training is worth more than its report; in a test
+or a validation by itself it is an error.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from lightning_bnn.callbacks.report_pages import (
-    ReportPages,
-    measure,
-    noting,
-    validation_page,
-    warn_of_failure,
-)
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.errors import ConfigurationError, LightningBNNError
 from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.pruning.section import Pruning
 from lightning_bnn.random import isolated_random_state
-from lightning_bnn.report.document import Report
+from lightning_bnn.report.document import Report, folder_problem, make_report
 from lightning_bnn.report.gather import ExampleNumbers, batch_limit, flat_loaders
+from lightning_bnn.report.loggers import headlines, log_figures, shows_figures
 from lightning_bnn.report.networks import make_posterior, name_all
 from lightning_bnn.report.posteriors import data_loader, validation_loader
 from lightning_bnn.report.run import RunModels, evaluating, load_validation_data
@@ -129,16 +128,16 @@ class CalibrationReport(pl.Callback):
         self.compare = {} if compare is None else name_all(compare, "compare")
         self.every_n_epochs, self.after_fit = every_n_epochs, after_fit
         self.bins, self.risk, self.class_names = bins, risk, class_names
-        own = [] if pruning is None else [Pruning(pruning)]
-        self.sections: list[Section] = [*own, *sections]
-        self._pages = ReportPages(risk, class_names)
-        self.reports: dict[str, Report] = self._pages.reports
-        self.files: list[str] = self._pages.files
+        curve = [] if pruning is None else [Pruning(pruning)]
+        self.sections: list[Section] = [*curve, *sections]
+        self.reports: dict[str, Report] = {}
+        self.files: list[str] = []
+        self._folder = ""
         self._models: RunModels
-        self._name: str | None = None  # of the page that is being gathered; None: of none
+        self._page: str | None = None  # the page that is being gathered; None: none
         # for each loader what is gathered of it, the numbers of its examples, and itself
         self._parts: list[tuple[Collection, ExampleNumbers, Any]] = []
-        self._made_at: int | None = None  # the step of a page that can serve for the fit
+        self._made: tuple[int, str] | None = None  # the step of a page that can serve for the fit
         # whose validation had which loaders; the module is not kept alive for it
         self._fitted: tuple[weakref.ref[Any], list[Any]] | None = None
 
@@ -157,16 +156,22 @@ class CalibrationReport(pl.Callback):
                 f"CalibrationReport needs a strategy of lightning_bnn; got "
                 f"{type(pl_module).__name__}. For a model of your own use lightning_bnn.report."
             )
-        own = type(pl_module).__name__
-        if own in self.compare:
+        name = type(pl_module).__name__
+        if name in self.compare:
             raise ConfigurationError(
-                f"compare= has the name {own!r} of this run's strategy. Give it another name."
+                f"compare= has the name {name!r} of this run's strategy. Give it another name."
             )
         # Asked for here, where every process passes: Lightning broadcasts it.
-        self._pages.folder = self.directory or os.path.join(trainer.log_dir or ".", "reports")
-        self._made_at = self._name = None
+        self._folder = self.directory or os.path.join(trainer.log_dir or ".", "reports")
+        self._made = self._page = None
         if self._wants_page(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._pages.check_folder(trainer)
+            reason = folder_problem(self._folder) if trainer.is_global_zero else None
+            reason = trainer.strategy.broadcast(reason)  # so that no process waits for another
+            if reason is not None:
+                raise ConfigurationError(
+                    f"CalibrationReport cannot write to the folder {self._folder!r} ({reason}). "
+                    "Pass another directory=."
+                )
         with isolated_random_state():
             posteriors = {
                 name: make_posterior(model, name, pl_module.net, pl_module.likelihood)
@@ -181,14 +186,12 @@ class CalibrationReport(pl.Callback):
         """Whether what the trainer does can make a page."""
         return trainer.state.fn != "fit" or self.after_fit or self.every_n_epochs is not None
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, trainer: Any, pl_module: Any, stage: Any) -> None:
         """Let the trainer, its module and the data go."""
-        self._name, self._parts = None, []
+        self._page, self._parts = None, []
         self.__dict__.pop("_models", None)  # setup makes them
 
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Let go of what was gathered; Lightning calls no teardown then."""
-        self.teardown(trainer, pl_module, "")
+    on_exception = teardown  # type: ignore[assignment]  # which is not called then
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -209,20 +212,20 @@ class CalibrationReport(pl.Callback):
             for each in flat_loaders(trainer.val_dataloaders)
         ]
         self._fitted = weakref.ref(pl_module), loaders
-        name = validation_page(trainer, self.every_n_epochs, self.after_fit)
-        self._begin(trainer, name, trainer.val_dataloaders)
+        page = _validation_page(trainer, self.every_n_epochs, self.after_fit)
+        self._begin(trainer, page, trainer.val_dataloaders)
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Begin to gather."""
-        name = None if trainer.fast_dev_run else "test"  # type: ignore[attr-defined]
-        self._begin(trainer, name, trainer.test_dataloaders)
+        page = None if trainer.fast_dev_run else "test"  # type: ignore[attr-defined]
+        self._begin(trainer, page, trainer.test_dataloaders)
 
-    def _begin(self, trainer: pl.Trainer, name: str | None, loaders: Any) -> None:
-        self._name = name
-        if name is None:
+    def _begin(self, trainer: pl.Trainer, page: str | None, loaders: Any) -> None:
+        self._page = page
+        if page is None:
             return
         # each page of an epoch costs no more than its predictions
-        brief = name.startswith("epoch")
+        brief = page.startswith("epoch")
         sections = [each for each in self.sections if not (brief and each.needs_posterior)]
         rank, processes = trainer.global_rank, trainer.world_size
         self._parts = [
@@ -246,13 +249,12 @@ class CalibrationReport(pl.Callback):
                 f"it predicts, a Predictive; got {type(outputs).__name__}. Return what the step of "
                 "Strategy returns."
             )
-        if self._name is None:
+        if self._page is None:
             return
         collection, numbers, _ = self._parts[dataloader_idx]
         examples = numbers.take(len(outputs))
-        if collection.failure is None:
-            with noting(trainer, collection):
-                self._models.add(collection.models, outputs, batch, examples)
+        with _noting(trainer, collection):
+            self._models.add(collection.models, outputs, batch, examples)
 
     on_test_batch_end = on_validation_batch_end
 
@@ -264,7 +266,7 @@ class CalibrationReport(pl.Callback):
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
         """Make the pages, and log their headlines."""
-        if self._name is not None and self._parts:
+        if self._page is not None and self._parts:
             first = self._parts[0][0]
             if first.models[self._models.own].task != "regression":
                 self._gather_validation(trainer, pl_module, first)  # for the temperature
@@ -291,14 +293,14 @@ class CalibrationReport(pl.Callback):
         """Make the page after the fit, unless the last validation has made one."""
         if not self.after_fit or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if self._made_at == trainer.global_step:
-            self._pages.save_as_fit()
+        if self._made is not None and self._made[0] == trainer.global_step:
+            self._save_as_fit(self._made[1])
             return
         if trainer.val_dataloaders is None and trainer.enable_validation:
             try:
                 load_validation_data(trainer)
             except Exception as error:  # what was trained stays
-                warn_of_failure("fit", repr(error))
+                _warn("fit", repr(error))
                 return
         loaders = trainer.val_dataloaders
         if loaders is None:
@@ -308,7 +310,7 @@ class CalibrationReport(pl.Callback):
             for (collection, _, loader), most in zip(
                 self._parts, trainer.num_val_batches, strict=True
             ):
-                with noting(trainer, collection):
+                with _noting(trainer, collection):
                     self._models.gather(loader, collection.models, most, prepared=True)
             for logged in self._finish(trainer, pl_module, "val", through_module=False):
                 values = {name: torch.tensor(value) for name, value in logged.items()}
@@ -320,19 +322,18 @@ class CalibrationReport(pl.Callback):
         self, trainer: Any, module: Any, stage: str, through_module: bool = True
     ) -> list[dict[str, float]]:
         """Bring together what all processes gathered, write the pages and log."""
-        if self._name is None:
+        if self._page is None:
             return []
-        page, self._name = self._name, None
+        page, self._page = self._page, None
         if stage == "val":
             # a page of an epoch lacks what needs the posterior: it cannot serve for the fit then
             asking = any(section.needs_posterior for section in self.sections)
             serves = not (asking and page.startswith("epoch"))
-            self._made_at, self._pages.last = trainer.global_step if serves else None, []
+            self._made = (trainer.global_step, page) if serves else None
         if self._parts:
             first = self._parts[0][0]
-            if first.failure is None:
-                with noting(trainer, first):
-                    self._models.gather_ood(first)
+            with _noting(trainer, first):
+                self._models.gather_ood(first)
             for collection, *_ in self._parts[1:]:  # the same for every loader of this run
                 for name, model in collection.models.items():
                     model.ood = first.models[name].ood
@@ -350,12 +351,113 @@ class CalibrationReport(pl.Callback):
                 )
                 rank_zero_warn(text, category=UserWarning)
                 continue
-            measure(trainer, self._models, whole, loader, limits[index])
+            self._measure(trainer, whole, loader, limits[index])
             name = f"{page}-{index + 1}" if several else page
-            scalars = self._pages.write(trainer, self._models.own, whole, name, stage)
+            scalars = self._write(trainer, whole, name, stage)
             suffix = f"/dataloader_idx_{index}" if several else ""
             logged.append({f"{stage}_{key}{suffix}": value for key, value in scalars.items()})
             if through_module:
                 module.log_dict(logged[-1], sync_dist=True, add_dataloader_idx=False)
         self._parts = []
         return logged
+
+    def _measure(self, trainer: Any, whole: Collection, loader: Any, limit: float) -> None:
+        """Let sections ask the strategy's posterior, once all processes have gathered."""
+        statistics = whole.models[self._models.own]
+        if whole.fewest == 0:  # the metrics of that process would have nothing to add up
+            for section in statistics.sections:
+                if section.needs_posterior:
+                    section.unavailable = "a process has none of the data."
+        else:
+            with _noting(trainer, whole):
+                self._models.measure(statistics, loader, limit)
+
+    # ---------------------------------------------------------------- pages
+
+    def _write(self, trainer: Any, whole: Collection, name: str, stage: str) -> dict[str, float]:
+        """Make a page on process 0; the headlines of the strategy, on all of them."""
+        scalars: dict[str, float] = {}
+        failure: Exception | None = None
+        if trainer.is_global_zero and whole.failure is None:
+            try:
+                scalars = self._make(trainer, whole, name, stage)
+            except Exception as error:  # the other processes wait for an answer
+                failure, whole.failure = error, _said(error)
+        scalars, reason = trainer.strategy.broadcast((scalars, whole.failure))
+        if reason is not None:
+            if trainer.state.fn != "fit":
+                text = f"The report {name} failed on process 0: {reason}"
+                raise failure or LightningBNNError(text)
+            _warn(name, reason)
+        return scalars
+
+    def _make(self, trainer: Any, whole: Collection, name: str, stage: str) -> dict[str, float]:
+        source = "test" if stage == "test" else "validation"
+        where = f"epoch {trainer.current_epoch}" if name.startswith("epoch") else source
+        title = f"Calibration of {self._models.own}, {where}"
+        made = make_report(
+            whole.models, title=title, source=source, class_names=self.class_names, risk=self.risk
+        )
+        self._save(name, made)
+        shown = [logger for logger in trainer.loggers if shows_figures(logger)]
+        if shown:
+            # matplotlib is slow to import, and most runs have no logger that shows figures
+            from lightning_bnn.report.figures import calibration_figures
+
+            log_figures(shown, calibration_figures(made.numbers), stage, trainer.global_step)
+        return headlines(made.numbers, self._models.own)
+
+    def _save(self, name: str, made: Report) -> None:
+        file = made.save(f"{self._folder.rstrip('/')}/{name}.html")
+        self.reports[f"{name}.html"] = made
+        if file not in self.files:
+            self.files.append(file)
+
+    def _save_as_fit(self, page: str) -> None:
+        """Give the pages of the last epoch the name of those after the fit as well."""
+        for name, made in list(self.reports.items()):  # process 0 alone has any
+            if page != "fit" and name.startswith(page):
+                try:
+                    self._save(name.replace(page, "fit").removesuffix(".html"), made)
+                except Exception as error:
+                    _warn("fit", _said(error))
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _warn(page: str, reason: str) -> None:
+    text = f"CalibrationReport could not make the page {page} ({reason}). Training continues."
+    rank_zero_warn(text, category=UserWarning)
+
+
+@contextmanager
+def _noting(trainer: Any, collection: Collection) -> Iterator[None]:
+    """In a fit, note the first error for the page's end instead of raising it."""
+    try:
+        yield
+    except Exception as error:
+        if trainer.state.fn != "fit":
+            raise
+        collection.failure = collection.failure or _said(error)
+
+
+def _validation_page(trainer: Any, every_n_epochs: int | None, after_fit: bool) -> str | None:
+    """The name of the page that a validation makes; None if it makes none."""
+    if trainer.sanity_checking or trainer.fast_dev_run:
+        return None
+    if trainer.state.fn != "fit":
+        return "validation"
+    loop, epoch = trainer.fit_loop.epoch_loop, trainer.current_epoch + 1
+    last_batch = loop.batch_progress.is_last_batch
+    if every_n_epochs is not None and epoch % every_n_epochs == 0:
+        # made if no other validation comes in this epoch, also where that cannot be known
+        interval, total = trainer.val_check_batch, trainer.num_training_batches
+        unknown = interval is None or math.isinf(total)
+        if last_batch or unknown or loop.batch_idx + 1 + interval > total:
+            return f"epoch-{trainer.current_epoch:04d}"
+    # The last validation serves for the page after the fit, if nothing is trained after it.
+    ends = epoch == trainer.max_epochs and last_batch
+    ends = ends or trainer.global_step >= trainer.max_steps >= 0
+    return "fit" if after_fit and ends else None

@@ -10,17 +10,15 @@ stays small.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_bnn.callbacks.sample_collector import SampleCollector
 from lightning_bnn.checks import check_whole
-from lightning_bnn.diagnostics.chains import Watched, function_values, take_elements
+from lightning_bnn.diagnostics.chains import Series, Watched, function_values, take_elements
 from lightning_bnn.diagnostics.diagnosis import Diagnosis, diagnose_watched
 from lightning_bnn.diagnostics.examples import (
     Examples,
@@ -32,6 +30,7 @@ from lightning_bnn.diagnostics.statistics import require_arviz
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import TrainerFn, pl, rank_zero_warn
 from lightning_bnn.random import isolated_random_state
+from lightning_bnn.report.run import evaluating
 from lightning_bnn.stacked import StackedModule
 from lightning_bnn.strategies import SGMCMC
 
@@ -109,10 +108,12 @@ class ChainMonitor(pl.Callback):
         return self._diagnose(by_chain=True)
 
     def _diagnose(self, by_chain: bool) -> Diagnosis:
-        values = self._record.values
-        arrays = {name: torch.stack(rows, dim=1).numpy() for name, rows in values.items()}
-        watched = Watched(arrays, {}, self._record.shapes, {})
-        return diagnose_watched(watched, self._record.watched, self.elements, by_chain)
+        record = self._record
+        series = {
+            name: Series(torch.stack(rows, dim=1).numpy(), record.shapes[name])
+            for name, rows in record.values.items()
+        }
+        return diagnose_watched(Watched(series, {}), record.watched, self.elements, by_chain)
 
     # ---------------------------------------------------------------- while fitting
 
@@ -184,7 +185,7 @@ class ChainMonitor(pl.Callback):
         watched = record.watched.to(pl_module.device)
         # as the trainer does with a batch; given inputs did not come through it
         inputs, targets = trainer.precision_plugin.convert_input((watched.inputs, watched.targets))
-        with isolated_random_state(), _evaluating(pl_module.net):
+        with isolated_random_state(), evaluating(pl_module):
             outputs = self._stacked(pl_module.current_draws(), inputs)
         record.mode = self._stacked.mode
         if targets is not None and not self.recorded:
@@ -282,15 +283,3 @@ def _grown_by_a_fifth(count: int) -> bool:
     if count <= ENOUGH:
         return count == ENOUGH
     return int(math.log(count, 1.2)) > int(math.log(count - 1, 1.2))
-
-
-@contextmanager
-def _evaluating(net: nn.Module) -> Iterator[None]:
-    """A network in evaluation mode; each module gets its own mode back."""
-    before = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training

@@ -16,11 +16,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
-
 from lightning_bnn.callbacks.progress import training_length
 from lightning_bnn.callbacks.sources import (
-    Source,
     copy_to_cpu,
     not_finite,
     source_of,
@@ -30,7 +27,6 @@ from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
 from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import DrawsPosterior
 from lightning_bnn.posteriors.batch_norm import batch_norm_layers, training_batch_norm
 from lightning_bnn.posteriors.draws import create_stream, unstack
@@ -43,8 +39,6 @@ from lightning_bnn.strategies.base import cyclical_schedule
 __all__ = ["SampleCollector", "draw_is_due"]
 
 Every = int | Literal["cycle"]
-
-_STATISTICS = ("running_mean", "running_var")
 
 
 def draw_is_due(step: int, seen: int, burn_in: int, every: Every, ended_cycle: bool) -> bool:
@@ -113,7 +107,7 @@ class SampleCollector(pl.Callback):
         >>> trainer = pl.Trainer(max_epochs=4, accelerator="cpu", logger=False,
         ...                      enable_checkpointing=False, enable_progress_bar=False,
         ...                      enable_model_summary=False, callbacks=[collector])
-        >>> trainer.fit(SGMCMC(nn.Linear(2, 1), Gaussian(0.1), chains=4), loader)
+        >>> trainer.fit(SGMCMC(torch.nn.Linear(2, 1), Gaussian(0.1), chains=4), loader)
         >>> collector.steps, len(collector.posterior())
         ([4, 6, 8], 12)
     """
@@ -138,10 +132,9 @@ class SampleCollector(pl.Callback):
         self._resumes = False  # whether the fit continues with the draws that there are
         self._restored = False
         self._put_by: _State | None = None  # while another checkpoint is tested
-        self._source: Source | None = None
+        self._source: Any = None  # a Source, from the first setup on
         self._trainer: pl.Trainer | None = None
         self._fitted: pl.LightningModule | None = None
-        self._net_copy: nn.Module | None = None
 
     @property
     def steps(self) -> list[int]:
@@ -215,28 +208,23 @@ class SampleCollector(pl.Callback):
                 )
             self._state, self._stream = _State(), None
         if self.refresh_batch_norm:
-            batch_norm_layers(source_of(pl_module).net)
+            batch_norm_layers(self._source.net)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the directory; drop the draws that were taken after the checkpoint."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        source = source_of(pl_module)
         if not self._resumes:
             self._state.seen = trainer.global_step
         self._check_schedule(trainer, pl_module)
-        if not self.steps and not self._state.pending:
-            self._refuse_to_take_nothing(trainer, pl_module)
-        if self.refresh_batch_norm:
-            self._net_copy = copy_network(source.net)
         if self.dirpath is not None:
-            self._state.stream = _on_first_rank(trainer, lambda: self._open(source))
+            self._state.stream = _on_first_rank(trainer, self._open)
         if self._state.pending:
-            self._take(trainer, source)
+            self._take(trainer)
             self._state.pending, self._state.seen = False, trainer.global_step
 
     def _check_schedule(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Raise unless the cycles of a cyclical schedule are known, and counted in steps."""
+        """Raise unless cycles are counted in steps, and the fit is long enough for a draw."""
         schedule = cyclical_schedule(trainer)
         if self.every == "cycle" and schedule is None:
             raise ConfigurationError(
@@ -251,32 +239,26 @@ class SampleCollector(pl.Callback):
                     "configure_optimizers with 'interval': 'step' and 'frequency': 1."
                 )
 
-    def _refuse_to_take_nothing(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Raise if no draw would be taken, where the number of steps is known."""
-        total = training_length(trainer, module, "steps")
-        if total is None:
+        if self.steps or self._state.pending:
             return
-        schedule, settling = cyclical_schedule(trainer), source_of(module).settling_steps
-        # the schedule begins when the strategy has settled, and its steps count from 0
-        start = max(settling, trainer.global_step) + 1 - (schedule.last_epoch if schedule else 0)
-
-        def is_taken(step: int) -> bool:
-            ended = schedule is not None and schedule.ends_cycle(step - start)
-            due = draw_is_due(step, step - 1, self.burn_in, self.every, ended)
-            return due and (schedule is None or schedule.samples_at(step - start))
-
-        first = max(self._state.seen, self.burn_in, settling) + 1
-        if not any(is_taken(step) for step in range(first, int(total) + 1)):
+        settling, start, every = self._source.settling_steps, self.burn_in, self.every
+        if isinstance(every, str):  # cycles begin when the strategy has settled
+            assert schedule is not None
+            start, every = settling, schedule.cycle_length
+        before = max(self._state.seen, self.burn_in, settling) - start
+        total = training_length(trainer, module, "steps")
+        if total is not None and start + (before // every + 1) * every > total:
             raise ConfigurationError(
                 f"SampleCollector(burn_in={self.burn_in}, every={self.every!r}) would take no draw "
                 f"in the {int(total)} steps of this fit, {settling} of them to warm up and adapt. "
                 "Train longer, or choose another burn_in= or every=."
             )
 
-    def _open(self, source: Source) -> str:
+    def _open(self) -> str:
         """Open the stream for this run alone, as it was at the checkpoint; give its id."""
         assert self.dirpath is not None
-        self._let_go()
+        source = self._source
+        self.teardown(None, None, None)
         self._find_stream()  # raises before a claim makes the directory
         self._release = open_directory(self.dirpath).claim()
         stream = self._find_stream()
@@ -319,9 +301,8 @@ class SampleCollector(pl.Callback):
         """Take a draw, if this batch ended a step after which one is due."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        source = source_of(pl_module)
-        if self._is_due(trainer, source):
-            self._take(trainer, source)
+        if self._is_due(trainer):
+            self._take(trainer)
         self._state.seen = trainer.global_step
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -332,17 +313,7 @@ class SampleCollector(pl.Callback):
                 f"{trainer.global_step} steps. Train longer, or choose another burn_in= or every=."
             )
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
-        """Let go of the directory."""
-        self._let_go()
-
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Let go of the directory."""
-        self._let_go()
-
-    def _let_go(self) -> None:
+    def teardown(self, trainer: Any, pl_module: Any, stage: Any) -> None:
         """Let other runs have the directory, and go back to the draws of before a test."""
         if self._release is not None:
             self._release()
@@ -350,21 +321,29 @@ class SampleCollector(pl.Callback):
             self._state, self._stream = self._put_by, None
         self._release = self._put_by = None
 
-    def _is_due(self, trainer: pl.Trainer, source: Source) -> bool:
-        full = self.max_draws is not None and len(self.steps) >= self.max_draws
-        if full or not source.sampling:
-            return False
-        ended = source.ended_cycle
-        return draw_is_due(trainer.global_step, self._state.seen, self.burn_in, self.every, ended)
+    on_exception = teardown  # type: ignore[assignment]  # which is not called then
 
-    def _take(self, trainer: pl.Trainer, source: Source) -> None:
-        step, weights = trainer.global_step, source.current_draws()
-        _check_finite(source, weights, step)
+    def _is_due(self, trainer: pl.Trainer) -> bool:
+        full = self.max_draws is not None and len(self.steps) >= self.max_draws
+        if full or not self._source.sampling:
+            return False
+        step, ended = trainer.global_step, self._source.ended_cycle
+        return draw_is_due(step, self._state.seen, self.burn_in, self.every, ended)
+
+    def _take(self, trainer: pl.Trainer) -> None:
+        source, step = self._source, trainer.global_step
+        weights = source.current_draws()
+        parameters = [name for name, _ in source.net.named_parameters() if name in weights]
+        # not of buffers: a mask may well be infinite
+        for row, name in not_finite({name: weights[name] for name in parameters}).items():
+            raise NonFiniteError(
+                f"{name!r} of chain {source.ids[row]} is not finite after step {step}; the draws "
+                "before it are good. Lower the learning rate or the temperature, or clip gradients."
+            )
         layers = training_batch_norm(source.net) if self.refresh_batch_norm else []
         if layers and trainer.is_global_zero:
-            assert self._net_copy is not None
             weights = with_training_statistics(
-                source, self._net_copy, weights, layers, trainer, self.refresh_batch_norm, step
+                source, weights, layers, trainer, self.refresh_batch_norm, step
             )
         learned = {} if source.likelihood is None else source.likelihood.state_dict()
         if self.dirpath is None:
@@ -401,8 +380,7 @@ class SampleCollector(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """The steps of all draws; where they are, or the draws themselves."""
         # another callback may save before this one has had its turn
-        fitting = self._trainer is not None and self._source is not None and self._stage == "fit"
-        pending = fitting and self._is_due(self._trainer, self._source)  # type: ignore[arg-type]
+        pending = self._trainer is not None and self._stage == "fit" and self._is_due(self._trainer)
         lists = {"steps": list(self.steps), "draws": list(self._state.draws)}  # both grow
         return {**vars(self._state), **lists, "pending": pending}
 
@@ -412,21 +390,6 @@ class SampleCollector(pl.Callback):
         if self.steps and self._stage != "fit":
             self._put_by = self._state
         self._state, self._stream = _State(**state_dict), None
-
-
-def _check_finite(source: Source, weights: Weights, step: int) -> None:
-    """Raise a NonFiniteError that names the chain, unless all weights are finite.
-
-    Of the buffers only running statistics count: a mask may well be infinite.
-    """
-    names = {name for name, _ in source.net.named_parameters()}
-    counts = lambda name: name in names or name.rpartition(".")[2] in _STATISTICS  # noqa: E731
-    bad = not_finite({name: tensor for name, tensor in weights.items() if counts(name)})
-    for row, name in bad.items():
-        raise NonFiniteError(
-            f"{name!r} of chain {source.ids[row]} is not finite after step {step}; the draws "
-            "before it are good. Lower the learning rate or the temperature, or clip gradients."
-        )
 
 
 def _on_first_rank(trainer: pl.Trainer, call: Callable[[], str | None]) -> str | None:

@@ -24,7 +24,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import pl
 from lightning_bnn.network import copy_network, in_network_order, network_tensors
 from lightning_bnn.posteriors import WeightPosterior
-from lightning_bnn.pruning.masks import Scope, check_fraction, keep_masks
+from lightning_bnn.pruning.masks import Scope, check_options, keep_removable
 from lightning_bnn.pruning.removable import (
     Rest,
     Unit,
@@ -47,8 +47,8 @@ class PruningStep:
         step: The optimizer steps before it.
         fraction: The share of prunable weights, or units, that the schedule asked for.
         removed: The weights that are gone by now.
-        threshold: The largest signal-to-noise ratio that it removed, with ``unit="channel"`` of a
-            unit; None if it removed nothing that was still there.
+        threshold: The largest signal-to-noise ratio that it removed; None if it removed nothing
+            that was still there.
     """
 
     step: int
@@ -113,12 +113,8 @@ class SNRPruning(pl.Callback):
         protect: Choice = None,
         rest: Rest = "raise",
     ) -> None:
-        self.fraction = check_fraction(fraction)
-        for name, value, kinds in (
-            ("schedule", schedule, Shape), ("unit", unit, Unit), ("scope", scope, Scope),
-            ("rest", rest, Rest),
-        ):  # fmt: skip
-            check_option(name, value, get_args(kinds))
+        check_options(fraction, unit, scope, rest)
+        check_option("schedule", schedule, get_args(Shape))
         check_places(start, end, schedule)
         if every_n_steps is not None:
             check_whole("every_n_steps", every_n_steps, 1)
@@ -126,8 +122,8 @@ class SNRPruning(pl.Callback):
                 raise ConfigurationError(
                     f"schedule='once' prunes once; leave every_n_steps={every_n_steps} out."
                 )
+        self.fraction, self.every_n_steps = float(fraction), every_n_steps
         self.schedule, self.start, self.end = schedule, start, end
-        self.every_n_steps = every_n_steps
         self.unit, self.scope, self.protect, self.rest = unit, scope, protect, rest
         self.history: list[PruningStep] = []
         self._strategy: Any = None
@@ -287,15 +283,11 @@ class SNRPruning(pl.Callback):
         with warnings.catch_warnings():
             if quiet:  # that a layer would vanish is said once, of the last pruning
                 warnings.simplefilter("ignore")
-            weights, units = (
-                keep_masks(ratios, fraction, self.scope)
-                for ratios in (removable.weights, removable.units)
-            )
-        ratios, kept = (removable.units, units) if units else (removable.weights, weights)
-        gone = [ratios[name][~keep] for name, keep in kept.items() if not bool(keep.all())]
+            kept = keep_removable(removable, fraction, self.scope)
+        gone = [removable.ratios[name][~keep] for name, keep in kept.items()]
         # what went before has the ratio 0
-        threshold = max((float(removed.max()) for removed in gone), default=0.0) or None
-        return removable.masks(posterior.net, weights, units), threshold
+        threshold = max((float(each.max()) for each in gone if each.numel()), default=0.0) or None
+        return removable.masks(posterior.net, kept), threshold
 
     def _log(self, module: pl.LightningModule, on_step: bool) -> None:
         values = {"sparsity": self.sparsity}

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn.lightning import pl
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import network_tensors
+from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors.batch_norm import recompute_batch_norm
 from lightning_bnn.posteriors.weights import Weights
 from lightning_bnn.selection import trainable_names
@@ -128,7 +128,6 @@ def not_finite(weights: Mapping[str, Tensor]) -> dict[int, str]:
 
 def with_training_statistics(
     source: Source,
-    net: nn.Module,
     weights: Weights,
     layers: Collection[str],
     trainer: pl.Trainer,
@@ -136,12 +135,12 @@ def with_training_statistics(
     seed: int = 0,
     row: int = 0,
     loader: Any = None,
+    fixed: Mapping[str, Tensor] | None = None,
 ) -> Weights:
     """Draws, each with BatchNorm's statistics recomputed for it from the training data.
 
     Args:
-        source: Tells the inputs of a batch.
-        net: A network that is not in use; its values serve for what is not in ``weights``.
+        source: Has the network, and tells the inputs of a batch.
         weights: Parameters and buffers with a leading axis of draws.
         layers: The names of the layers that get new statistics.
         trainer: Has the data.
@@ -149,7 +148,10 @@ def with_training_statistics(
         seed: Decides the order of the data.
         row: The member whose inputs are seen.
         loader: The training data, where the trainer may have dropped them.
+        fixed: Values of what is not in ``weights``; by default those of the network.
     """
+    net = copy_network(source.net)  # the training may be using it
+    net.load_state_dict(fixed or {}, strict=False)
     dtype = next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
 
     def cast(leaf: Any) -> Any:
@@ -164,7 +166,7 @@ def with_training_statistics(
         device = trainer.strategy.root_device
         weights = {name: tensor.to(device) for name, tensor in weights.items()}
         inputs = (tree_map(cast, source.inputs_of(batch, row)) for batch in batches)
-        return recompute_batch_norm(net.to(device), weights, inputs, layers)
+        return recompute_batch_norm(net.to(device, dtype), weights, inputs, layers)
 
 
 def copy_to_cpu(tensors: Mapping[str, Tensor]) -> Weights:

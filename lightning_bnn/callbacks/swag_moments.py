@@ -21,10 +21,10 @@ Generalization* (MultiSWAG).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ from lightning_bnn.callbacks.sources import (
     not_finite,
     with_training_statistics,
 )
-from lightning_bnn.checks import check_number, check_option, check_whole, is_whole
+from lightning_bnn.checks import check_number, check_whole, is_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
@@ -56,27 +56,10 @@ from lightning_bnn.selection import FlatLayout
 from lightning_bnn.strategies import Strategy
 from lightning_bnn.strategies.training_batches import single_loader
 
-__all__ = ["SWAGMoments", "annealed"]
-
-AnnealShape = Literal["cosine", "linear"]
+__all__ = ["SWAGMoments"]
 
 _RANK = 20
 _DRAWS = 30
-
-
-def annealed(first: float, last: float, share: float, shape: AnnealShape) -> float:
-    """A learning rate on its way from ``first`` to ``last``, of which it has gone a share.
-
-    Example:
-        >>> [round(annealed(1.0, 0.0, share, "cosine"), 3) for share in (0.0, 0.25, 0.5, 1.0)]
-        [1.0, 0.854, 0.5, 0.0]
-        >>> annealed(1.0, 0.5, 0.5, "linear")
-        0.75
-    """
-    if share >= 1:
-        return last
-    weight = share if shape == "linear" else (1 - math.cos(math.pi * share)) / 2
-    return first + (last - first) * weight
 
 
 @dataclass
@@ -119,10 +102,9 @@ class SWAGMoments(pl.Callback):
         scale: What the covariance is multiplied by; 1 is that of the snapshots.
         lr: The learning rate in the averaging phase, whatever a scheduler says; None leaves it
             alone.
-        anneal: In how many epochs (or steps) learning rates go to ``lr`` from what they are when
-            averaging begins. None takes those before the first snapshot, so that all snapshots are
-            of one learning rate.
-        anneal_shape: How they go there: ``"cosine"`` or ``"linear"``.
+        anneal: In how many epochs (or steps) learning rates go to ``lr``, along a cosine, from what
+            they are when averaging begins. None takes those before the first snapshot, so that all
+            snapshots are of one learning rate.
         net: For a LightningModule that is no strategy: the name of its attribute that is the
             network, such as ``"model"``, or ``"self"`` for the module itself. Weights that are
             frozen at the first snapshot are not averaged. With BatchNorm batches are pairs of
@@ -156,7 +138,6 @@ class SWAGMoments(pl.Callback):
         scale: float = 1.0,
         lr: float | None = None,
         anneal: int | None = None,
-        anneal_shape: AnnealShape = "cosine",
         net: str | None = None,
         likelihood: Likelihood | None = None,
         refresh_batch_norm: int | None = None,
@@ -169,26 +150,26 @@ class SWAGMoments(pl.Callback):
             )
         if every_n_epochs is not None and every_n_steps is not None:
             raise ConfigurationError("Give every_n_epochs= or every_n_steps=, not both.")
-        if rank is not None:
-            _check_rank(rank)
+        if rank is not None and check_whole("rank", rank, 0) == 1:
+            raise ConfigurationError("rank= is at least 2, or 0 for the diagonal alone; got 1.")
         if lr is not None:
             check_number("lr", lr)
         if refresh_batch_norm is not None:
             check_whole("refresh_batch_norm", refresh_batch_norm, 1)
-        check_option("anneal_shape", anneal_shape, ["cosine", "linear"])
         if anneal is not None and lr is None:
             raise ConfigurationError(f"anneal={anneal} says how to get to lr=, which is not given.")
         self.unit: Unit = "epochs" if every_n_steps is None else "steps"
         given = every_n_epochs if every_n_steps is None else every_n_steps
         self.every = 1 if given is None else check_whole(f"every_n_{self.unit}", given, 1)
         self.start, self.rank, self.scale = start, rank, check_number("scale", scale)
-        self.lr, self.anneal_shape = lr, anneal_shape
+        self.lr = lr
         self.anneal = self.every if anneal is None else check_whole("anneal", anneal, 0)
         self.net, self.likelihood = net, likelihood
         self.refresh_batch_norm = refresh_batch_norm
         self._source: Any = None  # a Source, from the first setup on
         self._fitted: tuple[pl.Trainer, pl.LightningModule] | None = None
-        self._data: tuple[pl.Trainer, Any, float] | None = None  # the last fit's, for BatchNorm
+        # the last fit's, for BatchNorm, with the number of batches to read
+        self._data: tuple[pl.Trainer, Any, float] | None = None
         self._state = _State()
         self._restored: _State | None = None
         self._in_batch = self._checked = False
@@ -214,20 +195,15 @@ class SWAGMoments(pl.Callback):
             )
         return self._state.moments
 
-    def gaussian(self, rank: int | None = None) -> WeightPosterior:
+    def gaussian(self) -> WeightPosterior:
         """The Gaussian itself; of an ensemble the mixture of one for each member.
 
         BatchNorm's statistics, and other buffers, are those of the training at the last snapshot,
         which are not those of the draws: see :meth:`posterior`.
-
-        Args:
-            rank: Use only so many of the last deviations; 0 for the diagonal alone.
         """
-        return self._mixture(dict(self._gaussians(self._usable_rank(rank))))
+        return self._mixture(self._gaussians())
 
-    def posterior(
-        self, draws: int | None = None, rank: int | None = None, seed: int = 0
-    ) -> WeightPosterior:
+    def posterior(self, draws: int | None = None, seed: int = 0) -> WeightPosterior:
         """The posterior of SWAG; of an ensemble that of MultiSWAG.
 
         Without BatchNorm in the network this is :meth:`gaussian`. With BatchNorm it is stored
@@ -239,28 +215,27 @@ class SWAGMoments(pl.Callback):
         Args:
             draws: The number of stored draws of each member; by default 30 with BatchNorm, and the
                 Gaussian itself without.
-            rank: Use only so many of the last deviations; 0 for the diagonal alone.
             seed: Decides the stored draws.
         """
-        return self._mixture(self.member_posteriors(draws, rank, seed))
+        return self._mixture(self.member_posteriors(draws, seed))
 
     def member_posteriors(
-        self, draws: int | None = None, rank: int | None = None, seed: int = 0
-    ) -> dict[int, WeightPosterior]:
+        self, draws: int | None = None, seed: int = 0
+    ) -> Mapping[int, WeightPosterior]:
         """The parts of :meth:`posterior`: that of each member, by its row in the strategy.
 
         Args:
             draws: As for :meth:`posterior`.
-            rank: As for :meth:`posterior`.
             seed: As for :meth:`posterior`.
         """
-        rank = self._usable_rank(rank)
+        gaussians = self._gaussians()
         if draws is None and not self._state.last["batch_norm"]:
-            return dict(self._gaussians(rank))
+            return gaussians
         count = _DRAWS if draws is None else check_whole("draws", draws, 1)
         generator = torch.Generator().manual_seed(seed)
-        name = f"{count} draws of rank {rank}, scale {self.scale}, seed {seed}"
-        return self._stored(name, rank, lambda part: part.sample(count, generator))
+        rank = len(self.moments.deviations)
+        key = f"{count} draws of rank {rank}, scale {self.scale}, seed {seed}"
+        return self._stored(key, gaussians, lambda part: part.sample(count, generator))
 
     def average(self) -> WeightPosterior:
         """SWA: the mean of the snapshots alone, one draw for each member.
@@ -269,29 +244,17 @@ class SWAGMoments(pl.Callback):
         :meth:`posterior`.
         """
         mean = lambda part: {name: tensor[None] for name, tensor in part.mean.items()}  # noqa: E731
-        return self._mixture(self._stored("average", 0, mean))
+        return self._mixture(self._stored("average", self._gaussians(mean_alone=True), mean))
 
-    def _usable_rank(self, wanted: int | None) -> int:
-        """How many deviations a posterior takes: by default all that are kept."""
-        kept = len(self.moments.deviations)
-        if self.snapshots < 2:
+    def _gaussians(self, mean_alone: bool = False) -> dict[int, LowRankPosterior]:
+        """The Gaussian of each member that was not dropped, by its row."""
+        moments, source = self.moments, self._source
+        if self.snapshots < 2 and not mean_alone:
             raise ConfigurationError(
                 "A Gaussian needs at least 2 snapshots, and 1 was taken. Train longer, or take "
                 "average()."
             )
-        if wanted is None:
-            return kept
-        _check_rank(wanted)
-        if wanted > kept:
-            raise ConfigurationError(
-                f"rank={wanted} needs as many deviations, and {kept} were kept. Train longer, or "
-                "with a larger SWAGMoments(rank=)."
-            )
-        return wanted
-
-    def _gaussians(self, rank: int) -> dict[int, LowRankPosterior]:
-        """The Gaussian of each member that was not dropped, by its row."""
-        moments, source = self.moments, self._source
+        deviations = [] if mean_alone else moments.deviations
         names, last = self._state.names, self._state.last
         tensors = {**source.current_draws(), **last["buffers"]}
         layout = FlatLayout({name: tensors[name][0] for name in names})
@@ -303,7 +266,7 @@ class SWAGMoments(pl.Callback):
         for row in last["alive"]:
             if not moments.mean[row].isfinite().all():
                 continue  # it diverged in the last step, before it was dropped
-            columns = [deviation[row] for deviation in moments.deviations[-rank:]] if rank else []
+            columns = [deviation[row] for deviation in deviations]
             likelihood = deepcopy(source.likelihood_of(row))
             likelihood.load_state_dict(last["learned"][row])
             gaussians[row] = LowRankPosterior(
@@ -319,28 +282,28 @@ class SWAGMoments(pl.Callback):
             raise NonFiniteError("All members have diverged: no member's mean is finite.")
         return gaussians
 
-    def _mixture(self, parts: dict[int, WeightPosterior]) -> WeightPosterior:
+    def _mixture(self, parts: Mapping[int, WeightPosterior]) -> WeightPosterior:
         """Of a single network its posterior itself."""
         components = list(parts.values())
         return components[0] if len(self.moments.mean) == 1 else MixturePosterior(components)
 
     def _stored(
-        self, kind: str, rank: int, draw: Callable[[LowRankPosterior], Weights]
-    ) -> dict[int, WeightPosterior]:
+        self,
+        kind: str,
+        gaussians: dict[int, LowRankPosterior],
+        draw: Callable[[LowRankPosterior], Weights],
+    ) -> Mapping[int, WeightPosterior]:
         """Draws of each member's Gaussian, with BatchNorm's statistics of each."""
-        gaussians = self._gaussians(rank)
         weights = {row: draw(part) for row, part in gaussians.items()}
         if self._state.last["batch_norm"]:
             # which members are left decides which random numbers a member's draws are made of
             key = f"{kind}, members {list(gaussians)}, {self.refresh_batch_norm or 'all'} batches"
-            fresh = self._state.statistics.get(key) or {
-                row: self._fresh_statistics(row, part, weights[row])
-                for row, part in gaussians.items()
-            }
-            others = {k: v for k, v in self._state.statistics.items() if k != key}
-            # the two that were asked for last: draws and their average
-            self._state.statistics = {**dict(list(others.items())[-1:]), key: fresh}
-            weights = {row: {**weights[row], **fresh[row]} for row in weights}
+            known = self._state.statistics
+            if key not in known:
+                fresh = {row: self._fresh(row, gaussians[row], weights[row]) for row in gaussians}
+                # with those that were asked for before: draws and their average
+                known = self._state.statistics = {**dict(list(known.items())[-1:]), key: fresh}
+            weights = {row: {**weights[row], **known[key][row]} for row in weights}
         return {
             row: DrawsPosterior(part.net, part.likelihood, unstack(weights[row]), part.fixed)
             for row, part in gaussians.items()
@@ -348,7 +311,7 @@ class SWAGMoments(pl.Callback):
 
     # ---------------------------------------------------------------- BatchNorm's statistics
 
-    def _fresh_statistics(self, row: int, part: LowRankPosterior, weights: Weights) -> Weights:
+    def _fresh(self, row: int, part: LowRankPosterior, weights: Weights) -> Weights:
         """Statistics from the training data, of each draw of a member's weights."""
         if self._data is None:
             raise ConfigurationError(
@@ -356,30 +319,29 @@ class SWAGMoments(pl.Callback):
                 "seen none yet. Ask after a fit (one with ckpt_path= of a finished run loads the "
                 "data and trains no further), or take gaussian()."
             )
-        trainer, loader, _ = self._data
-        net, layers = copy_network(part.net), self._state.last["batch_norm"]
-        net.load_state_dict(part.fixed, strict=False)
+        trainer, loader, batches = self._data
+        layers, options = self._state.last["batch_norm"], {"loader": loader, "fixed": part.fixed}
         fresh = with_training_statistics(
-            self._source, net, weights, layers, trainer, self._batches(), 0, row, loader
+            self._source, weights, layers, trainer, int(batches), row=row, **options
         )
         return {name: tensor.to("cpu") for name, tensor in fresh.items() if name not in weights}
 
-    def _batches(self) -> int:
-        """The number of batches that statistics are recomputed from."""
-        if self.refresh_batch_norm is not None:
-            return self.refresh_batch_norm
-        assert self._data is not None
-        if self._data[2] == math.inf:
+    def _check_data(self, trainer: pl.Trainer, batch: Any) -> None:
+        """Raise where BatchNorm's statistics could not be recomputed after the training."""
+        single_loader(trainer.train_dataloader)
+        if self.refresh_batch_norm is None and trainer.num_training_batches == math.inf:
             raise ConfigurationError(
                 "BatchNorm's statistics are recomputed from the training data, which have no "
                 "length. Pass refresh_batch_norm= with a number of batches."
             )
-        return int(self._data[2])
+        if batch is not None:  # unknown to a training step that takes the iterator
+            self._source.inputs_of(batch, 0)
 
     def _keep_data(self, trainer: pl.Trainer) -> None:
         """Keep the training data: the trainer drops them when it validates or tests."""
         if trainer.train_dataloader is not None:
-            self._data = trainer, trainer.train_dataloader, trainer.num_training_batches
+            batches = self.refresh_batch_norm or trainer.num_training_batches
+            self._data = trainer, trainer.train_dataloader, batches
 
     # ---------------------------------------------------------------- before training
 
@@ -391,11 +353,6 @@ class SWAGMoments(pl.Callback):
 
     def _source_of(self, module: pl.LightningModule) -> Source:
         if isinstance(module, Strategy):
-            if self.net is not None or self.likelihood is not None:
-                raise ConfigurationError(
-                    f"{type(module).__name__} has a network and a likelihood of its own. Leave "
-                    "net= and likelihood= of SWAGMoments out."
-                )
             return module
         source = PlainModule(module, self.net or "self", self.likelihood)
         if self.net is None or source.likelihood is None:
@@ -430,7 +387,6 @@ class SWAGMoments(pl.Callback):
         begun = self.snapshots or self._state.first_rates
         if self._state.start is None or not begun:
             self._state.start = self._resolve_start(length)
-        self._weights()  # raises where they cannot be averaged
         if self._state.pending is not None:
             self._take(trainer, self._state.pending)
             self._state.pending = None
@@ -479,14 +435,9 @@ class SWAGMoments(pl.Callback):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         self._in_batch = True
-        source = self._source
-        if not self._checked and training_batch_norm(source.net):
-            # fail now where statistics could not be recomputed after the training
+        if not self._checked and training_batch_norm(self._source.net):
+            self._check_data(trainer, batch)
             self._keep_data(trainer)
-            self._batches()
-            single_loader(trainer.train_dataloader)
-            if batch is not None:  # unknown to a training step that takes the iterator
-                source.inputs_of(batch, 0)
         self._checked = True
         if self.lr is not None:
             self._set_rates(trainer, batch_idx, self.lr)
@@ -507,11 +458,12 @@ class SWAGMoments(pl.Callback):
         if gone < 0:
             return
         share = gone / self.anneal if self.anneal else 1.0
+        weight = (1 - math.cos(math.pi * share)) / 2
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         if self._state.first_rates is None:
             self._state.first_rates = [float(group["lr"]) for group in groups]
         for group, first in zip(groups, self._state.first_rates, strict=False):
-            value = annealed(first, last, share, self.anneal_shape)
+            value = last if share >= 1 else first + (last - first) * weight
             if isinstance(group["lr"], Tensor):  # as compiled and capturable optimizers have it
                 group["lr"].fill_(value)
             else:
@@ -535,33 +487,32 @@ class SWAGMoments(pl.Callback):
         due = position is not None and self._due_by(position) > self._due_by(self._state.seen)
         return position if due else None
 
-    def _weights(self) -> Weights:
-        """The weights that are averaged: those that are trained at the first snapshot."""
-        source = self._source
-        current, names = source.current_draws(), self._state.names or source.trained
-        if not names:
-            raise ConfigurationError(
-                "SWAGMoments averages trained weights, and the network has none. Set "
-                "requires_grad=True."
-            )
-        return {name: current[name] for name in names}
-
     def _take(self, trainer: pl.Trainer, position: int) -> None:
-        weights, source = self._weights(), self._source
-        self._check_finite(weights, trainer.global_step)
+        """Add a snapshot of the weights that were trained at the first one."""
+        source, net = self._source, self._source.net
+        current = source.current_draws()
+        weights = {name: current[name] for name in self._state.names or source.trained}
+        alive, bad = source.alive.nonzero().flatten().tolist(), not_finite(weights)
+        # a strategy that drops members does so in its next step, when it sees their energy
+        if bad and (not source.drops_diverged or bad.keys() >= set(alive)):
+            row, name = next(iter(bad.items()))
+            raise NonFiniteError(
+                f"{name!r} of member {source.ids[row]} is not finite after step "
+                f"{trainer.global_step}; the snapshots before it are good. Lower the learning rate "
+                "(lr=), or clip gradients."
+            )
         flat = torch.cat([tensor.flatten(1) for tensor in weights.values()], dim=1)
         # low precision loses the sums of many snapshots
         flat = flat.to("cpu", torch.promote_types(flat.dtype, torch.float32), copy=True)
         kept = _RANK if self.rank is None else self.rank
         moments = self._state.moments
         self._state.moments = moments.add(flat, kept) if moments else RunningMoments.of(flat, kept)
-        current, net = source.current_draws(), source.net
         beside = {
             "buffers": copy_to_cpu({k: current[k] for k, _ in net.named_buffers() if k in current}),
             "learned": [
                 copy_to_cpu(source.likelihood_of(row).state_dict()) for row in range(len(flat))
             ],
-            "alive": _rows(source.alive),
+            "alive": alive,
             "batch_norm": training_batch_norm(net),
         }
         # running statistics are of the batches that a rank has seen
@@ -569,28 +520,11 @@ class SWAGMoments(pl.Callback):
         self._state.names, self._state.statistics = list(weights), {}
         self._state.seen, self._state.step = position, trainer.global_step
 
-    def _check_finite(self, weights: Weights, step: int) -> None:
-        """Raise a NonFiniteError unless the weights that count are finite.
-
-        A strategy that drops members does so in its next step, when it sees their energy: there it
-        is enough that one is good.
-        """
-        source, bad = self._source, not_finite(weights)
-        counting = _rows(source.alive)
-        diverged = [row for row in counting if row in bad]
-        if not diverged or (source.drops_diverged and len(diverged) < len(counting)):
-            return
-        raise NonFiniteError(
-            f"{bad[diverged[0]]!r} of member {source.ids[diverged[0]]} is not finite after step "
-            f"{step}; the snapshots before it are good. Lower the learning rate (lr=), or clip "
-            "gradients."
-        )
-
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if there is nothing to make a posterior of; leave out who was dropped since."""
         if self._state.moments is not None:
-            alive = {"alive": _rows(self._source.alive)}
-            self._state.last = {**self._state.last, **alive}
+            alive = self._source.alive.nonzero().flatten().tolist()
+            self._state.last = {**self._state.last, "alive": alive}
         elif not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
                 f"SWAGMoments took no snapshot: averaging begins after {self._state.start} "
@@ -628,14 +562,3 @@ class SWAGMoments(pl.Callback):
         self._restored = _State(**{**state_dict, "moments": moments})
         if not self.snapshots:  # else a test of an earlier checkpoint would lose later ones
             self._state = replace(self._restored)
-
-
-def _check_rank(rank: int) -> None:
-    if check_whole("rank", rank, 0) == 1:
-        raise ConfigurationError("rank= is at least 2, or 0 for the diagonal alone; got 1.")
-
-
-def _rows(alive: Tensor) -> list[int]:
-    """The rows of the members that were not dropped."""
-    rows: list[int] = alive.nonzero().flatten().tolist()
-    return rows

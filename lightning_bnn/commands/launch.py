@@ -26,7 +26,7 @@ import yaml
 from lightning_bnn.checks import is_whole
 from lightning_bnn.cli import BayesianCLI
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.launch.progress import watch
+from lightning_bnn.launch.progress import RunDisplay
 from lightning_bnn.launch.ray_backend import RayBackend
 from lightning_bnn.launch.recipe import Parts
 from lightning_bnn.launch.run import LaunchedRun, launch_recipe
@@ -63,13 +63,16 @@ def main(arguments: Sequence[str]) -> int:
     )
     try:
         run.records.files.put("config.yaml", recipe.text.encode())
-        results = watch(run)
+        with RunDisplay(run) as display:
+            for result in run.as_completed():
+                display.ended(result)
     except BaseException:
         run.cancel()
         raise
     if any("draws" in result for result in run.committed().values()):
         print(_diagnosis(run))
-    print(f"The posterior of {sum(result.ok for result in results)} members is in {run.storage}")
+    done = sum(result.ok for result in run.results())
+    print(f"The posterior of {done} members is in {run.storage}")
     return 0
 
 
@@ -165,7 +168,6 @@ class ConfigurationRecipe:
             options[self.ids_option], options["seed"] = list(members), seed
         elif "seed" in options:
             options["seed"] = None  # then the number of the member decides it
-        _place_loggers(configuration.get("trainer", {}), folder)
         with tempfile.TemporaryDirectory() as place:
             path = os.path.join(place, "config.yaml")
             with open(path, "w", encoding="utf-8") as file:
@@ -190,14 +192,6 @@ class ConfigurationRecipe:
                 decides["model"].get("init_args", {}).pop(name, None)
         text = yaml.safe_dump(decides, sort_keys=True)
         return {"configuration": sha256(text.encode()).hexdigest()[:16]}
-
-
-def _place_loggers(trainer: dict[str, Any], folder: str) -> None:
-    """Let every logger with a directory write to the folder of the attempt."""
-    loggers = trainer.get("logger")
-    for logger in loggers if isinstance(loggers, list) else [loggers]:
-        if isinstance(logger, dict) and "save_dir" in logger.get("init_args", {}):
-            logger["init_args"] |= {"save_dir": folder, "name": "logs"}
 
 
 def read_recipe(arguments: Sequence[str]) -> tuple[ConfigurationRecipe, int, int | None]:

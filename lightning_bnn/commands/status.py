@@ -23,9 +23,15 @@ from rich.console import Console
 from lightning_bnn.commands.launch import ConfigurationRecipe
 from lightning_bnn.diagnostics import Diagnosis
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
-from lightning_bnn.launch.progress import Row, RunDisplay, RunReader, RunTable, summarise
-from lightning_bnn.launch.records import RunRecords
-from lightning_bnn.launch.stored import diagnose_chains, load_run
+from lightning_bnn.launch.progress import (
+    Row,
+    RunDisplay,
+    count_members,
+    run_eta,
+    run_rows,
+    run_table,
+)
+from lightning_bnn.launch.stored import StoredRun, diagnose_chains, load_run
 from lightning_bnn.random import isolated_random_state
 
 __all__ = ["main", "rows_as_json"]
@@ -49,43 +55,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ConfigurationError(
             "--json prints the state of this moment alone. Leave --watch and --diagnose out."
         )
-    records, rows = _read(options.storage)
+    run, rows = _read(options.storage)
     if options.json:
-        print(json.dumps(rows_as_json(records.storage, rows), indent=2, allow_nan=False))
+        print(json.dumps(rows_as_json(run.storage, rows), indent=2, allow_nan=False))
     elif options.watch:
         try:
-            with RunDisplay(records) as display:
+            with RunDisplay(run) as display:
                 display.wait()
         except KeyboardInterrupt:
             return _INTERRUPTED
     else:
-        width = None if sys.stdout.isatty() else _WIDTH_IN_A_FILE
-        Console(width=width).print(RunTable(rows))
+        console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_A_FILE)
+        console.print(run_table(rows, console.width))
     if options.diagnose:
-        print(_diagnosis(records))
+        print(_diagnosis(run))
     return 0
 
 
-def _diagnosis(records: RunRecords) -> Diagnosis:
+def _diagnosis(run: StoredRun) -> Diagnosis:
     """R-hat and ESS of the chains so far, with the network and the data of the configuration."""
-    text = records.files.get("config.yaml")
+    text = run.records.files.get("config.yaml")
     if text is None:
         raise ConfigurationError(
-            f"--diagnose needs the network and the data, and {records.storage} has no config.yaml: "
+            f"--diagnose needs the network and the data, and {run.storage} has no config.yaml: "
             "the run was launched from Python. There, call run.diagnose(), or "
             "diagnose(load_run(storage).posterior(net, running=True), inputs)."
         )
-    run = load_run(records.storage)
     with isolated_random_state(seed=0), tempfile.TemporaryDirectory() as folder:
         parts = ConfigurationRecipe(text.decode(), None).build([0], 0, folder)
         posterior = run.posterior(parts.strategy.net, parts.strategy.likelihood, running=True)
         return diagnose_chains(posterior, run.members, parts.training_data())
 
 
-def _read(storage: str) -> tuple[RunRecords, list[Row]]:
+def _read(storage: str) -> tuple[StoredRun, list[Row]]:
     try:
-        records = RunRecords(storage)
-        return records, RunReader(records).rows(time.time())
+        run = load_run(storage)
+        return run, run_rows(run, time.time())
     except LightningBNNError:
         raise
     except Exception as error:  # each kind of remote storage has errors of its own
@@ -103,11 +108,9 @@ def rows_as_json(storage: str, rows: Sequence[Row]) -> dict[str, Any]:
         >>> document["summary"], document["units"][0]["members"], document["units"][0]["steps"]
         ({'members': 2, 'counts': {'done': 2}, 'eta': None}, (0, 1), 40)
     """
-    return {
-        "storage": storage,
-        "summary": asdict(summarise(rows)),
-        "units": [{**asdict(row), "ended": row.ended} for row in rows],
-    }
+    counts = count_members(rows)
+    summary = {"members": sum(counts.values()), "counts": counts, "eta": run_eta(rows)}
+    return {"storage": storage, "summary": summary, "units": [asdict(row) for row in rows]}
 
 
 def _parser() -> argparse.ArgumentParser:

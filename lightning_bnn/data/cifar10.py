@@ -15,7 +15,7 @@ random horizontal flip. Each image has its own, drawn for a whole batch at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from lightning_bnn.data.in_memory import (
-    InMemoryDataModule,
-    Splits,
-    data_folder,
-    missing_files,
-    training_size,
-)
+from lightning_bnn.data import in_memory
+from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
+from lightning_bnn.errors import DataError
 
-__all__ = ["CIFAR10", "ImageTransform", "crop_and_flip", "read_mosaic"]
+__all__ = ["CIFAR10", "crop_and_flip", "prepare_images"]
 
 BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 LABELS = "labels_train_then_test_uint8.npy"
@@ -41,80 +37,45 @@ CHANNEL_SCALE = (0.2470, 0.2435, 0.2616)
 TILE = 32
 
 
-def crop_and_flip(
-    images: Tensor, padding: int = 4, generator: torch.Generator | None = None
-) -> Tensor:
-    """Shift each image by up to ``padding`` pixels each way, zeros coming in; mirror half of them.
+def crop_and_flip(images: Tensor) -> Tensor:
+    """Shift each image by up to 4 pixels each way, zeros moving in; mirror half of them.
 
     Args:
         images: Batch, channels, height, width.
-        padding: The largest shift.
-        generator: Source of the noise; torch's global generator if None.
 
     Example:
         >>> import torch
-        >>> images = torch.ones(2, 3, 32, 32, dtype=torch.uint8)
-        >>> crop_and_flip(images, generator=torch.Generator().manual_seed(0)).shape
+        >>> crop_and_flip(torch.ones(2, 3, 32, 32, dtype=torch.uint8)).shape
         torch.Size([2, 3, 32, 32])
     """
     count, _, height, width = images.shape
-    top, left = torch.randint(2 * padding + 1, (2, count), generator=generator)
-    flipped = torch.randint(2, (count, 1, 1, 1), generator=generator).bool()
+    top, left = torch.randint(9, (2, count))
+    flipped = torch.randint(2, (count, 1, 1, 1)).bool()
     # A view of every window of the padded images: only the chosen ones are ever copied.
-    windows = pad(images, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
+    windows = pad(images, (4,) * 4).unfold(2, height, 1).unfold(3, width, 1)
     crops = windows[torch.arange(count), :, top, left]
     return torch.where(flipped, crops.flip(3), crops)
 
 
-def read_mosaic(path: Path) -> Tensor:
-    """Read a picture of 32 by 32 tiles, row by row, as bytes of shape (tiles, 3, 32, 32).
-
-    Args:
-        path: A picture that Pillow can read.
-
-    Example:
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder, "mosaic.webp")
-        ...     Image.new("RGB", (3 * 32, 2 * 32)).save(path, lossless=True)
-        ...     read_mosaic(path).shape
-        torch.Size([6, 3, 32, 32])
-    """
-    from PIL import Image  # only for this layout
-
-    with Image.open(path) as picture:
-        pixels = torch.from_numpy(np.array(picture.convert("RGB")))
-    rows, columns = pixels.shape[0] // TILE, pixels.shape[1] // TILE
-    tiles = pixels.reshape(rows, TILE, columns, TILE, 3)
-    return tiles.permute(0, 2, 4, 1, 3).reshape(-1, 3, TILE, TILE)
-
-
-@dataclass(frozen=True)
-class ImageTransform:
+def prepare_images(images: Tensor, augment: bool, normalise: bool) -> Tensor:
     """From bytes to floats, for a batch: augment, scale to [0, 1], normalise.
 
-    Attributes:
+    Args:
+        images: Batch, channels, height, width.
         augment: Whether to crop and flip at random (:func:`crop_and_flip`).
         normalise: Whether to subtract the channel means and divide by the channel scales.
 
     Example:
         >>> import torch
         >>> bytes_ = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8)
-        >>> ImageTransform(augment=False, normalise=False)(bytes_).unique()
+        >>> prepare_images(bytes_, augment=False, normalise=False).unique()
         tensor([1.])
     """
-
-    augment: bool
-    normalise: bool
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Return the images as floats."""
-        pixels = (crop_and_flip(images) if self.augment else images).float().div_(255)
-        if self.normalise:
-            mean, scale = (torch.tensor(v).reshape(3, 1, 1) for v in (CHANNEL_MEAN, CHANNEL_SCALE))
-            pixels.sub_(mean).div_(scale)
-        return pixels
+    pixels = (crop_and_flip(images) if augment else images).float().div_(255)
+    if normalise:
+        mean, scale = (torch.tensor(v).reshape(3, 1, 1) for v in (CHANNEL_MEAN, CHANNEL_SCALE))
+        pixels.sub_(mean).div_(scale)
+    return pixels
 
 
 class CIFAR10(InMemoryDataModule):
@@ -133,8 +94,8 @@ class CIFAR10(InMemoryDataModule):
         num_workers: Worker processes per loader.
 
     Raises:
-        ConfigurationError: If files are missing or damaged, or ``validation`` leaves nothing to
-            train on.
+        ConfigurationError: If files are missing, or ``validation`` leaves nothing to train on.
+        DataError: If a file is damaged.
 
     Example:
         >>> data = CIFAR10(data_dir="no/such/folder", augment=False)
@@ -143,7 +104,7 @@ class CIFAR10(InMemoryDataModule):
         >>> data.setup()
         Traceback (most recent call last):
             ...
-        lightning_bnn.errors.ConfigurationError: CIFAR10: expected
+        lightning_bnn.errors.ConfigurationError: Expected
         no/such/folder/cifar-10-batches-py, ...
     """
 
@@ -177,9 +138,9 @@ class CIFAR10(InMemoryDataModule):
         """Read the images, from whichever layout is there."""
         read = self._read_mosaics if self._has_mosaics() else self._read_batches
         images, labels, test_images, test_labels = read()
-        size = training_size(len(images), self.validation)
-        training = ImageTransform(self.augment, self.normalise)
-        evaluation = ImageTransform(False, self.normalise)
+        size = in_memory.training_size(len(images), self.validation)
+        training = partial(prepare_images, augment=self.augment, normalise=self.normalise)
+        evaluation = partial(training, augment=False)
         return Splits(
             train=TensorRows(images[:size], labels[:size], transform=training),
             validation=TensorRows(images[size:], labels[size:], transform=evaluation),
@@ -187,7 +148,7 @@ class CIFAR10(InMemoryDataModule):
         )
 
     def _folder(self) -> Path:
-        return data_folder(self.data_dir, "cifar10", f"cifar-10-batches-py/{BATCHES[0]}")
+        return in_memory.data_folder(self.data_dir, f"cifar10/cifar-10-batches-py/{BATCHES[0]}")
 
     def _has_mosaics(self) -> bool:
         return (self._folder() / LABELS).is_file()
@@ -195,23 +156,27 @@ class CIFAR10(InMemoryDataModule):
     def _read_batches(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         from torchvision import datasets  # a slow import
 
+        fix = f"Mosaics would lie beside {LABELS} there. Or pass download=True to fetch the files."
+        in_memory.check_files([self._folder() / "cifar-10-batches-py"], fix)
         try:
             train, test = (datasets.CIFAR10(self._folder(), train=part) for part in (True, False))
         except RuntimeError as error:  # torchvision compares checksums before it reads
-            raise missing_files(
-                "CIFAR10",
-                [self._folder() / "cifar-10-batches-py"],
-                f"Or pass download=True to fetch them. (torchvision: {error} Mosaics would lie "
-                f"beside {(self._folder() / LABELS).as_posix()}.)",
-            ) from error
+            raise DataError(f"{self._folder()}: {error}") from error
         images, test_images = (
             torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous() for part in (train, test)
         )
         return images, torch.tensor(train.targets), test_images, torch.tensor(test.targets)
 
     def _read_mosaics(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        folder = self._folder()
-        images = torch.cat([read_mosaic(folder / f"{name}.webp") for name in BATCHES])
-        test_images = read_mosaic(folder / "test_batch.webp")
-        labels = torch.from_numpy(np.load(folder / LABELS, allow_pickle=False)).long()
+        from PIL import Image  # only for this layout
+
+        def tiles(name: str) -> Tensor:
+            """The tiles of a mosaic, row by row: (tiles, 3, 32, 32)."""
+            with Image.open(self._folder() / f"{name}.webp") as picture:
+                pixels = torch.from_numpy(np.array(picture.convert("RGB")))
+            grid = pixels.unflatten(1, (-1, TILE)).unflatten(0, (-1, TILE))
+            return grid.permute(0, 2, 4, 1, 3).flatten(0, 1).contiguous()
+
+        images, test_images = torch.cat([tiles(name) for name in BATCHES]), tiles("test_batch")
+        labels = torch.from_numpy(np.load(self._folder() / LABELS)).long()
         return images, labels[: len(images)], test_images, labels[len(images) :]

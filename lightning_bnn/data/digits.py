@@ -26,7 +26,7 @@ class Digits(InMemoryDataModule):
         flatten: Give inputs of shape (64,) instead.
         num_workers: Worker processes per loader.
         rotate: Degrees by which every image is turned, counter-clockwise about its centre. Pixels
-            are interpolated bilinearly, and what comes from outside the image is 0. The split and
+            are interpolated bilinearly, and pixels outside the image are 0. The split and
             the targets stay the same.
 
     Example:

@@ -17,7 +17,7 @@ folder serves every configuration of a machine, and no configuration has to name
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,57 +28,58 @@ from lightning_bnn.data.tensors import TensorRows, collate_rows
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import pl
 
-__all__ = ["InMemoryDataModule", "Splits", "data_folder", "missing_files", "training_size"]
+__all__ = ["InMemoryDataModule", "Splits", "check_files", "data_folder", "training_size"]
 
 DATA_VARIABLE = "LIGHTNING_BNN_DATA"
 
 
-def data_folder(data_dir: str | Path | None, name: str, expected: str) -> Path:
-    """Return the folder of a data set: ``data_dir``, or ``$LIGHTNING_BNN_DATA/<name>``.
+def data_folder(data_dir: str | Path | None, expected: str) -> Path:
+    """Return the folder of a data set: ``data_dir``, or one in ``$LIGHTNING_BNN_DATA``.
 
     Args:
         data_dir: The folder as the user gave it, or None to use the environment variable.
-        name: The folder's name below the root that the environment variable gives.
-        expected: A file that the folder should hold, for the error message.
+        expected: A file of the set below that variable's root folder; its first part names the
+            set's folder.
 
     Raises:
         ConfigurationError: If neither ``data_dir`` nor the environment variable is given.
 
     Example:
-        >>> data_folder("somewhere/yachts", "uci", "yacht/data.txt").as_posix()
+        >>> data_folder("somewhere/yachts", "uci/yacht/data.txt").as_posix()
         'somewhere/yachts'
     """
-    if data_dir is not None:
-        return Path(data_dir).expanduser()
     root = os.environ.get(DATA_VARIABLE)
-    if not root:
+    if data_dir is None and not root:
         raise ConfigurationError(
-            f"No folder to look for {expected} in: data_dir is None and the environment variable "
-            f"{DATA_VARIABLE} is not set. Pass data_dir=, the folder that holds {expected}, or set "
-            f"{DATA_VARIABLE} to a root folder that holds {name}/{expected}."
+            f"Pass data_dir=, or set the environment variable {DATA_VARIABLE} to a root folder "
+            f"that holds {expected}: neither is given."
         )
-    return Path(root).expanduser() / name
+    return Path(data_dir or f"{root}/{Path(expected).parts[0]}").expanduser()
 
 
-def missing_files(what: str, missing: Sequence[Path], fixes: str) -> ConfigurationError:
-    """Return the error for files that are not there: which ones, and what would help.
+def check_files(files: Iterable[Path], fix: str = "") -> None:
+    """Raise unless the files of a data set are there.
 
     Args:
-        what: The name of the data set.
-        missing: The files that were looked for and not found.
-        fixes: Further ways out, as a sentence, besides ``data_dir`` and the environment variable.
+        files: They.
+        fix: What else would help, as a sentence.
+
+    Raises:
+        ConfigurationError: Files are missing.
 
     Example:
-        >>> print(missing_files("MNIST", [Path("here/images.gz")], "Or pass download=True."))
-        MNIST: expected here/images.gz, which is not there. Pass data_dir=, or set the environment
-        variable LIGHTNING_BNN_DATA to the root folder of your data sets. Or pass download=True.
+        >>> check_files([Path("here/images.gz")], "Or pass download=True.")
+        Traceback (most recent call last):
+            ...
+        lightning_bnn.errors.ConfigurationError: Expected here/images.gz, not there. Pass
+        data_dir=, or set the environment variable LIGHTNING_BNN_DATA to the root folder of your
+        data sets. Or pass download=True.
     """
-    files = ", ".join(path.as_posix() for path in missing)
-    verb = "which is" if len(missing) == 1 else "which are"
-    return ConfigurationError(
-        f"{what}: expected {files}, {verb} not there. Pass data_dir=, or set the environment "
-        f"variable {DATA_VARIABLE} to the root folder of your data sets. {fixes}".rstrip()
-    )
+    if missing := ", ".join(path.as_posix() for path in files if not path.exists()):
+        raise ConfigurationError(
+            f"Expected {missing}, not there. Pass data_dir=, or set the environment variable "
+            f"{DATA_VARIABLE} to the root folder of your data sets. {fix}".rstrip()
+        )
 
 
 def training_size(rows: int, validation: int) -> int:
@@ -221,7 +222,7 @@ class InMemoryDataModule(pl.LightningDataModule):
             # Workers are seeded when they start. New ones each epoch make augmentation a function
             # of the generator at the start of the epoch, so that a resumed run can repeat it.
             persistent_workers=False,
-            # A loader draws a number whenever it is iterated, shuffled or not. One of its own
+            # A loader draws a number whenever it is iterated, shuffled or not. Its own generator
             # keeps evaluation from moving the global generator.
             generator=None if shuffle else torch.Generator(),
         )

@@ -16,13 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_bnn.data.in_memory import (
-    InMemoryDataModule,
-    Splits,
-    data_folder,
-    missing_files,
-    training_size,
-)
+from lightning_bnn.data import in_memory
+from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
 from lightning_bnn.errors import DataError
 
@@ -93,7 +88,7 @@ class MNIST(InMemoryDataModule):
         >>> data.setup()
         Traceback (most recent call last):
             ...
-        lightning_bnn.errors.ConfigurationError: MNIST: expected
+        lightning_bnn.errors.ConfigurationError: Expected
         no/such/folder/MNIST/raw/train-images-idx3-ubyte.gz, ...
     """
 
@@ -126,10 +121,9 @@ class MNIST(InMemoryDataModule):
     def load(self) -> Splits:
         """Read the four files and convert the pixels to float, once."""
         files = self._files()
-        if missing := [path for path in files if not path.is_file()]:
-            raise missing_files("MNIST", missing, "Or pass download=True to fetch them.")
+        in_memory.check_files(files, "Or pass download=True to fetch them.")
         images, labels, test_images, test_labels = map(read_idx, files)
-        size = training_size(len(images), self.validation)
+        size = in_memory.training_size(len(images), self.validation)
         inputs, targets = self._pixels(images), labels.long()
         return Splits(
             train=TensorRows(inputs[:size], targets[:size]),
@@ -138,7 +132,7 @@ class MNIST(InMemoryDataModule):
         )
 
     def _folder(self) -> Path:
-        return data_folder(self.data_dir, "mnist", f"MNIST/raw/{FILES[0]}.gz")
+        return in_memory.data_folder(self.data_dir, f"mnist/MNIST/raw/{FILES[0]}.gz")
 
     def _files(self) -> list[Path]:
         plain = [self._folder() / "MNIST" / "raw" / name for name in FILES]

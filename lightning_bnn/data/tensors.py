@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
-
-from lightning_bnn.errors import DataError
+from torch.utils.data import TensorDataset, default_collate
 
 __all__ = ["GatheredRows", "TensorRows", "collate_rows"]
 
@@ -58,8 +56,8 @@ class GatheredRows:
     tensors: tuple[Tensor, ...]
 
 
-class TensorRows(Dataset[tuple[Tensor, ...]]):
-    """A dataset over the first axis of some tensors that gathers a batch at once.
+class TensorRows(TensorDataset):
+    """A ``TensorDataset`` that gathers a batch at once.
 
     Give the loader ``collate_fn=collate_rows``.
 
@@ -67,9 +65,6 @@ class TensorRows(Dataset[tuple[Tensor, ...]]):
         *tensors: Inputs first, then targets; all of the same length.
         transform: A function of a batch of inputs, applied when the batch is gathered
             (augmentation, conversion to float).
-
-    Raises:
-        DataError: If the tensors differ in length.
 
     Example:
         >>> import torch
@@ -83,17 +78,8 @@ class TensorRows(Dataset[tuple[Tensor, ...]]):
     def __init__(
         self, *tensors: Tensor, transform: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        lengths = [len(tensor) for tensor in tensors]
-        if not lengths or len(set(lengths)) > 1:
-            raise DataError(
-                "TensorRows needs at least one tensor, and the same number of rows in each; "
-                f"got lengths {lengths}. Check that inputs and targets belong together."
-            )
-        self.tensors = tensors
+        super().__init__(*tensors)
         self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.tensors[0])
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         return tuple(tensor[0] for tensor in self.__getitems__([index]).tensors)

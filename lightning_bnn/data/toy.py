@@ -105,7 +105,7 @@ class ToyRegression(InMemoryDataModule):
         return torch.linspace(*self.page, points).unsqueeze(1)
 
     def load(self) -> Splits:
-        """Draw the points of each split from a stream of its own."""
+        """Draw the points of each split from its own stream."""
         train, validation, test = (
             self._draw(size, stream) for stream, size in enumerate(self.sizes)
         )

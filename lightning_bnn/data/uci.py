@@ -21,13 +21,9 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from lightning_bnn.data.in_memory import (
-    InMemoryDataModule,
-    Splits,
-    data_folder,
-    missing_files,
-    training_size,
-)
+from lightning_bnn.checks import check_option
+from lightning_bnn.data import in_memory
+from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
 from lightning_bnn.errors import ConfigurationError
 
@@ -95,6 +91,10 @@ class UCIRegression(InMemoryDataModule):
         batch_size: Examples per batch.
         num_workers: Worker processes per loader.
 
+    Attributes:
+        target_mean: The mean of the training targets, in original units; known after ``setup()``.
+        target_scale: Their standard deviation, likewise.
+
     Raises:
         ConfigurationError: For an unknown name, a split or share out of range, or missing files.
 
@@ -117,6 +117,8 @@ class UCIRegression(InMemoryDataModule):
     """
 
     num_outputs: int = 1
+    target_mean: float
+    target_scale: float
 
     def __init__(
         self,
@@ -128,10 +130,7 @@ class UCIRegression(InMemoryDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
-        if name not in get_args(UCIName):
-            raise ConfigurationError(
-                f"UCIRegression knows {', '.join(get_args(UCIName))}; got name={name!r}."
-            )
+        check_option("name", name, get_args(UCIName))
         splits = 5 if name == "protein-tertiary-structure" else 20
         if not 0 <= split < splits:
             raise ConfigurationError(
@@ -141,29 +140,16 @@ class UCIRegression(InMemoryDataModule):
         self.split = split
         self.data_dir = data_dir
         self.validation = validation
-        self._target_mean, self._target_scale = 0.0, 1.0
-
-    @property
-    def target_mean(self) -> float:
-        """The mean of the training targets, in original units."""
-        _ = self.splits  # an error before setup()
-        return self._target_mean
-
-    @property
-    def target_scale(self) -> float:
-        """The standard deviation of the training targets, in original units."""
-        _ = self.splits  # an error before setup()
-        return self._target_scale
 
     def load(self) -> Splits:
         """Read the files, cut the split, and standardise by its training rows."""
         features, target = self._read()
         train, test = standard_split(len(features), self.split)
-        size = training_size(len(train), round(self.validation * len(train)))
+        size = in_memory.training_size(len(train), round(self.validation * len(train)))
         train, validation = np.split(train, [size])
         feature_mean, feature_scale = column_scales(features[train])
         target_mean, target_scale = column_scales(target[train])
-        self._target_mean, self._target_scale = target_mean.item(), target_scale.item()
+        self.target_mean, self.target_scale = target_mean.item(), target_scale.item()
         inputs = torch.from_numpy((features - feature_mean) / feature_scale).float()
         targets = torch.from_numpy((target - target_mean) / target_scale).float()
         return Splits(
@@ -171,10 +157,10 @@ class UCIRegression(InMemoryDataModule):
         )
 
     def _read(self) -> tuple[np.ndarray, np.ndarray]:
-        folder = data_folder(self.data_dir, "uci", f"{self.set_name}/data.txt") / self.set_name
-        paths = [folder / f"{stem}.txt" for stem in ("data", "index_features", "index_target")]
-        if missing := [path for path in paths if not path.is_file()]:
-            raise missing_files(f"UCIRegression({self.set_name!r})", missing, "")
+        folder = in_memory.data_folder(self.data_dir, f"uci/{self.set_name}/data.txt")
+        stems = ("data", "index_features", "index_target")
+        paths = [folder / self.set_name / f"{stem}.txt" for stem in stems]
+        in_memory.check_files(paths)
         values = np.loadtxt(paths[0], ndmin=2)
         features, target = (np.loadtxt(path, dtype=int, ndmin=1) for path in paths[1:])
         return values[:, features], values[:, target]

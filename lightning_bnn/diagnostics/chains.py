@@ -15,14 +15,14 @@ Draws are read a few at a time, so memory holds the watched numbers and not the 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_bnn.diagnostics.examples import Examples
 from lightning_bnn.errors import ConfigurationError
@@ -32,6 +32,7 @@ from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPos
 from lightning_bnn.selection import Choice, choose
 
 __all__ = [
+    "Series",
     "Watched",
     "choose_elements",
     "function_values",
@@ -44,22 +45,30 @@ Weights = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
+class Series:
+    """A quantity recorded along chains.
+
+    Attributes:
+        values: ``(chains, draws, ...)``, or ``(chains, draws, elements)`` of a choice of elements.
+        shape: The shape of the whole quantity in one draw.
+    """
+
+    values: NDArray[np.float64]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Watched:
     """Quantities recorded along chains.
 
     Attributes:
-        function: Predictions and likelihoods by name, each ``(chains, draws, ...)``.
-        weights: Chosen weights by name, each ``(chains, draws, ...)``.
-        function_shapes: The shape that each quantity of ``function`` has in one draw, before
-            elements of it were chosen.
-        weight_shapes: The same of ``weights``.
+        function: Predictions and likelihoods by name.
+        weights: Chosen weights by name.
         notes: What was left out.
     """
 
-    function: dict[str, NDArray[np.float64]]
-    weights: dict[str, NDArray[np.float64]]
-    function_shapes: dict[str, tuple[int, ...]]
-    weight_shapes: dict[str, tuple[int, ...]]
+    function: dict[str, Series]
+    weights: dict[str, Series]
     notes: tuple[str, ...] = ()
 
 
@@ -113,31 +122,45 @@ def watch(
             "(such as '*' or '*.bias'), or both."
         )
     parts = _parts(posterior)
-    names = _weight_names(posterior.net, parts, weights)
-    # apart: a weight may have the name of a prediction
-    function, weight_record = _Record(elements), _Record(elements)
+    varying = [
+        name
+        for name, _ in posterior.net.named_parameters()
+        if not any(name in part.fixed for part in parts)
+    ]
+    names: list[str] = []
+    if weights is not None:
+        names = choose(posterior.net, varying, weights, "watched", "varying parameter")
+    shapes: dict[tuple[str, str], tuple[int, ...]] = {}
+    recorded: dict[tuple[str, str], list[NDArray[np.float64]]] = defaultdict(list)
     for part in parts:
-        # A generator of its own: asking for draws must not move the global one.
+        chunks: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
+        # A separate generator: asking for draws must not move the global one.
         for draw in part.draws(len(part), torch.Generator(part.device)):
-            weight_record.add({name: draw[name] for name in names})
+            # by group: a weight may have the name of a prediction
+            values = {("weights", name): draw[name] for name in names}
             if examples is not None:
-                function.add(_predictions(part, draw, examples))
-        function.end_part(part.chains)
-        weight_record.end_part(part.chains)
+                predictions = _predictions(part, draw, examples)
+                values |= {("function", name): value for name, value in predictions.items()}
+            for key, value in values.items():
+                shapes[key] = tuple(value.shape[1:])
+                kept = value if elements is None else take_elements(value, elements)
+                chunks[key].append(kept.cpu().double())
+        for key, tensors in chunks.items():
+            array = torch.cat(tensors).numpy()
+            # draw i is of chain i % chains
+            by_chain = array.reshape(-1, part.chains, *array.shape[1:]).swapaxes(0, 1)
+            recorded[key].append(by_chain)
     lengths = [len(part) // part.chains for part in parts]
-    shortest, notes = min(lengths), []
-    if max(lengths) > shortest:
-        notes.append(
-            f"Chains of unequal length, from {shortest} to {max(lengths)} draws: of each the first "
-            f"{shortest} are used."
-        )
-    return Watched(
-        function.join(shortest),
-        weight_record.join(shortest),
-        function.shapes,
-        weight_record.shapes,
-        tuple(notes),
+    shortest, longest = min(lengths), max(lengths)
+    groups: dict[str, dict[str, Series]] = {"function": {}, "weights": {}}
+    for (group, name), arrays in recorded.items():
+        joined = np.concatenate([array[:, :shortest] for array in arrays])
+        groups[group][name] = Series(joined, shapes[group, name])
+    note = (
+        f"Chains of unequal length, from {shortest} to {longest} draws: of each the first "
+        f"{shortest} are used."
     )
+    return Watched(**groups, notes=(note,) if longest > shortest else ())
 
 
 def _predictions(part: DrawsPosterior, draw: Weights, examples: Examples) -> Weights:
@@ -148,39 +171,6 @@ def _predictions(part: DrawsPosterior, draw: Weights, examples: Examples) -> Wei
     if here.targets is not None:
         part.likelihood.check(outputs[0], here.targets)
     return function_values(outputs, part.likelihood, here.targets)
-
-
-class _Record:
-    """Quantities by name, gathered a few draws at a time."""
-
-    def __init__(self, elements: int | None) -> None:
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self._elements = elements
-        self._chunks: dict[str, list[NDArray[np.float64]]] = {}
-        self._parts: dict[str, list[NDArray[np.float64]]] = {}
-
-    def add(self, values: Weights) -> None:
-        """Add a chunk of draws."""
-        for name, value in values.items():
-            self.shapes[name] = tuple(value.shape[1:])
-            if self._elements is not None:
-                value = take_elements(value, self._elements)
-            self._chunks.setdefault(name, []).append(value.cpu().double().numpy())
-
-    def end_part(self, chains: int) -> None:
-        """Make ``(chains, draws, ...)`` of the chunks so far: draw i is of chain i % chains."""
-        for name, chunks in self._chunks.items():
-            array = np.concatenate(chunks)
-            by_chain = array.reshape(-1, chains, *array.shape[1:]).swapaxes(0, 1)
-            self._parts.setdefault(name, []).append(by_chain)
-        self._chunks = {}
-
-    def join(self, draws: int) -> dict[str, NDArray[np.float64]]:
-        """The chains of all parts, of each the first ``draws``."""
-        return {
-            name: np.concatenate([part[:, :draws] for part in parts])
-            for name, parts in self._parts.items()
-        }
 
 
 def choose_elements(shape: Sequence[int], count: int) -> list[int]:
@@ -239,17 +229,3 @@ def _parts(posterior: WeightPosterior) -> list[DrawsPosterior]:
         "R-hat and ESS are of chains: they need a posterior of stored draws, or a mixture of such; "
         f"got {type(posterior).__name__}, whose draws are independent of each other."
     )
-
-
-def _weight_names(net: nn.Module, parts: Sequence[DrawsPosterior], choice: Choice) -> list[str]:
-    """The chosen parameters, of those that vary between draws of every part."""
-    if choice is None:
-        return []
-    names = [n for n, _ in net.named_parameters() if not any(n in p.fixed for p in parts)]
-    if callable(choice) and not isinstance(choice, nn.Module):
-        # It chooses among what is trainable, and the network of a posterior is frozen.
-        trainable = deepcopy(net)
-        for name, parameter in trainable.named_parameters():
-            parameter.requires_grad_(name in names)
-        choice = list(choice(trainable))
-    return choose(net, names, choice, "watched", "trainable parameter")

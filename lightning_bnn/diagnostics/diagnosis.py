@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lightning_bnn.checks import check_whole
-from lightning_bnn.diagnostics.chains import Watched, label_elements, watch
+from lightning_bnn.diagnostics.chains import Series, Watched, label_elements, watch
 from lightning_bnn.diagnostics.examples import Examples, choose_examples
 from lightning_bnn.diagnostics.statistics import (
     RHAT_LIMIT,
@@ -37,7 +37,7 @@ _FAR = 1.5
 _LOW_ESS = 100
 # A chain of a lower ESS, if it has the draws for it, has moved too little to tell where it belongs.
 _SLOW_ESS = 50
-# Of the table: its width, and how many names it lists before "and more".
+# Of the text: its width, and how many names it lists before "and more".
 _WIDTH = 88
 _SHOWN = 3
 
@@ -134,8 +134,30 @@ class Diagnosis:
         )
 
     def __str__(self) -> str:
-        """A table and the advice."""
-        return format_diagnosis(self)
+        """A table with the worst scalar of each row, what was left out, and the advice."""
+        chains, draws = self.chains, self.draws
+        names = [*self.function, *self.weights]
+        first = max([len("function space"), *(len(name) + 2 for name in names)])
+        heads = " scalars   R-hat  bulk ESS  tail ESS  ESS of a chain  worst"
+        lines = [f"{chains} chain{'s' * (chains > 1)} of {draws} draws", "", " " * first + heads]
+        for title, group in (("function space", self.function), ("weights", self.weights)):
+            lines += [title] * bool(group)
+            for name, statistics in group.items():
+                cells = f"  {name}".ljust(first)
+                cells += f"{len(statistics.labels):>8}{statistics.max_rhat:>8.3f}"
+                for ess, width in (("ess_bulk", 10), ("ess_tail", 10), ("chain_ess", 16)):
+                    least = reduce_known(np.min, getattr(statistics, ess))
+                    cells += f"{least:>{width}.0f}"
+                lines.append(f"{cells}  {statistics.labels[statistics.worst(1)[0]]}")
+        lines.append("")
+        for title, labels in (("constant", self.constant), ("not finite", self.not_finite)):
+            if labels:
+                more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
+                lines.append(f"{title}: {len(labels)} ({', '.join(labels[:_SHOWN])}{more})")
+        lines += [f"note: {note}" for note in self.notes]
+        verdict = "yes" if self.converged else "no"
+        lines += [f"converged: {verdict} (R-hat at most {RHAT_LIMIT})", *wrap(self.advice, _WIDTH)]
+        return "\n".join(lines)
 
 
 def diagnose(
@@ -185,16 +207,21 @@ def diagnose_watched(
     watched: Watched, examples: Examples | None, elements: int, by_chain: bool = True
 ) -> Diagnosis:
     """The diagnosis of what :func:`~lightning_bnn.diagnostics.chains.watch` recorded."""
-    function, weights = {}, {}
-    for name, array in watched.function.items():
-        if name != "log_likelihood":  # of each example: the predictions tell as much
-            indices = None if examples is None else examples.indices
-            labels = label_elements(name, watched.function_shapes[name], elements, indices)
-            function[name] = compute_statistics(array, labels, by_chain)
-    for name, array in watched.weights.items():
-        labels = label_elements(name, watched.weight_shapes[name], elements)
-        weights[name] = compute_statistics(array, labels, by_chain)
-    chains, draws = next(iter((watched.function or watched.weights).values())).shape[:2]
+
+    def summarise(
+        group: Mapping[str, Series], first: Sequence[int] | None
+    ) -> dict[str, Statistics]:
+        return {
+            name: compute_statistics(
+                series.values, label_elements(name, series.shape, elements, first), by_chain
+            )
+            for name, series in group.items()
+            if name != "log_likelihood"  # of each example: the predictions tell as much
+        }
+
+    function = summarise(watched.function, None if examples is None else examples.indices)
+    weights = summarise(watched.weights, None)
+    chains, draws = next(iter((watched.function or watched.weights).values())).values.shape[:2]
     return Diagnosis(chains, draws, function, weights, watched.notes)
 
 
@@ -211,9 +238,10 @@ def _advise(diagnosis: Diagnosis) -> str:
             "learning rate and the temperature are above 0 and that draws were taken at different "
             "steps."
         )
-    total = diagnosis.chains * diagnosis.draws
     shortest = _SHORT * (2 if diagnosis.chains == 1 else 1)  # the halves of one chain are compared
-    if diagnosis.draws < shortest:
+    total = diagnosis.chains * diagnosis.draws
+    by_chance = total < _FEW_DRAWS and RHAT_LIMIT < diagnosis.max_rhat < _FAR
+    if diagnosis.draws < shortest or by_chance:
         return (
             f"R-hat reaches {diagnosis.max_rhat:.2f}, but {diagnosis.draws} draws per chain are "
             "too few to judge by it, even if they are independent: collect at least "
@@ -221,11 +249,6 @@ def _advise(diagnosis: Diagnosis) -> str:
         )
     if not diagnosis.converged:
         high = f"R-hat reaches {diagnosis.max_rhat:.2f}, above {RHAT_LIMIT}"
-        if total < _FEW_DRAWS and diagnosis.max_rhat < _FAR:
-            return (
-                f"{high}, but with {total} draws in all even independent ones can do so: collect "
-                f"at least {_FEW_DRAWS} before you judge."
-            )
         bad = diagnosis.rhat > RHAT_LIMIT
         if np.nanmedian(diagnosis.chain_ess[:, bad]) < min(_SLOW_ESS, diagnosis.draws / 2):
             return (
@@ -243,72 +266,3 @@ def _advise(diagnosis: Diagnosis) -> str:
             "independent draws: collect more draws, or thin more over a longer run."
         )
     return "The chains agree, and there are enough draws for means and 90% intervals."
-
-
-# ---------------------------------------------------------------- as text
-
-
-def format_diagnosis(diagnosis: Diagnosis) -> str:
-    """The table, what is worst, what was left out, and the advice.
-
-    Example:
-        >>> from lightning_bnn.diagnostics.statistics import compute_statistics
-        >>> values = np.random.default_rng(0).normal(size=(2, 200, 1))
-        >>> statistics = compute_statistics(values, ["prediction[0]"])
-        >>> print(format_diagnosis(Diagnosis(2, 200, {"prediction": statistics}, {})))
-        2 chains of 200 draws ...
-    """
-    chains, draws = diagnosis.chains, diagnosis.draws
-    lines = [f"{chains} chain{'s' * (chains > 1)} of {draws} draws"]
-    names = [*diagnosis.function, *diagnosis.weights]
-    first = max([len("function space"), *(len(name) + 2 for name in names)])
-    heads = "".join(f"{head:>16}" for head in ("R-hat", "bulk ESS", "tail ESS", "ESS of a chain"))
-    lines += ["", " " * (first + 8) + heads]
-    lines.append(f"{'':<{first}}{'scalars':>8}" + f"{'median':>9}{'worst':>7}" * 4)
-    for title, group in (("function space", diagnosis.function), ("weights", diagnosis.weights)):
-        if group:
-            lines.append(title)
-            lines += [_row(f"  {name}", group[name], first) for name in group]
-    lines.append("")
-    lines += _worst(diagnosis)
-    for title, labels in (("constant", diagnosis.constant), ("not finite", diagnosis.not_finite)):
-        if labels:
-            lines += wrap(f"{title}: {_shorten(labels)}", _WIDTH)
-    lines += [line for note in diagnosis.notes for line in wrap(f"note: {note}", _WIDTH)]
-    verdict = "yes" if diagnosis.converged else "no"
-    lines.append(f"converged: {verdict} (R-hat at most {RHAT_LIMIT})")
-    lines += wrap(diagnosis.advice, _WIDTH)
-    return "\n".join(lines)
-
-
-def _row(name: str, statistics: Statistics, first: int) -> str:
-    cells = f"{name:<{first}}{len(statistics.labels):>8}"
-    for field, worst, form in (
-        ("rhat", np.max, ".3f"),
-        ("ess_bulk", np.min, ".0f"),
-        ("ess_tail", np.min, ".0f"),
-        ("chain_ess", np.min, ".0f"),
-    ):
-        pair = [
-            reduce_known(function, getattr(statistics, field)) for function in (np.median, worst)
-        ]
-        median, extreme = ("-" if np.isnan(number) else format(number, form) for number in pair)
-        cells += f"{median:>9}{extreme:>7}"
-    return cells
-
-
-def _worst(diagnosis: Diagnosis) -> list[str]:
-    """The scalar of the largest R-hat, in function space and among the weights."""
-    lines = []
-    for title, group in (("function space", diagnosis.function), ("weights", diagnosis.weights)):
-        known = [statistics for statistics in group.values() if not np.isnan(statistics.max_rhat)]
-        if known:
-            worst = max(known, key=lambda statistics: statistics.max_rhat)
-            label = worst.labels[worst.worst(1)[0]]
-            lines.append(f"worst in {title}: {label}, R-hat {worst.max_rhat:.3f}")
-    return lines
-
-
-def _shorten(labels: Sequence[str]) -> str:
-    more = f" and {len(labels) - _SHOWN} more" if len(labels) > _SHOWN else ""
-    return f"{len(labels)} ({', '.join(labels[:_SHOWN])}{more})"

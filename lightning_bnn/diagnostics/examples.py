@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import DataError
 from lightning_bnn.random import isolated_random_state
+from lightning_bnn.strategies.base import batch_size
 from lightning_bnn.target import split_batch
 
 __all__ = [
@@ -95,7 +96,7 @@ def choose_examples(source: Any, count: int) -> Examples:
         batches, total = [], 0
         for batch in source:
             batches.append(inputs_and_targets(batch))
-            total += batch_length(batches[-1][0])
+            total += batch_size(batches[-1][0]) or 0
             if total >= count:
                 break
     if not batches:
@@ -105,7 +106,7 @@ def choose_examples(source: Any, count: int) -> Examples:
 
 def choose_from_batch(inputs: Any, targets: Any, count: int) -> Examples:
     """At most ``count`` examples of a batch, evenly chosen."""
-    return _take((inputs, targets), evenly_spaced(batch_length(inputs), count))
+    return _take((inputs, targets), evenly_spaced(batch_size(inputs) or 0, count))
 
 
 def _take(batch: tuple[Any, Any], chosen: Sequence[int]) -> Examples:
@@ -120,18 +121,6 @@ def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, (tuple, list)) and len(batch) == 1:
         return batch[0], None  # as DataLoader(TensorDataset(x)) gives it
     return split_batch(batch)
-
-
-def batch_length(inputs: Any) -> int:
-    """The length of the first axis that all tensors among the inputs share."""
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    lengths = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
-    if len(lengths) != 1 or 0 in lengths:
-        raise DataError(
-            "The inputs to watch need one common batch axis of at least 1, first in every tensor; "
-            f"got the lengths {sorted(lengths)}."
-        )
-    return lengths.pop()
 
 
 def _is_batch(source: Any) -> bool:

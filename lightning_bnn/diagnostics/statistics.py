@@ -96,11 +96,6 @@ class Statistics:
         """The worst R-hat; NaN if every scalar is constant."""
         return reduce_known(np.max, self.rhat)
 
-    @property
-    def min_ess(self) -> float:
-        """The smallest ESS of bulk and tail; NaN if every scalar is constant."""
-        return reduce_known(np.min, np.concatenate([self.ess_bulk, self.ess_tail]))
-
     def worst(self, count: int) -> list[int]:
         """The scalars of the largest R-hat, worst first; constant ones come last.
 
@@ -144,24 +139,28 @@ def compute_statistics(values: Floats, labels: Sequence[str], by_chain: bool = T
             f"chain{'s' * (chains > 1)}; got {draws}. Sample longer, or thin less."
         )
     not_finite: Flags = np.asarray(~np.isfinite(values).all((0, 1)))
-    moving = np.where(not_finite, 0.0, values)
-    within = np.ptp(moving, axis=1) <= _ROUNDING * np.abs(moving).max(1)  # (chains, scalars)
-    constant = np.ptp(moving, axis=(0, 1)) <= _ROUNDING * np.abs(moving).max((0, 1))
+    values = np.where(not_finite, 0.0, values)
+    still = np.ptp(values, axis=1) <= _ROUNDING * np.abs(values).max(1)  # (chains, scalars)
+    constant = np.ptp(values, axis=(0, 1)) <= _ROUNDING * np.abs(values).max((0, 1))
     constant &= ~not_finite
+    moving = ~(constant | not_finite)
 
-    rhat = np.where(not_finite, np.inf, np.nan)
-    bulk, tail = (np.where(not_finite, 0.0, np.nan) for _ in range(2))
-    chain_ess = np.where(not_finite, 0.0, np.full((chains, count), np.nan))
+    def ask(function: Callable[..., Any], series: Floats, bad: float, **options: Any) -> Floats:
+        """What ArviZ says of each scalar that moves, ``bad`` of one that is not finite."""
+        answers = np.where(not_finite, bad, np.nan)
+        for index in np.flatnonzero(moving):
+            answers[index] = function(np.ascontiguousarray(series[:, :, index]), **options)
+        return answers
+
+    half = draws // 2
+    compared = values if chains > 1 else np.concatenate([values[:, :half], values[:, -half:]])
+    chain_ess = np.full((chains, count), np.nan)
     with np.errstate(all="ignore"):  # chains that stand still divide by zero
-        for index in np.flatnonzero(~(constant | not_finite)):
-            series = np.ascontiguousarray(moving[:, :, index], dtype=np.float64)
-            half = draws // 2
-            halves = np.stack([series[0, :half], series[0, -half:]])
-            rhat[index] = arviz.rhat(series if chains > 1 else halves, method="rank")
-            bulk[index] = arviz.ess(series, method="bulk")
-            tail[index] = arviz.ess(series, method="tail", prob=_TAILS)
-            for chain in range(chains if by_chain else 0):
-                # a chain that stands still is worth one draw; ArviZ counts all of its draws
-                alone, still = series[chain : chain + 1], within[chain, index]
-                chain_ess[chain, index] = 1.0 if still else arviz.ess(alone, method="bulk")
+        rhat = ask(arviz.rhat, compared, np.inf, method="rank")
+        bulk = ask(arviz.ess, values, 0.0, method="bulk")
+        tail = ask(arviz.ess, values, 0.0, method="tail", prob=_TAILS)
+        if by_chain:
+            alone = [ask(arviz.ess, chain[None], 0.0, method="bulk") for chain in values]
+            # a chain that stands still is worth one draw; ArviZ counts all of its draws
+            chain_ess = np.where(still & moving, 1.0, np.stack(alone))
     return Statistics(tuple(labels), rhat, bulk, tail, chain_ess, constant, not_finite)

@@ -34,14 +34,13 @@ from torch.autograd.function import once_differentiable
 
 from lightning_bnn.checks import check_option
 from lightning_bnn.families.base import Family
-from lightning_bnn.families.fused import can_fuse, fused_draw
+from lightning_bnn.families.fused import can_fuse, fused_draw, fused_gradients
 from lightning_bnn.families.pruned import zero_pruned_
 from lightning_bnn.families.workspace import Workspace
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import GaussianPosterior
 from lightning_bnn.priors import BoundPrior
 from lightning_bnn.random import NormalStream
-from lightning_bnn.selection import FlatLayout
 
 __all__ = ["MeanField", "ScaleForm"]
 
@@ -128,13 +127,7 @@ class MeanField(Family):
         Both are differentiable once in the mean and in ρ, as long as nothing else has used the
         workspace.
         """
-        bits = self.bits(self.mean)
-        if space.key is not None:
-            *weights, kl = fused_draw(self.mean, self.rho, space, prior, self.layout, bits)
-        else:
-            *weights, kl = _Draw.apply(
-                self.mean, self.rho, self.scale_form, space, prior, self.layout, self.keep, bits
-            )
+        *weights, kl = _Draw.apply(self.mean, self.rho, self, space, prior)
         return dict(zip(self.layout.names, weights, strict=True)), kl
 
     def workspace(self, index: int = 0) -> Workspace:
@@ -179,55 +172,57 @@ class _Draw(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        mean: Tensor,
-        rho: Tensor,
-        form: ScaleForm,
-        space: Workspace,
-        prior: BoundPrior,
-        layout: FlatLayout,
-        keep: Tensor | None,
-        bits: Tensor | None,
+        ctx: Any, mean: Tensor, rho: Tensor, family: MeanField, space: Workspace, prior: BoundPrior
     ) -> tuple[Tensor, ...]:
-        kept = rho if keep is None else rho[keep]
-        if form == "exp":
-            torch.exp(rho, out=space.sd)
-            log_sd = kept.sum()
+        ctx.table, keep = None, family.keep
+        if space.key is not None:
+            ctx.table, kl = fused_draw(mean, rho, space, prior, family.layout)
         else:
-            space.sd.copy_(F.softplus(rho))
-            log_sd = (space.sd if keep is None else space.sd[keep]).log().sum()
-        torch.addcmul(mean, space.sd, space.noise, out=space.weights)
-        kl = prior.expected_energy(mean, space.sd, space.weights, keep) - log_sd
-        zero_pruned_(bits, space.weights)
+            kept = rho if keep is None else rho[keep]
+            if family.scale_form == "exp":
+                torch.exp(rho, out=space.sd)
+                log_sd = kept.sum()
+            else:
+                space.sd.copy_(F.softplus(rho))
+                log_sd = (space.sd if keep is None else space.sd[keep]).log().sum()
+            torch.addcmul(mean, space.sd, space.noise, out=space.weights)
+            energy = prior.expected_energy(mean, space.sd, space.weights, keep)
+            kl = energy - log_sd - kept.numel() * _HALF_LOG_TWO_PI_E
+        ctx.family, ctx.space, ctx.prior, ctx.bits = family, space, prior, family.bits(mean)
+        zero_pruned_(ctx.bits, space.weights)
         ctx.save_for_backward(mean, rho)
         ctx.set_materialize_grads(False)
-        ctx.form, ctx.space, ctx.prior, ctx.layout, ctx.bits = form, space, prior, layout, bits
         ctx.state = space.state()
-        return *space.slices(layout), kl - kept.numel() * _HALF_LOG_TWO_PI_E
+        return *space.slices(family.layout), kl
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *by_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         mean, rho = ctx.saved_tensors
+        family: MeanField = ctx.family
         space: Workspace = ctx.space
         space.check(ctx.state)
-        by_mean, by_sd = space.memory.room(mean, count=2)
         *by_slices, by_kl = by_outputs
-        space.warn_of_unused(ctx.layout.names, by_slices)
-        for part, gradient in zip(ctx.layout.views(by_mean).values(), by_slices, strict=True):
-            part.zero_() if gradient is None else part.copy_(gradient)
-        torch.mul(by_mean, space.noise, out=by_sd)
-        if by_kl is not None:
-            ctx.prior.add_energy_gradients(by_mean, by_sd, by_kl, mean, space.sd, space.noise)
-        # times dσ/dρ, with the entropy's −1/σ
-        if ctx.form == "exp":
-            by_sd.mul_(space.sd)
-            if by_kl is not None:
-                by_sd.sub_(by_kl)
+        space.warn_of_unused(family.layout.names, by_slices)
+        by_mean, by_rho = space.memory.room(mean, count=2)
+        if ctx.table is not None:
+            fused_gradients(by_mean, by_rho, by_slices, by_kl, mean, rho, space, ctx.table)
         else:
+            views = family.layout.views(by_mean).values()
+            for view, gradient in zip(views, by_slices, strict=True):
+                view.zero_() if gradient is None else view.copy_(gradient)
+            torch.mul(by_mean, space.noise, out=by_rho)  # that of σ, until it is multiplied below
             if by_kl is not None:
-                by_sd.addcdiv_(-by_kl.expand_as(by_sd), space.sd)
-            by_sd.mul_(torch.sigmoid(rho))
-        zero_pruned_(ctx.bits, by_mean, by_sd)
+                ctx.prior.add_energy_gradients(by_mean, by_rho, by_kl, mean, space.sd, space.noise)
+            # times dσ/dρ, with the entropy's −1/σ
+            if family.scale_form == "exp":
+                by_rho.mul_(space.sd)
+                if by_kl is not None:
+                    by_rho.sub_(by_kl)
+            else:
+                if by_kl is not None:
+                    by_rho.addcdiv_(-by_kl.expand_as(by_rho), space.sd)
+                by_rho.mul_(torch.sigmoid(rho))
+        zero_pruned_(ctx.bits, by_mean, by_rho)
         # New tensors on the kept memory: autograd takes them over instead of copying them.
-        return by_mean.detach(), by_sd.detach(), None, None, None, None, None, None
+        return by_mean.detach(), by_rho.detach(), None, None, None

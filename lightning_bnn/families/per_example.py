@@ -1,7 +1,7 @@
 r"""Per-example noise for linear and convolutional layers: flipout and local reparameterisation.
 
 With one draw for a whole batch the noise of its examples is shared, and the variance of the
-gradient does not fall with the batch size. Two estimators give each example noise of its own.
+gradient does not fall with the batch size. Two estimators give each example its own noise.
 A layer runs on its mean weights, as it is; then its output receives, with
 :math:`\circ` the product of elements,
 
@@ -21,6 +21,7 @@ Other weights, tied ones, and layers whose weights a module reads without callin
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -32,7 +33,6 @@ from torch.func import functional_call
 
 __all__ = ["PerExampleNoise"]
 
-_LINEAR = (nn.Linear,)
 _CONVOLUTION = (
     nn.Conv1d,
     nn.Conv2d,
@@ -65,30 +65,23 @@ class PerExampleNoise:
     ) -> None:
         self.kind = kind
         bayesian = set(names)
-        uses: dict[int, int] = {}
-        for module in net.modules():
-            for parameter in module.parameters(recurse=False):
-                uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+        uses = Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
         self._layers: dict[str, _WithoutHooks] = {}
         for prefix, module in net.named_modules():
             # exact types: a subclass may compute something else
-            if type(module) not in _LINEAR + _CONVOLUTION:
+            if type(module) not in (nn.Linear, *_CONVOLUTION):
                 continue
+            full = {part: f"{prefix}.{part}".lstrip(".") for part in ("weight", "bias")}
             tied = any(uses[id(parameter)] > 1 for parameter in module.parameters(recurse=False))
-            if f"{prefix}.weight".lstrip(".") in bayesian and not tied:
-                self._layers[prefix] = _WithoutHooks(module)
-        self._bayesian = bayesian
+            if full["weight"] in bayesian and not tied:
+                full = {part: name for part, name in full.items() if name in bayesian}
+                self._layers[prefix] = _WithoutHooks(module, full)
         self._reached: set[str] = set()
 
     @property
     def covered(self) -> set[str]:
         """The names of the parameters whose noise is per example."""
-        return {
-            name
-            for prefix in self._layers
-            for part in ("weight", "bias")
-            if (name := f"{prefix}.{part}".lstrip(".")) in self._bayesian
-        }
+        return {name for layer in self._layers.values() for name in layer.names.values()}
 
     @contextmanager
     def active(
@@ -104,11 +97,7 @@ class PerExampleNoise:
         self._reached.clear()
         handles = []
         for prefix, bare in self._layers.items():
-            tensors = {
-                part: (sd[name], noise[name])
-                for part in ("weight", "bias")
-                if (name := f"{prefix}.{part}".lstrip(".")) in self._bayesian
-            }
+            tensors = {part: (sd[name], noise[name]) for part, name in bare.names.items()}
             hook = partial(self._add_noise, prefix, tensors, {}, generator)
             # first: hooks of the user's own see the noisy output
             handles.append(bare.layer.register_forward_hook(hook, prepend=True, with_kwargs=True))
@@ -163,9 +152,10 @@ class _WithoutHooks(nn.Module):
 
     layer: Any
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, names: Mapping[str, str]) -> None:
         super().__init__()
         self.layer = layer
+        self.names = names  # of its Bayesian parameters in the network, by those in the layer
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         return self.layer.forward(*inputs, **options)

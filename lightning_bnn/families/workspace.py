@@ -70,7 +70,7 @@ class Workspace:
         if self.state() != state:
             raise RuntimeError(
                 "The noise of this draw was written over before backward. Give every draw that "
-                "is alive at the same time a workspace of its own: family.workspace(index)."
+                "is alive at the same time its own workspace: family.workspace(index)."
             )
 
     def warn_of_unused(self, names: Sequence[str], gradients: Sequence[Tensor | None]) -> None:

@@ -32,7 +32,7 @@ from typing import Any
 
 from lightning_bnn.errors import ConfigurationError, FencedError, PosteriorFormatError
 from lightning_bnn.launch.patience import patiently
-from lightning_bnn.launch.units import UNIT_NAME, Unit
+from lightning_bnn.launch.units import Unit
 from lightning_bnn.storage.files import absolute, open_directory
 from lightning_bnn.storage.manifest import VERSION, encode, json_value, require, unseal
 
@@ -223,8 +223,7 @@ class RunRecords:
 
     def unit_names(self) -> set[str]:
         """The names of the units that have a folder: no other can have a commit."""
-        names = patiently(lambda: self.files.names("units"))
-        return {name for name in names if UNIT_NAME.fullmatch(name)}
+        return set(patiently(lambda: self.files.names("units")))
 
     # ---------------------------------------------------------------- progress
 

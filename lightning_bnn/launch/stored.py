@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -35,6 +36,7 @@ __all__ = [
 
 Kind = Literal["posterior", "swag"]
 Status = Literal["done", "diverged", "failed"]
+READERS = 8  # at a time: remote storage takes its time for each file
 _LEAST_DRAWS = 4  # with fewer there is no R-hat
 
 
@@ -143,7 +145,7 @@ class StoredRun:
     def __init__(self, storage: str | os.PathLike[str]) -> None:
         self.records = RunRecords(storage)
         self.storage = self.records.storage
-        self._committed: dict[str, dict[str, Any]] = {}  # a commit never changes
+        self._committed: dict[Unit, dict[str, Any]] = {}  # a commit never changes
 
     def units(self) -> list[Unit]:
         """The units of the run."""
@@ -156,13 +158,13 @@ class StoredRun:
 
     def committed(self) -> dict[Unit, dict[str, Any]]:
         """The results of the units that are done, in order."""
-        units = self.units()
-        begun = self.records.unit_names() - set(self._committed)
-        for unit in units:
-            commit = self.records.committed(unit) if unit.name in begun else None
-            if commit is not None:
-                self._committed[unit.name] = commit["result"]
-        return {unit: self._committed[unit.name] for unit in units if unit.name in self._committed}
+        units, begun = self.units(), self.records.unit_names()
+        new = [unit for unit in units if unit.name in begun and unit not in self._committed]
+        with ThreadPoolExecutor(READERS) as pool:
+            for unit, commit in zip(new, pool.map(self.records.committed, new), strict=True):
+                if commit is not None:
+                    self._committed[unit] = commit["result"]
+        return {unit: self._committed[unit] for unit in units if unit in self._committed}
 
     def results(self) -> list[MemberResult]:
         """The results of the members that are done or have diverged, in order."""

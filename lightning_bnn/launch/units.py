@@ -6,7 +6,6 @@ in whatever order and in however many attempts it runs.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,6 @@ from lightning_bnn.checks import check_whole
 from lightning_bnn.random import member_seed
 
 __all__ = ["Unit", "plan_units", "unit_seed"]
-
-UNIT_NAME = re.compile(r"[0-9]{5,}")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ and resets. The values come from methods of the predictive, which know the shape
 """
 
 from lightning_bnn.metrics.calibration import ExpectedCalibrationError
-from lightning_bnn.metrics.collections import classification_metrics, regression_metrics
 from lightning_bnn.metrics.scores import (
     Accuracy,
     BrierScore,
@@ -14,6 +13,8 @@ from lightning_bnn.metrics.scores import (
     MeanScore,
     NegativeLogLikelihood,
     RootMeanSquaredError,
+    classification_metrics,
+    regression_metrics,
 )
 
 __all__ = [

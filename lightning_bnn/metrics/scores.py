@@ -1,4 +1,4 @@
-"""Scores of predictives, averaged over everything seen.
+"""Scores of predictives, averaged over everything seen, and the collections of each task.
 
 Each class is a thin metric over a method of the predictive, which knows the shape of its targets.
 The score of Brier is from Brier (1950), the continuous ranked probability score from Matheson and
@@ -12,14 +12,10 @@ from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 
-from lightning_bnn.mixtures import (
-    ClassPredictive,
-    OrderedPredictive,
-    Predictive,
-    check_probability,
-)
+from lightning_bnn.metrics.calibration import ExpectedCalibrationError
+from lightning_bnn.mixtures import ClassPredictive, OrderedPredictive, Predictive, check_probability
 
 __all__ = [
     "Accuracy",
@@ -29,6 +25,8 @@ __all__ = [
     "MeanScore",
     "NegativeLogLikelihood",
     "RootMeanSquaredError",
+    "classification_metrics",
+    "regression_metrics",
 ]
 
 Kind = TypeVar("Kind", bound=Predictive)
@@ -232,3 +230,45 @@ class RootMeanSquaredError(MeanScore[OrderedPredictive]):
     def compute(self) -> Tensor:
         """The root of the mean of all squared errors so far."""
         return super().compute().sqrt()
+
+
+# compute_groups=False: torchmetrics would otherwise merge metrics whose states are equal after
+# the first batch (a perfect one has nll = brier = 0) and report one for the other ever after.
+
+
+def classification_metrics() -> MetricCollection:
+    """Accuracy, nll, brier and ece.
+
+    Example:
+        >>> from lightning_bnn.metrics import classification_metrics
+        >>> sorted(classification_metrics())
+        ['accuracy', 'brier', 'ece', 'nll']
+    """
+    return MetricCollection(
+        {
+            "accuracy": Accuracy(),
+            "nll": NegativeLogLikelihood(),
+            "brier": BrierScore(),
+            "ece": ExpectedCalibrationError(),
+        },
+        compute_groups=False,
+    )
+
+
+def regression_metrics() -> MetricCollection:
+    """Rmse, nll, crps and the coverage of the central 90% interval, for numbers and counts.
+
+    Example:
+        >>> from lightning_bnn.metrics import regression_metrics
+        >>> sorted(regression_metrics())
+        ['coverage', 'crps', 'nll', 'rmse']
+    """
+    return MetricCollection(
+        {
+            "rmse": RootMeanSquaredError(),
+            "nll": NegativeLogLikelihood(),
+            "crps": ContinuousRankedProbabilityScore(),
+            "coverage": IntervalCoverage(0.9),
+        },
+        compute_groups=False,
+    )

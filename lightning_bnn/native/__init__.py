@@ -1,1 +1,1 @@
-"""The passes over all weights that are worth a compiled program of their own."""
+"""The passes over all weights that are worth compiling."""

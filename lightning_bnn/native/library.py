@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Slices:
-    """Consecutive slices of a flat vector, each with a Gaussian prior of its own.
+    """Consecutive slices of a flat vector, each with its own Gaussian prior.
 
     Args:
         sizes: How many numbers each holds.
@@ -187,8 +187,8 @@ def _fingerprint(library: Library) -> str:
     kl = library.draw(weights, mean, rho, slices, (1, 2**64 - 2))
     by_slices = [None, *by_weights[50:].split([8050, 200])]
     library.gradients(by_mean, by_rho, by_slices, 0.125, mean, rho, weights, slices)
-    found = [tensor.numpy().tobytes() for tensor in (numbers, weights, by_mean, by_rho)]
-    return hashlib.sha256(b"".join(found) + kl.hex().encode()).hexdigest()[:16]
+    results = [tensor.numpy().tobytes() for tensor in (numbers, weights, by_mean, by_rho)]
+    return hashlib.sha256(b"".join(results) + kl.hex().encode()).hexdigest()[:16]
 
 
 def _build(variant: Sequence[str]) -> Path:

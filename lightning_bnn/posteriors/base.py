@@ -151,7 +151,6 @@ class Posterior(ABC):
         cls, stored: store.Stored, net: nn.Module | None, likelihood: Likelihood | None
     ) -> Posterior:
         """The posterior of a manifest, as opposed to a component of it."""
-        _check_given(likelihood, stored.fields["likelihood"])
         return restore(stored, stored.fields, net, likelihood, prefix="")
 
 
@@ -175,7 +174,7 @@ def restore(
     prefix: str,
 ) -> Any:
     """The inverse of :func:`stored_entry` and :func:`stored_blobs`."""
-    chosen = _likelihood(entry["likelihood"], likelihood)
+    chosen = _likelihood(entry["likelihood"], likelihood, whole=not prefix)
     learned = stored.load_if_present(f"{prefix}likelihood")
     try:
         chosen.load_state_dict(learned)
@@ -211,20 +210,8 @@ def _class_of(kind: str) -> type[Posterior]:
     return Posterior._kinds[kind]
 
 
-def _check_given(given: Likelihood | None, entry: Mapping[str, Any]) -> None:
-    """A likelihood that is given beside a posterior of ours must be the one it was made with."""
-    ours = hasattr(likelihoods, entry["name"])
-    if given is None or not ours:
-        return
-    if type(given).__name__ != entry["name"] or given.config() != entry["config"]:
-        raise PosteriorFormatError(
-            f"The posterior was made with {entry['name']}, {entry['config']}; the given likelihood "
-            f"is {type(given).__name__}, {given.config()}. Leave likelihood= out, or make it the "
-            "same."
-        )
-
-
-def _likelihood(entry: Mapping[str, Any], given: Likelihood | None) -> Likelihood:
+def _likelihood(entry: Mapping[str, Any], given: Likelihood | None, whole: bool) -> Likelihood:
+    """The likelihood of an entry; one that is given beside the whole posterior must be the same."""
     known = getattr(likelihoods, entry["name"], None)
     if not (isinstance(known, type) and issubclass(known, Likelihood)):
         if given is not None:
@@ -233,4 +220,11 @@ def _likelihood(entry: Mapping[str, Any], given: Likelihood | None) -> Likelihoo
             f"The posterior was made with the likelihood {entry['name']!r}, which is not one of "
             "lightning_bnn.likelihoods. Pass likelihood=."
         )
-    return known(**entry["config"])
+    made = known(**entry["config"])
+    if whole and given is not None and likelihood_entry(given) != likelihood_entry(made):
+        raise PosteriorFormatError(
+            f"The posterior was made with {entry['name']}, {entry['config']}; the given likelihood "
+            f"is {type(given).__name__}, {given.config()}. Leave likelihood= out, or make it the "
+            "same."
+        )
+    return made

@@ -252,8 +252,8 @@ class DrawsPosterior(WeightPosterior):
         if isinstance(self._draws, StoredDraws):
             draws = self._draws.mapped(change)
         else:
-            draws = list(changed(change, *self._draws))
-        (fixed,) = changed(change, self.fixed)
+            draws = [changed(change, draw) for draw in self._draws]
+        fixed = changed(change, self.fixed)
         made = type(self)(net or self.net, self.likelihood, draws, fixed, self.chains)
         return made.made_from(self, net)
 

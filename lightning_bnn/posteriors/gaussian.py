@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from lightning_bnn.posteriors.base import Blobs
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
 from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights, changed
 from lightning_bnn.selection import FlatLayout
-from lightning_bnn.storage import Stored
+from lightning_bnn.storage.store import Stored
 
 __all__ = ["FlatGaussian", "GaussianPosterior"]
 
@@ -25,14 +25,23 @@ __all__ = ["FlatGaussian", "GaussianPosterior"]
 class FlatGaussian(WeightPosterior):
     """A Gaussian over the weights, whose mean and variance are flat vectors.
 
+    What a kind is made of are attributes of the names of its constructor's arguments: groups of
+    tensors and other options. They are saved under these names.
+
     Args:
         net: The network; the posterior keeps a copy.
         likelihood: How outputs of the network give targets.
         mean: The means of the Bayesian weights, by name.
         spread: What the noise of each is scaled by, in the same names.
         fixed: Other parameters and buffers; the network's own values serve for those left out.
-        called: How to name ``spread`` in errors.
+
+    Attributes:
+        groups: The names of the groups of tensors, the mean and what its noise is scaled by first.
+        options: The names of the options.
     """
+
+    groups: ClassVar[tuple[str, ...]]
+    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -41,8 +50,8 @@ class FlatGaussian(WeightPosterior):
         mean: Mapping[str, Tensor],
         spread: Mapping[str, Tensor],
         fixed: Mapping[str, Tensor] | None,
-        called: str,
     ) -> None:
+        called = self.groups[1]
         mean, spread = in_network_order(net, mean, "mean"), in_network_order(net, spread, called)
         if not mean or list(mean) != list(spread):
             raise ConfigurationError(
@@ -69,6 +78,10 @@ class FlatGaussian(WeightPosterior):
         return self._mean.device
 
     @abstractmethod
+    def _variance(self) -> Tensor:
+        """The flat vector of all variances, at least in float32."""
+
+    @abstractmethod
     def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
         """A function that fills a flat vector with a draw."""
 
@@ -83,6 +96,48 @@ class FlatGaussian(WeightPosterior):
                 fill(row)
             yield self._layout.views(flat)
             del flat, row  # before the next are made
+
+    def moments(self) -> Moments:
+        """Mean and variance of each weight by itself, at least in float32."""
+        mean = self._layout.views(at_least_float32(self._mean))
+        variance = self._layout.views(self._variance())
+        names = self.varying
+        return Moments({k: mean[k] for k in names}, {k: variance[k] for k in names})
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether a weight varies."""
+        groups = (getattr(self, name) for name in self.groups[1:])
+        return any(bool(tensor.any()) for group in groups for tensor in group.values())
+
+    def map(self, change: Change, net: nn.Module | None = None) -> Self:
+        """The same kind of posterior, with every stored tensor changed."""
+        groups: dict[str, Any] = {
+            name: changed(change, group) for name, group in self.blobs().items()
+        }
+        made = type(self)(net or self.net, self.likelihood, **groups, **self.entry())
+        return made.made_from(self, net)
+
+    def entry(self) -> dict[str, Any]:
+        """The options."""
+        return {name: getattr(self, name) for name in self.options}
+
+    def blobs(self) -> Blobs:
+        """The tensors to save."""
+        groups = {name: getattr(self, name) for name in self.groups}
+        return {**{name: group for name, group in groups.items() if group}, **super().blobs()}
+
+    @classmethod
+    def from_stored(
+        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
+        likelihood: Likelihood, prefix: str,
+    ) -> Self:  # fmt: skip
+        """The inverse of :meth:`blobs` and :meth:`entry`."""
+        needed = {name: stored.load(f"{prefix}{name}") for name in cls.groups[:2]}
+        others = (*cls.groups[2:], "fixed")
+        more: dict[str, Any] = {name: stored.load_if_present(f"{prefix}{name}") for name in others}
+        options = {name: entry[name] for name in cls.options}
+        return cls(net, likelihood, **needed, **more, **options)
 
 
 class GaussianPosterior(FlatGaussian):
@@ -105,6 +160,7 @@ class GaussianPosterior(FlatGaussian):
     """
 
     kind = "gaussian"
+    groups = ("mean", "sd")
 
     def __init__(
         self,
@@ -114,7 +170,7 @@ class GaussianPosterior(FlatGaussian):
         sd: Mapping[str, Tensor],
         fixed: Mapping[str, Tensor] | None = None,
     ) -> None:
-        super().__init__(net, likelihood, mean, sd, fixed, "sd")
+        super().__init__(net, likelihood, mean, sd, fixed)
 
     @property
     def sd(self) -> Weights:
@@ -124,34 +180,5 @@ class GaussianPosterior(FlatGaussian):
     def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
         return lambda row: row.normal_(generator=generator).mul_(self._spread).add_(self._mean)
 
-    def moments(self) -> Moments:
-        """Mean and variance of each weight by itself, at least in float32."""
-        mean, sd = self.mean, self.sd
-        return Moments(
-            {name: at_least_float32(mean[name]) for name in self.varying},
-            {name: at_least_float32(sd[name]).square() for name in self.varying},
-        )
-
-    @property
-    def has_variance(self) -> bool:
-        """Whether a weight varies."""
-        return bool(self._spread.any())
-
-    def map(self, change: Change, net: nn.Module | None = None) -> Self:
-        """The same kind of posterior, with every stored tensor changed."""
-        mean, sd, fixed = changed(change, self.mean, self.sd, self.fixed)
-        made = type(self)(net or self.net, self.likelihood, mean, sd, fixed)
-        return made.made_from(self, net)
-
-    def blobs(self) -> Blobs:
-        """The tensors to save."""
-        return {"mean": self.mean, "sd": self.sd, **super().blobs()}
-
-    @classmethod
-    def from_stored(
-        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
-        likelihood: Likelihood, prefix: str,
-    ) -> Self:  # fmt: skip
-        """The inverse of :meth:`blobs`."""
-        mean, sd = stored.load(f"{prefix}mean"), stored.load(f"{prefix}sd")
-        return cls(net, likelihood, mean, sd, stored.load_if_present(f"{prefix}fixed"))
+    def _variance(self) -> Tensor:
+        return at_least_float32(self._spread).square()

@@ -23,17 +23,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
-from lightning_bnn.posteriors.base import Blobs
 from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.posteriors.gaussian import FlatGaussian
-from lightning_bnn.posteriors.moments import Moments, at_least_float32
-from lightning_bnn.posteriors.weights import Change, Weights, changed
-from lightning_bnn.storage import Stored
+from lightning_bnn.posteriors.moments import at_least_float32
+from lightning_bnn.posteriors.weights import Weights
 
 __all__ = ["LowRankPosterior"]
 
@@ -66,6 +63,8 @@ class LowRankPosterior(FlatGaussian):
     """
 
     kind = "low_rank"
+    groups = ("mean", "variance", "deviations")
+    options = ("scale",)
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class LowRankPosterior(FlatGaussian):
         fixed: Mapping[str, Tensor] | None = None,
         scale: float = 1.0,
     ) -> None:
-        super().__init__(net, likelihood, mean, variance, fixed, "variance")
+        super().__init__(net, likelihood, mean, variance, fixed)
         if not bool((self._spread >= 0).all()):
             raise ConfigurationError("variance holds numbers that are negative or NaN.")
         if not 0 < scale < math.inf:
@@ -101,8 +100,8 @@ class LowRankPosterior(FlatGaussian):
 
     @property
     def deviations(self) -> Weights:
-        """The deviations, by name, with a leading axis of R."""
-        return self._layout.views(self._columns)
+        """The deviations, by name, with a leading axis of R; nothing if there are none."""
+        return self._layout.views(self._columns) if self.rank else {}
 
     @property
     def rank(self) -> int:
@@ -122,58 +121,12 @@ class LowRankPosterior(FlatGaussian):
 
         return fill
 
-    def moments(self) -> Moments:
-        """Mean and variance of each weight by itself, at least in float32."""
-        names, mean, deviations = self.varying, self.mean, self.deviations
-        variance: Weights = {}
-        for name in names:
-            diagonal = at_least_float32(self.variance[name])
-            if self.rank:
-                squares = torch.zeros_like(diagonal)
-                for column in deviations[name]:  # no copy of all of them
-                    deviation = at_least_float32(column)
-                    squares.addcmul_(deviation, deviation)
-                diagonal = 0.5 * diagonal + squares.mul_(0.5 / (self.rank - 1))
-            variance[name] = self.scale * diagonal
-        return Moments({name: at_least_float32(mean[name]) for name in names}, variance)
-
-    @property
-    def has_variance(self) -> bool:
-        """Whether a weight varies."""
-        return bool(self._spread.any()) or bool(self._columns.any())
-
-    def map(self, change: Change, net: nn.Module | None = None) -> Self:
-        """The same kind of posterior, with every stored tensor changed."""
-        deviations = self.deviations if self.rank else {}
-        mean, variance, deviations, fixed = changed(
-            change, self.mean, self.variance, deviations, self.fixed
-        )
-        made = type(self)(
-            net or self.net, self.likelihood, mean, variance, deviations, fixed, self.scale
-        )
-        return made.made_from(self, net)
-
-    def entry(self) -> dict[str, Any]:
-        """The scale of the covariance."""
-        return {"scale": self.scale}
-
-    def blobs(self) -> Blobs:
-        """The tensors to save."""
-        deviations: Blobs = {"deviations": self.deviations} if self.rank else {}
-        return {"mean": self.mean, "variance": self.variance, **deviations, **super().blobs()}
-
-    @classmethod
-    def from_stored(
-        cls, stored: Stored, entry: Mapping[str, Any], net: nn.Module,
-        likelihood: Likelihood, prefix: str,
-    ) -> Self:  # fmt: skip
-        """The inverse of :meth:`blobs` and :meth:`entry`."""
-        return cls(
-            net,
-            likelihood,
-            stored.load(f"{prefix}mean"),
-            stored.load(f"{prefix}variance"),
-            stored.load_if_present(f"{prefix}deviations"),
-            stored.load_if_present(f"{prefix}fixed"),
-            entry["scale"],
-        )
+    def _variance(self) -> Tensor:
+        variance = at_least_float32(self._spread)
+        if self.rank:
+            squares = torch.zeros_like(variance)
+            for column in self._columns:  # no copy of all of them
+                deviation = at_least_float32(column)
+                squares.addcmul_(deviation, deviation)
+            variance = 0.5 * variance + squares.mul_(0.5 / (self.rank - 1))
+        return self.scale * variance

@@ -16,7 +16,6 @@ from lightning_bnn.posteriors.base import Blobs, restore, stored_blobs, stored_e
 from lightning_bnn.posteriors.moments import Moments, RunningMoments
 from lightning_bnn.posteriors.weights import CHUNK, Change, Description, WeightPosterior, Weights
 from lightning_bnn.predictive import Predictive
-from lightning_bnn.stacked import Mode
 from lightning_bnn.storage.store import Stored
 
 __all__ = ["MixturePosterior"]
@@ -64,6 +63,7 @@ class MixturePosterior(WeightPosterior):
         # what is fixed within a component varies between components
         super().__init__(first.net, first.likelihood, self._names)
         self._components = list(components)
+        self._stacked = first._stacked  # what its first component has measured is its mode
 
     @property
     def components(self) -> Sequence[WeightPosterior]:
@@ -79,16 +79,6 @@ class MixturePosterior(WeightPosterior):
     def pruned_from(self, value: Description | None) -> None:
         for component in self._components:
             component.pruned_from = value
-
-    @property
-    def mode(self) -> Mode:
-        """How draws run through the network: that of the first component."""
-        return self._components[0].mode
-
-    @mode.setter
-    def mode(self, value: Mode) -> None:
-        for component in self._components:
-            component.mode = value
 
     @property
     def default_draws(self) -> int:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.mixtures import at_least_float32
+from lightning_bnn.storage.stream import Weights
 
 __all__ = ["Moments", "RunningMoments", "at_least_float32"]
-
-Weights = dict[str, Tensor]
 
 
 @dataclass(frozen=True)

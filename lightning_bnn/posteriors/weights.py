@@ -10,7 +10,7 @@ compacting, diagnosis, export) are functions over :meth:`WeightPosterior.draws`,
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -35,15 +35,13 @@ from lightning_bnn.resize import resized
 from lightning_bnn.shared_part import SharedPart
 from lightning_bnn.stacked import Mode, StackedModule
 from lightning_bnn.storage.store import Stored
+from lightning_bnn.storage.stream import Change, Weights
 
 __all__ = ["CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights", "changed"]
 
 CHUNK = 8
 CACHE_BYTES = 2**29
 
-Weights = dict[str, Tensor]
-# from the name of a tensor and its values, which may have more axes in front, to new values
-Change = Callable[[str, Tensor], Tensor]
 Description = Sequence[Sequence[Any]]
 
 
@@ -135,6 +133,9 @@ class WeightPosterior(Posterior):
     @mode.setter
     def mode(self, value: Mode) -> None:
         self._stacked.mode = value
+        for component in self.components:
+            if component is not self:
+                component.mode = value
 
     def outputs(self, weights: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """The network's outputs for a batch with stacked draws, (draws, batch, ...)."""
@@ -242,12 +243,11 @@ class WeightPosterior(Posterior):
         return posterior
 
 
-def changed(change: Change, *groups: Mapping[str, Tensor]) -> Iterator[Weights]:
-    """Groups of tensors with each of them changed.
+def changed(change: Change, tensors: Mapping[str, Tensor]) -> Weights:
+    """A group of tensors with each of them changed.
 
     Example:
-        >>> list(changed(lambda name, tensor: tensor + 1, {"w": torch.zeros(1)}))
-        [{'w': tensor([1.])}]
+        >>> changed(lambda name, tensor: tensor + 1, {"w": torch.zeros(1)})
+        {'w': tensor([1.])}
     """
-    for tensors in groups:
-        yield {name: change(name, tensor) for name, tensor in tensors.items()}
+    return {name: change(name, tensor) for name, tensor in tensors.items()}

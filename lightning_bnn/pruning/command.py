@@ -11,16 +11,16 @@ import argparse
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import fsspec
+from rich.filesize import decimal
 
-from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.pruning.compact import compact
 from lightning_bnn.pruning.curve import (
     FRACTIONS,
-    PruneCurve,
     align,
     check_curve_name,
     check_fractions,
@@ -33,7 +33,7 @@ from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction
 from lightning_bnn.pruning.removable import candidates
 from lightning_bnn.pruning.section import Pruning
 from lightning_bnn.report.document import check_page_name, folder_problem
-from lightning_bnn.report.gather import batch_inputs, inputs_for, undisturbed
+from lightning_bnn.report.gather import batch_inputs, first_batch, inputs_for
 from lightning_bnn.report.networks import (
     find_configuration,
     folder_of,
@@ -43,6 +43,7 @@ from lightning_bnn.report.networks import (
     read_configuration,
 )
 from lightning_bnn.report.posteriors import data_loader, report_posteriors
+from lightning_bnn.storage.files import open_directory
 from lightning_bnn.storage.manifest import MANIFEST
 
 __all__ = ["main", "stored_bytes"]
@@ -76,7 +77,9 @@ def main(
         pruned = prune(posterior, options.fraction, **choice)
         kept = compact(pruned) if options.compact else pruned
         if options.export is not None:  # first: not every network can be exported
-            _export(options.export, kept, data)
+            batch = first_batch(data_loader(data), "The test data of --data")
+            inputs = inputs_for(kept, batch_inputs(batch))
+            print(f"The mean network is in {export_network(kept, options.export, inputs)}")
         if data is not None:
             curve = prune_curve(posterior, data, fractions, draws=options.draws, **choice)
             print(f"{curve}\n")
@@ -91,7 +94,11 @@ def main(
         if options.out is not None:
             _save(kept, source, options.out, str(find_configuration(source) or options.config))
         if options.report is not None:
-            _report(options, posterior, pruned, data, curve)
+            name = path_names([options.posterior])[0]
+            both = {name: posterior, f"{name}, {percent(options.fraction)} removed": pruned}
+            sections = [Pruning({name: curve})]
+            made = report_posteriors(both, data, draws=options.draws, sections=sections)
+            print(f"The report is in {made.save(options.report)}")
     return 0
 
 
@@ -103,31 +110,23 @@ def _check(options: argparse.Namespace) -> tuple[float, ...]:
         raise ConfigurationError(
             f"--{missing[0]} needs data: pass --data FILE, a YAML file with a data module."
         )
-    files = {"figure": check_curve_name, "report": check_page_name, "export": check_export_name,
-             "out": _check_new}  # fmt: skip
-    for name, check in files.items():
+    checks = {"figure": check_curve_name, "report": check_page_name, "export": check_export_name}
+    for name in (*checks, "out"):
         path = getattr(options, name)
-        if path is not None:
-            check(path)
-            folder = path.rstrip("/") if name == "out" else os.path.dirname(path) or "."
-            if (reason := folder_problem(folder)) is not None:
-                raise ConfigurationError(f"--{name} cannot be written to {folder!r} ({reason}).")
-    smaller = [fraction for fraction in FRACTIONS if fraction < options.fraction]
-    return check_fractions([*(options.fractions or smaller), options.fraction])
-
-
-def _check_new(directory: str) -> None:
-    """Raise unless a folder or an fsspec URL is new or empty."""
-    try:
-        filesystem, name = fsspec.core.url_to_fs(directory)
-        used = filesystem.exists(name) and filesystem.ls(name)
-    except Exception as error:  # what a file system of fsspec raises is its own
-        raise ConfigurationError(f"--out cannot be {directory} ({error}).") from error
-    if used:
+        if path is None:
+            continue
+        if name in checks:
+            checks[name](path)
+        folder = path.rstrip("/") if name == "out" else os.path.dirname(path) or "."
+        if (reason := folder_problem(folder)) is not None:
+            raise ConfigurationError(f"--{name} cannot be written to {folder!r} ({reason}).")
+    if options.out is not None and open_directory(options.out).names():
         raise ConfigurationError(
-            f"--out is expected to be a new or empty folder; something is in {directory}. Name "
+            f"--out is expected to be a new or empty folder; something is in {options.out}. Name "
             "another, or remove what is there."
         )
+    smaller = [fraction for fraction in FRACTIONS if fraction < options.fraction]
+    return check_fractions([*(options.fractions or smaller), options.fraction])
 
 
 def _load(
@@ -152,13 +151,10 @@ def _layers(pruned: WeightPosterior) -> str:
     names = candidates(pruned.net, pruned.varying)
     sizes = [(name, somewhere[name].numel(), int(somewhere[name].sum())) for name in names]
     sizes.append(("together", sum(row[1] for row in sizes), sum(row[2] for row in sizes)))
-    width = max(len(name) for name, *_ in sizes)
     rows = [
-        (name.ljust(width), f"{size:,}", f"{left:,}", f"{1 - left / size:.2%}")
-        for name, size, left in sizes
+        (name, f"{size:,}", f"{left:,}", f"{1 - left / size:.2%}") for name, size, left in sizes
     ]
-    headings = ("layer".ljust(width), "weights", "left", "removed")
-    return align([*zip(headings, *rows, strict=True)])
+    return align([*zip(("layer", "weights", "left", "removed"), *rows, strict=True)])
 
 
 def _save(posterior: WeightPosterior, source: str, directory: str, configuration: str) -> None:
@@ -169,7 +165,7 @@ def _save(posterior: WeightPosterior, source: str, directory: str, configuration
     with fsspec.open(f"{directory.rstrip('/')}/config.yaml", "wb") as file:
         file.write(content)
     before, after = stored_bytes(source), stored_bytes(directory)
-    print(f"It takes {_bytes(after)} instead of {_bytes(before)} ({after / before:.1%}).")
+    print(f"It takes {decimal(after)} instead of {decimal(before)} ({after / before:.1%}).")
     print(f"The pruned posterior is in {directory}")
 
 
@@ -190,35 +186,6 @@ def stored_bytes(directory: str | os.PathLike[str]) -> int:
     filesystem, name = fsspec.core.url_to_fs(os.fspath(directory))
     paths = [f"{name.rstrip('/')}/{entry}" for entry in (MANIFEST, "blobs", "records", "units")]
     return sum(int(filesystem.du(path)) for path in paths if filesystem.exists(path))
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
-
-
-def _report(
-    options: argparse.Namespace,
-    posterior: WeightPosterior,
-    pruned: WeightPosterior,
-    data: Any,
-    curve: PruneCurve,
-) -> None:
-    """A page with the posterior and what is left of it side by side."""
-    name = path_names([options.posterior])[0]
-    both = {name: posterior, f"{name}, {percent(options.fraction)} removed": pruned}
-    sections = [Pruning({name: curve})]
-    made = report_posteriors(both, data, draws=options.draws, sections=sections)
-    print(f"The report is in {made.save(options.report)}")
-
-
-def _export(path: str, pruned: WeightPosterior, data: Any) -> None:
-    loader = data_loader(data)
-    with undisturbed(loader):
-        batch = next(iter(loader), None)
-    if batch is None:
-        raise DataError("--export needs a batch of --data as an example; its test data are empty.")
-    inputs = inputs_for(pruned, batch_inputs(batch))
-    print(f"The mean network is in {export_network(pruned, path, inputs)}")
 
 
 def shares(text: str) -> list[float]:

@@ -14,8 +14,7 @@ same distribution than before.)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TypeVar
 
 import torch
@@ -24,8 +23,7 @@ from torch import Tensor, nn
 from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import support
-from lightning_bnn.pruning.graph import check_same_graph
-from lightning_bnn.pruning.groups import Group, Source, find_groups
+from lightning_bnn.pruning.groups import Group, Source, check_same_graph, find_groups
 from lightning_bnn.resize import resized
 
 __all__ = ["compact"]
@@ -66,32 +64,23 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
     """
     net = posterior.net
     somewhere = {name: mask.cpu() for name, mask in support(posterior).items()}
-    change = _Selected(_indices(net, _alive(find_groups(net).removable, somewhere)))
+    indices = _indices(net, _alive(find_groups(net).removable, somewhere))
+    change = partial(_selected, indices)  # which can travel to another process
     tensors = network_tensors(net)
     smaller = resized(net, {name: change(name, tensor).shape for name, tensor in tensors.items()})
     with torch.no_grad():
         for name, tensor in network_tensors(smaller).items():
             tensor.copy_(change(name, tensors[name]))
-    if change.indices:
-        layers = dict.fromkeys(name.rpartition(".")[0] for name in change.indices)
-        check_same_graph(net, smaller, list(layers))
+    if indices:
+        check_same_graph(net, smaller)
     return posterior.map(change, smaller)
 
 
-@dataclass(frozen=True)
-class _Selected:
-    """A change that can travel to another process: what remains, along axes counted from the end.
-
-    Attributes:
-        indices: For each tensor: axes, as negative numbers, and the places that remain.
-    """
-
-    indices: dict[str, list[tuple[int, Tensor]]]
-
-    def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        for axis, index in self.indices.get(name, []):
-            tensor = tensor.index_select(axis, index.to(tensor.device))
-        return tensor
+def _selected(indices: Mapping[str, list[tuple[int, Tensor]]], name: str, tensor: Tensor) -> Tensor:
+    """What remains of a tensor: for each name axes, as negative numbers, and places along them."""
+    for axis, index in indices.get(name, []):
+        tensor = tensor.index_select(axis, index.to(tensor.device))
+    return tensor
 
 
 def _alive(groups: Sequence[Group], support: Mapping[str, Tensor]) -> dict[Group, Tensor]:

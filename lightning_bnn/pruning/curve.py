@@ -14,7 +14,6 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,8 @@ from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import prune
 from lightning_bnn.pruning.histogram import SNRHistogram, snr_histogram
-from lightning_bnn.pruning.masks import Scope, check_fraction, keep_masks
-from lightning_bnn.pruning.removable import Removable, Rest, Unit, candidates, find_removable
+from lightning_bnn.pruning.masks import Scope, check_fraction, keep_removable
+from lightning_bnn.pruning.removable import Removable, Rest, Unit, find_removable
 from lightning_bnn.pruning.signal import separate
 from lightning_bnn.selection import Choice
 from lightning_bnn.target import split_batch
@@ -39,7 +38,7 @@ __all__ = ["FRACTIONS", "PruneCurve", "PruningResult", "align", "check_fractions
 
 FRACTIONS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99)
 # Scores in the order of the table, the best known first; a collection of metrics sorts by name.
-_ORDER = ("accuracy", "rmse", "nll", "brier", "crps", "ece", "coverage")
+_ORDER = ("accuracy", "rmse", "nll", "ece", "crps", "brier", "coverage")
 _ENDINGS = (".png", ".svg", ".pdf", ".json")
 
 
@@ -84,7 +83,6 @@ class PruneCurve:
         histogram: The signal-to-noise ratios that decided.
         unit: What was removed: ``"weight"`` or ``"channel"``.
         scope: Whether one threshold served for all layers (``"global"``) or one for each.
-        protected: How many weights (or units) of the network could not be removed.
         single: With units, how many of all that could be removed are single weights instead, in
             layers whose units cannot be removed (``rest="weight"``).
 
@@ -96,9 +94,9 @@ class PruneCurve:
         ...     for fraction, removed, threshold, nll in [(0.0, 0, None, 0.5), (0.5, 2, 0.2, 0.53)]
         ... )
         >>> histogram = snr_histogram({"weight": torch.tensor([0.1, 0.2, 1.0, 3.0])})
-        >>> curve = PruneCurve(results, histogram, "weight", "global", protected=1)
+        >>> curve = PruneCurve(results, histogram, "weight", "global")
         >>> print(curve)  # doctest: +NORMALIZE_WHITESPACE
-        4 weights by signal-to-noise ratio, one threshold for all layers; 1 more are protected
+        4 weights by signal-to-noise ratio, one threshold for all layers
         removed  left  ratio up to     nll
             0 %     4            –  0.5000
            50 %     2          0.2  0.5300 +0.0300
@@ -110,11 +108,30 @@ class PruneCurve:
     histogram: SNRHistogram
     unit: Unit
     scope: Scope
-    protected: int
     single: int = 0
 
     def __str__(self) -> str:
-        return curve_table(self.to_dict())
+        """A row for each fraction: what is left, each score, and its difference from the first."""
+        results, total = self.results, self.results[0].total
+        noun = "weights" if self.unit == "weight" else "units"
+        counts = [(total - self.single, noun), (self.single, "single weights")]
+        title = " and ".join(f"{count:,} {words}" for count, words in counts if count)
+        each = {"global": "one threshold for all layers", "layer": "the same share of each layer"}
+        columns = [
+            ["removed", *(percent(result.fraction) for result in results)],
+            ["left", *(f"{result.remaining:,}" for result in results)],
+            ["ratio up to", *(_written(result.threshold, ".3g") for result in results)],
+        ]
+        for name in results[0].scores:
+            values = [result.scores[name] for result in results]
+            largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+            # about five digits, at most four of them after the point
+            form = ".4g" if largest >= 1e6 else f".{max(0, 5 - len(str(int(largest))))}f"
+            columns.append([name, *(_written(value, form) for value in values)])
+            if len(values) > 1:
+                rest = [_written(v - values[0], f"+{form}", missing="") for v in values[1:]]
+                columns.append(["", "", *rest])
+        return f"{title} by signal-to-noise ratio, {each[self.scope]}\n{align(columns)}"
 
     def best(self, tolerance: float) -> PruningResult:
         """The largest fraction whose mean NLL is at most ``tolerance`` above that of the first.
@@ -129,24 +146,23 @@ class PruneCurve:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, as JSON has them: what is not finite is None."""
+        from lightning_bnn.report.document import plain  # the code of reports is slow to import
+
         histogram = asdict(self.histogram)
         for layer in histogram["layers"]:
             layer["removed"] = [result.layers.get(layer["name"]) for result in self.results]
-        results = [{**asdict(result), "remaining": result.remaining} for result in self.results]
-        for result in results:
-            del result["layers"], result["total"]  # they are in the histogram, and below
-            result["threshold"] = _finite(result["threshold"])
-            result["scores"] = {name: _finite(score) for name, score in result["scores"].items()}
-        return {
-            "unit": self.unit,
-            "scope": self.scope,
-            "total": self.results[0].total,
-            "protected": self.protected,
-            **({"single": self.single} if self.single else {}),
-            "score_names": list(self.results[0].scores),
-            "results": results,
-            "histogram": histogram,
-        }
+        names = ("fraction", "removed", "remaining", "threshold", "scores")
+        return plain(
+            {
+                "unit": self.unit,
+                "scope": self.scope,
+                "total": self.results[0].total,
+                **({"single": self.single} if self.single else {}),
+                "score_names": list(self.results[0].scores),
+                "results": [{n: getattr(result, n) for n in names} for result in self.results],
+                "histogram": histogram,
+            }
+        )
 
     def figure(self) -> Figure:
         """The histogram of the ratios, and the scores against the share removed."""
@@ -234,31 +250,30 @@ def prune_curve(
     shares = check_fractions(fractions)
     if draws is not None:
         check_whole("draws", draws, 1)
-    components = _separate(posterior)
-    removable = [find_removable(component, unit, protect, rest) for component in components]
-    groups = [ratios for each in removable for ratios in (each.units, each.weights) if ratios]
+    removable = [find_removable(leaf, unit, protect, rest) for leaf in separate(posterior)]
+    joined = _joined([each.ratios for each in removable])
+    sizes = {name: ratios.numel() for name, ratios in joined.items()}
     with warnings.catch_warnings():
         # prune says itself which layers only just stay
         warnings.simplefilter("ignore", UserWarning)
-        counted = [_count(groups, share, scope) for share in shares]
+        gone = [_removed(removable, share, scope) for share in shares]
     loader = data_loader(loader, "loader")
     results: list[PruningResult] = []
     mode = posterior.mode
-    for share, (removed, threshold, layers) in zip(shares, counted, strict=True):
+    for share, removed in zip(shares, gone, strict=True):
         pruned = prune(posterior, share, unit=unit, scope=scope, protect=protect, rest=rest)
         pruned.mode = mode
         scores = _scores(pruned, loader, draws, seed)
         mode = pruned.mode  # measured by the first, if it was not known
-        total = sum(ratios.numel() for group in groups for ratios in group.values())
-        results.append(PruningResult(share, removed, total, threshold, scores, layers))
-    joined = {
-        name: torch.cat([group[name].flatten() for group in groups if name in group])
-        for name in _names(groups)
-    }
-    single = sum(ratios.numel() for each in removable for ratios in each.weights.values())
-    protected = sum(map(_protected, components, removable, repeat(unit)))
-    single = single if unit == "channel" else 0
-    return PruneCurve(tuple(results), snr_histogram(joined), unit, scope, protected, single)
+        count = sum(ratios.numel() for ratios in removed.values())
+        largest = [float(ratios.max()) for ratios in removed.values() if ratios.numel()]
+        threshold = max(largest, default=None)
+        layers = {name: ratios.numel() / sizes[name] for name, ratios in removed.items()}
+        total = sum(sizes.values())
+        results.append(PruningResult(share, count, total, threshold, scores, layers))
+    weights = {name for each in removable for name in each.weights}
+    single = sum(sizes[name] for name in weights) if unit == "channel" else 0
+    return PruneCurve(tuple(results), snr_histogram(joined), unit, scope, single)
 
 
 def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
@@ -298,46 +313,24 @@ def check_curve_name(path: str | os.PathLike[str]) -> Path:
 # ---------------------------------------------------------------------------- counts and scores
 
 
-def _separate(posterior: WeightPosterior) -> list[WeightPosterior]:
-    """The posteriors within it that are pruned by ratios of their own."""
-    components = separate(posterior)
-    if len(components) == 1:
-        return list(components)
-    return [leaf for component in components for leaf in _separate(component)]
+def _joined(groups: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Flat ratios of each name; other weights may vary in another component of a mixture."""
+    names = dict.fromkeys(name for group in groups for name in group)
+    return {
+        name: torch.cat([group[name].flatten() for group in groups if name in group])
+        for name in names
+    }
 
 
-def _names(groups: Sequence[Mapping[str, Tensor]]) -> list[str]:
-    """All names, each once; other weights may vary in another component of a mixture."""
-    return list(dict.fromkeys(name for group in groups for name in group))
-
-
-def _count(
-    groups: Sequence[Mapping[str, Tensor]], share: float, scope: Scope
-) -> tuple[int, float | None, dict[str, float]]:
-    """How many go, the largest ratio among them, and the share of each layer that goes."""
-    removed, sizes = dict.fromkeys(_names(groups), 0), dict.fromkeys(_names(groups), 0)
-    threshold: float | None = None
-    for ratios in groups:
-        for name, keep in keep_masks(ratios, share, scope).items():
-            gone = ratios[name][~keep]
-            removed[name] += gone.numel()
-            sizes[name] += keep.numel()
-            if gone.numel():
-                threshold = max(float(gone.max()), threshold or 0.0)
-    layers = {name: count / sizes[name] for name, count in removed.items()}
-    return sum(removed.values()), threshold, layers
-
-
-def _protected(posterior: WeightPosterior, removable: Removable, unit: Unit) -> int:
-    """How many parameters, or units of layers whose weights vary, cannot be removed."""
-    parameters = dict(posterior.net.named_parameters())
-    if unit == "weight":
-        every = sum(parameter.numel() for parameter in parameters.values())
-        return every - sum(ratios.numel() for ratios in removable.weights.values())
-    layers = [layer for group in removable.groups.values() for layer in group.producers]
-    gone = {*removable.weights, *(f"{layer}.weight" for layer in layers)}
-    names = candidates(posterior.net, posterior.varying)
-    return sum(len(parameters[name]) for name in names if name not in gone)
+def _removed(removable: Sequence[Removable], share: float, scope: Scope) -> dict[str, Tensor]:
+    """The ratios of each name that a share removes."""
+    return _joined(
+        [
+            {name: each.ratios[name][~keep] for name, keep in kept.items()}
+            for each in removable
+            for kept in [keep_removable(each, share, scope)]
+        ]
+    )
 
 
 def _scores(
@@ -370,38 +363,6 @@ def _scores(
 # -------------------------------------------------------------------------------------- the table
 
 
-def curve_table(block: Mapping[str, Any]) -> str:
-    """A row for each fraction: what is left, each score, and its difference from the first row.
-
-    Args:
-        block: The plain numbers of a curve.
-    """
-    single, results = block.get("single", 0), block["results"]
-    noun = "weights" if block["unit"] == "weight" else "units"
-    counts = [(block["total"] - single, noun), (single, "single weights")]
-    title = " and ".join(f"{count:,} {words}" for count, words in counts if count)
-    each = {"global": "one threshold for all layers", "layer": "the same share of each layer"}
-    title += f" by signal-to-noise ratio, {each[block['scope']]}"
-    if block["protected"]:
-        title += f"; {block['protected']:,} more are protected"
-    columns = [
-        ["removed", *(percent(result["fraction"]) for result in results)],
-        ["left", *(f"{result['remaining']:,}" for result in results)],
-        ["ratio up to", *(_written(result["threshold"], ".3g") for result in results)],
-    ]
-    for name in block["score_names"]:
-        values = [result["scores"].get(name) for result in results]
-        largest = max((abs(value) for value in values if value is not None), default=0.0)
-        # about five digits, at most four of them after the point
-        form = ".4g" if largest >= 1e6 else f".{max(0, 5 - len(str(int(largest))))}f"
-        columns.append([name, *(_written(value, form) for value in values)])
-        if len(values) > 1:
-            missing = values[0] is None
-            rest = ["" if missing or v is None else f"{v - values[0]:+{form}}" for v in values[1:]]
-            columns.append(["", "", *rest])
-    return f"{title}\n{align(columns)}"
-
-
 def align(columns: Sequence[Sequence[str]]) -> str:
     """Columns side by side, each aligned to the right.
 
@@ -426,10 +387,5 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.6g} %"
 
 
-def _written(value: float | None, form: str) -> str:
-    return "–" if value is None or not math.isfinite(value) else format(value, form)
-
-
-def _finite(value: float | None) -> float | None:
-    """JSON knows no infinity."""
-    return value if value is not None and math.isfinite(value) else None
+def _written(value: float | None, form: str, missing: str = "–") -> str:
+    return missing if value is None or not math.isfinite(value) else format(value, form)

@@ -11,8 +11,7 @@ pruning has left are stored like other weights; ``compact(posterior)`` before th
 removed units out, so that the file is smaller and runs faster.
 
 The size of a batch stays open. What was made is read back from the very bytes that will be the file
-and compared with the network on the example, on one row of it and on one more row; only then it
-gets its name.
+and compared with the network on the example and on one row of it; only then it gets its name.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -33,7 +33,7 @@ from lightning_bnn.errors import ConfigurationError, DataError, LightningBNNErro
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import mean_network
-from lightning_bnn.storage import write_atomic
+from lightning_bnn.storage.files import write_atomic
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -79,13 +79,31 @@ def export_network(
     net = mean_network(model) if isinstance(model, WeightPosterior) else copy_network(model)
     net.eval().requires_grad_(False).cpu()
     batches = _batches(example_inputs)
-    with torch.no_grad():
+    shapes = [list(tensor.shape) for tensor in _tensors(batches[0])]
+    name = type(net).__name__
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch's and ONNX's own calls
         # before the tracing, which may leave something behind on a network
-        expected = [_outputs(net, batch) for batch in batches]
-        program = _program(net, batches[0])
+        words = f"{name} fails on inputs of the shapes {shapes}, made from the example:"
+        with _explained(words, DataError):
+            expected = [tree_leaves(net(*args, **kwargs)) for args, kwargs in batches]
+        words = (
+            f"{name} cannot be exported with an open batch size: its forward must not branch on "
+            "the values of tensors, nor fix the number of rows (write x.flatten(1), not "
+            "x.view(64, -1))."
+        )
+        with _explained(words):
+            program = _program(net, batches[0])
         data, run = _torch_file(program) if path.suffix == ".pt2" else _onnx_file(program)
-        for batch, outputs in zip(batches, expected, strict=True):
-            _check(run, batch, outputs, path.name)
+        words = (
+            f"{path.name} was not written: the exported program does not give what the network "
+            "gives on an example batch. A network that draws random numbers in evaluation mode, or "
+            "that treats a batch of one row differently (squeeze() instead of squeeze(-1)), cannot "
+            "be exported."
+        )
+        with _explained(words):
+            for batch, outputs in zip(batches, expected, strict=True):
+                _compare(run(batch), outputs)
     write_atomic(path, data)
     return path
 
@@ -118,7 +136,7 @@ def check_export_name(path: str | PathLike[str]) -> Path:
 
 
 def _batches(inputs: Any) -> list[Arguments]:
-    """The example, of at least two rows; one row of it; and one row more than it has."""
+    """The example, of at least two rows; and one row of it."""
     example: Arguments = ((inputs,), {})
     if isinstance(inputs, Mapping):
         example = ((), dict(inputs))
@@ -140,15 +158,7 @@ def _batches(inputs: Any) -> list[Arguments]:
         return values[torch.arange(count) % rows] if leaf.shape[:1] == (rows,) else values.clone()
 
     # a batch of one would be traced as if it were always one
-    counts = (max(rows, 2), 1, max(rows, 2) + 1)
-    return [tree_map(lambda leaf, n=count: resized(leaf, n), example) for count in counts]
-
-
-def _outputs(net: nn.Module, batch: Arguments) -> list[Any]:
-    shapes = [list(tensor.shape) for tensor in _tensors(batch)]
-    words = f"{type(net).__name__} fails on inputs of the shapes {shapes}, made from the example:"
-    with _explained(words, DataError):
-        return tree_leaves(net(*batch[0], **batch[1]))
+    return [tree_map(partial(resized, count=count), example) for count in (max(rows, 2), 1)]
 
 
 def _program(net: nn.Module, batch: Arguments) -> ExportedProgram:
@@ -159,23 +169,16 @@ def _program(net: nn.Module, batch: Arguments) -> ExportedProgram:
     for tensor in tensors:
         if tensor.shape[:1] == tensors[0].shape[:1]:
             shapes[tensor] = {0: axis}
-    words = (
-        f"{type(net).__name__} cannot be exported with an open batch size: its forward must not "
-        "branch on the values of tensors, nor fix the number of rows (write x.flatten(1), not "
-        "x.view(64, -1))."
-    )
-    with _explained(words), _quiet():
-        return torch.export.export(net, *batch, dynamic_shapes=shapes)
+    return torch.export.export(net, *batch, dynamic_shapes=shapes)
 
 
 def _torch_file(program: ExportedProgram) -> tuple[bytes, Run]:
     """The bytes of a ``.pt2`` file, and how they run."""
     buffer = io.BytesIO()
-    with _quiet():
-        # the example would be stored as well: data of the user's, perhaps private
-        program.example_inputs = None
-        torch.export.save(program, buffer)
-        module = torch.export.load(io.BytesIO(buffer.getvalue())).module()
+    # the example would be stored as well: data of the user's, perhaps private
+    program.example_inputs = None
+    torch.export.save(program, buffer)
+    module = torch.export.load(io.BytesIO(buffer.getvalue())).module()
     return buffer.getvalue(), lambda batch: tree_leaves(module(*batch[0], **batch[1]))
 
 
@@ -183,8 +186,7 @@ def _onnx_file(program: ExportedProgram) -> tuple[bytes, Run]:
     """The bytes of an ``.onnx`` file, and how they run (in the reference of ONNX itself)."""
     from onnx.reference import ReferenceEvaluator  # an optional extra
 
-    words = "The network cannot be written as ONNX; .pt2 may do instead."
-    with _explained(words), _quiet():
+    with _explained("The network cannot be written as ONNX; .pt2 may do instead."):
         exported = torch.onnx.export(program, dynamo=True, verbose=False)
         made = cast("torch.onnx.ONNXProgram", exported)  # None only from the old exporter
         data = made.model_proto.SerializeToString()
@@ -198,23 +200,15 @@ def _onnx_file(program: ExportedProgram) -> tuple[bytes, Run]:
     return data, run
 
 
-def _check(run: Run, batch: Arguments, expected: Sequence[Any], name: str) -> None:
+def _compare(outputs: Sequence[Any], expected: Sequence[Any]) -> None:
     """Raise unless a program's outputs are those of the network, up to rounding."""
-    words = (
-        f"{name} was not written: the exported program does not give what the network gives on an "
-        "example batch. A network that draws random numbers in evaluation mode, or that treats a "
-        "batch of one row differently (squeeze() instead of squeeze(-1)), cannot be exported."
-    )
-    with _explained(words):
-        with _quiet():
-            outputs = run(batch)
-        for output, wanted in zip(outputs, expected, strict=True):
-            if isinstance(wanted, Tensor):
-                scale = wanted.double().nan_to_num(0, 0, 0).abs().amax()
-                # half of the digits: another order of sums is fine, another function is not
-                digits = torch.finfo(wanted.dtype).eps ** 0.5 if wanted.is_floating_point() else 0
-                atol = digits * float(scale)
-                torch.testing.assert_close(output, wanted, rtol=0, atol=atol, equal_nan=True)
+    for output, wanted in zip(outputs, expected, strict=True):
+        if isinstance(wanted, Tensor):
+            scale = wanted.double().nan_to_num(0, 0, 0).abs().amax()
+            # half of the digits: another order of sums is fine, another function is not
+            digits = torch.finfo(wanted.dtype).eps ** 0.5 if wanted.is_floating_point() else 0
+            atol = digits * float(scale)
+            torch.testing.assert_close(output, wanted, rtol=0, atol=atol, equal_nan=True)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -228,11 +222,3 @@ def _explained(words: str, kind: type[LightningBNNError] = ConfigurationError) -
         yield
     except Exception as error:
         raise kind(f"{words} {type(error).__name__}: {str(error).strip()[:800]}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """For calls of PyTorch's and ONNX's own: what they warn of is not the caller's doing."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

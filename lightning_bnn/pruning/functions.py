@@ -7,8 +7,8 @@ value in each stored draw. There is no other state; which weights are pruned is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -67,17 +67,12 @@ def prune(
         >>> prune(posterior, 0.5).mean
         {'weight': tensor([[-3.,  0.]])}
     """
-    components = separate(posterior)
-    if len(components) > 1:
+    options: Any = {"unit": unit, "scope": scope, "protect": protect, "rest": rest}
+    if len(separate(posterior)) > 1:
         assert isinstance(posterior, MixturePosterior)
-        return type(posterior)(
-            [
-                prune(component, fraction, unit=unit, scope=scope, protect=protect, rest=rest)
-                for component in components
-            ]
-        )
-    masks = pruning_masks(posterior, fraction, unit=unit, scope=scope, protect=protect, rest=rest)
-    return masked(posterior, masks)
+        pruned = [prune(component, fraction, **options) for component in posterior.components]
+        return type(posterior)(pruned)
+    return masked(posterior, pruning_masks(posterior, fraction, **options))
 
 
 def masked(posterior: AnyPosterior, masks: Mapping[str, Tensor]) -> AnyPosterior:
@@ -97,20 +92,16 @@ def masked(posterior: AnyPosterior, masks: Mapping[str, Tensor]) -> AnyPosterior
         >>> masked(posterior, {"weight": torch.tensor([[True, False]])}).sd
         {'weight': tensor([[1., 0.]])}
     """
-    return posterior.map(_Masked(checked_masks(posterior.net, masks)))
+    checked = checked_masks(posterior.net, masks)
+    return posterior.map(partial(_masked, checked))  # which can travel to another process
 
 
-@dataclass(frozen=True)
-class _Masked:
-    """A change that can travel to another process: zero where a mask is False."""
-
-    masks: dict[str, Tensor]
-
-    def __call__(self, name: str, tensor: Tensor) -> Tensor:
-        if name not in self.masks:
-            return tensor
-        # filled, not multiplied: NaN · 0 is NaN, and −1 · 0 is −0
-        return tensor.masked_fill(~self.masks[name].to(tensor.device), 0)
+def _masked(masks: Mapping[str, Tensor], name: str, tensor: Tensor) -> Tensor:
+    """Zero where a mask is False."""
+    if name not in masks:
+        return tensor
+    # filled, not multiplied: NaN · 0 is NaN, and −1 · 0 is −0
+    return tensor.masked_fill(~masks[name].to(tensor.device), 0)
 
 
 def mean_network(posterior: WeightPosterior) -> nn.Module:

@@ -33,10 +33,6 @@ class LayerRatios:
         total: How many ratios there are, those outside of the edges included.
         median: Their median; None if it is infinite.
         counts: How many lie in each bin of the histogram.
-
-    Example:
-        >>> LayerRatios("0.weight", total=3, median=1.5, counts=[1, 2]).total
-        3
     """
 
     name: str
@@ -61,8 +57,8 @@ class SNRHistogram:
     Example:
         >>> import torch
         >>> made = snr_histogram({"weight": torch.tensor([0.0, 0.1, 1.0, 10.0])})
-        >>> sum(made.counts), made.zero, made.total
-        (3, 1, 4)
+        >>> sum(made.counts), made.zero
+        (3, 1)
     """
 
     log10_edges: list[float]
@@ -71,11 +67,6 @@ class SNRHistogram:
     above: int
     zero: int
     layers: list[LayerRatios]
-
-    @property
-    def total(self) -> int:
-        """The number of all ratios."""
-        return sum(self.counts) + self.below + self.above + self.zero
 
 
 def snr_histogram(snr: Mapping[str, Tensor], bins: int = 60) -> SNRHistogram:

@@ -21,11 +21,14 @@ from torch import Tensor
 from lightning_bnn.checks import check_option
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import WeightPosterior
-from lightning_bnn.pruning.removable import Rest, Unit, find_removable
+from lightning_bnn.pruning.removable import Removable, Rest, Unit, find_removable
 from lightning_bnn.pruning.signal import separate
 from lightning_bnn.selection import Choice
 
-__all__ = ["Rest", "Scope", "Unit", "check_fraction", "keep_masks", "pruning_masks"]
+__all__ = [
+    "Rest", "Scope", "Unit", "check_fraction", "check_options", "keep_masks", "keep_removable",
+    "pruning_masks",
+]  # fmt: skip
 
 Scope = Literal["global", "layer"]
 
@@ -43,6 +46,13 @@ def check_fraction(fraction: float, name: str = "fraction") -> float:
             f"0.95; got {fraction!r}."
         )
     return float(fraction)
+
+
+def check_options(fraction: float, unit: Unit, scope: Scope, rest: Rest) -> None:
+    """Raise unless these are options of pruning."""
+    check_fraction(fraction)
+    for name, value, kinds in (("unit", unit, Unit), ("scope", scope, Scope), ("rest", rest, Rest)):
+        check_option(name, value, get_args(kinds))
 
 
 def pruning_masks(
@@ -84,17 +94,22 @@ def pruning_masks(
         >>> pruning_masks(posterior, 0.5)
         {'weight': tensor([[ True, False]])}
     """
-    fraction = check_fraction(fraction)
-    for name, value, kinds in (("unit", unit, Unit), ("scope", scope, Scope), ("rest", rest, Rest)):
-        check_option(name, value, get_args(kinds))
+    check_options(fraction, unit, scope, rest)
     if len(components := separate(posterior)) > 1:
         raise ConfigurationError(
             f"Each of the {len(components)} components of this mixture is pruned by itself, so "
             "there is no one set of masks. Use prune(posterior, ...)."
         )
     removable = find_removable(posterior, unit, protect, rest)
-    kept = [keep_masks(snr, fraction, scope) for snr in (removable.weights, removable.units)]
-    return removable.masks(posterior.net, *kept)
+    return removable.masks(posterior.net, keep_removable(removable, fraction, scope))
+
+
+def keep_removable(removable: Removable, fraction: float, scope: Scope) -> dict[str, Tensor]:
+    """What stays, by the names of the ratios; units and single weights are ranked apart."""
+    return {
+        **keep_masks(removable.weights, fraction, scope),
+        **keep_masks(removable.units, fraction, scope),
+    }
 
 
 def keep_masks(
@@ -118,7 +133,6 @@ def keep_masks(
         >>> keep_masks(scores, 0.5)
         {'a': tensor([False,  True]), 'b': tensor([False,  True])}
     """
-    fraction = check_fraction(fraction)
     for name, score in snr.items():
         if bool(score.isnan().any()):
             raise ConfigurationError(

@@ -23,7 +23,7 @@ the BatchNorms and depthwise convolutions that follow are zero (weight, bias and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,7 +34,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.network import network_tensors
+from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.posteriors.moments import Moments
 from lightning_bnn.pruning.groups import Group, find_groups
@@ -64,16 +64,22 @@ class Removable:
     units: dict[str, Tensor] = field(default_factory=dict)
     groups: dict[str, Group] = field(default_factory=dict)
 
-    def masks(
-        self, net: nn.Module, weights: Mapping[str, Tensor], units: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """The masks of a network's tensors, from those of single weights and of units."""
+    @property
+    def ratios(self) -> dict[str, Tensor]:
+        """Of single weights and of units."""
+        return {**self.weights, **self.units}
+
+    def masks(self, net: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The masks of a network's tensors, from those of the ratios."""
         tensors = network_tensors(net)
-        masks = dict(weights)
-        for name, kept in units.items():
+        masks: dict[str, Tensor] = {}
+        for name, keep in kept.items():
+            if name not in self.groups:
+                masks[name] = keep
+                continue
             for entry, per_unit in _entries(tensors, self.groups[name]).items():
                 shape = tensors[entry].shape
-                rows = kept.repeat_interleave(per_unit).view(-1, *[1] * (len(shape) - 1))
+                rows = keep.repeat_interleave(per_unit).view(-1, *[1] * (len(shape) - 1))
                 masks[entry] = rows.expand(shape).clone()
         return {name: masks[name] for name in tensors if name in masks}
 
@@ -107,21 +113,21 @@ def find_removable(
         {'0.weight': tensor([[3., 4.], [0., 0.]])}
     """
     net, varying = posterior.net, posterior.varying
+    protected = protected_names(net, varying, protect)
     if unit == "weight" or rest != "keep":
-        _refuse_computed(net, varying, protect)
+        _refuse_computed(net, set(varying) - protected)
     names = candidates(net, varying, protect)
     groups: dict[str, Group] = {}
     if unit == "channel":
-        groups, names = _groups(net, names, protected_names(net, varying, protect), rest)
+        groups, names = _groups(net, names, protected, rest)
     elif not names:
         raise ConfigurationError(
             f"There is nothing to prune: none of the parameters that vary, such as {varying[:3]}, "
             "is a weight with two or more axes outside of normalisation."
         )
     moments = posterior.moments()
-    for what, chosen in (("prunable weight", names), ("removable unit", list(groups))):
-        if chosen:
-            check_varies(posterior, {name: moments.variance[name] for name in chosen}, what)
+    chosen = {name: moments.variance[name] for name in (*names, *groups)}
+    check_varies(posterior, chosen, "prunable weight")
     weights = {name: ratio(moments.mean[name], moments.variance[name]) for name in names}
     units = {name: _unit_ratios(moments, group) for name, group in groups.items()}
     return Removable(weights, units, groups)
@@ -146,7 +152,7 @@ def candidates(net: nn.Module, names: Iterable[str], protect: Choice = None) -> 
         >>> candidates(net, varying), candidates(net, varying, protect="2.*")
         (['0.weight', '2.weight'], ['0.weight'])
     """
-    varying, excluded = set(names), normalisation(net) | set(_computed(net))
+    varying, excluded = set(names), normalisation(net) | _computed(net)
     prunable = [
         name
         for name, parameter in net.named_parameters()
@@ -174,49 +180,40 @@ def protected_names(net: nn.Module, names: Iterable[str], protect: Choice) -> se
     """
     if protect is None:
         return set()
-    # the network of a posterior is frozen, and a function that chooses, such as last_layer, asks
-    # for trainable parameters
-    varying, every = set(names), dict(net.named_parameters())
-    frozen = [p for name, p in every.items() if name in varying and not p.requires_grad]
-    try:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        return set(choose(net, list(every), protect, "protected", "parameter"))
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
+    if callable(protect) and not isinstance(protect, nn.Module):
+        # it may ask for trainable parameters, as last_layer does; those of a posterior are frozen
+        net, varying = copy_network(net), set(names)
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(name in varying)
+    every = [name for name, _ in net.named_parameters()]
+    return set(choose(net, every, protect, "protected", "parameter"))
 
 
 # ------------------------------------------------------------------------------- computed weights
 
 
-def _refuse_computed(net: nn.Module, names: Sequence[str], protect: Choice) -> None:
+def _refuse_computed(net: nn.Module, prunable: set[str]) -> None:
     """Raise if a weight that would be pruned is computed from other tensors."""
-    protected = protected_names(net, names, protect)
-    prunable = set(names) - protected
-    computed = {name: layer for name, layer in _computed(net).items() if name in prunable}
+    computed = sorted(_computed(net) & prunable)
     if computed:
-        layers = list(dict.fromkeys(computed.values()))
         raise ConfigurationError(
-            f"The weights of {', '.join(map(repr, layers))} are computed from other tensors, such "
-            f"as {next(iter(computed))!r}, and zeros in these are not zeros of the weights. Use "
-            "torch.nn.utils.parametrize.remove_parametrizations (or remove_weight_norm, "
-            f"remove_spectral_norm) first, or leave the layers alone, with "
-            f"protect={_patterns(layers)}."
+            f"A weight is computed from {computed[0]!r}, and zeros in it are not zeros of the "
+            "weight. Use torch.nn.utils.parametrize.remove_parametrizations (or "
+            "remove_weight_norm, remove_spectral_norm) first, or leave the layers alone, with "
+            f"protect={computed}."
         )
 
 
-def _computed(net: nn.Module) -> dict[str, str]:
-    """The tensors, of two or more axes, of which weights are computed, with their layers."""
-    layers: dict[int, str] = {}
-    for layer, module in net.named_modules():
+def _computed(net: nn.Module) -> set[str]:
+    """The tensors, of two or more axes, of which weights are computed."""
+    inside: set[int] = set()
+    for module in net.modules():
         if parametrize.is_parametrized(module):
-            layers |= {id(p): layer for p in module.parametrizations.parameters()}
+            inside |= {id(p) for p in module.get_submodule("parametrizations").parameters()}
         hooks = module._forward_pre_hooks.values()
         if any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in hooks):  # the older way
-            layers |= {id(p): layer for p in module.parameters(recurse=False)}
-    named = net.named_parameters()
-    return {name: layers[id(p)] for name, p in named if id(p) in layers and p.ndim > 1}
+            inside |= {id(p) for p in module.parameters(recurse=False)}
+    return {name for name, p in net.named_parameters() if id(p) in inside and p.ndim > 1}
 
 
 # ------------------------------------------------------------------------------------------ units
@@ -244,26 +241,22 @@ def _groups(
     single = [name for name in prunable if name.rpartition(".")[0] in every.obstacles]
     obstacles = {layer: why for layer, why in every.obstacles.items() if layer in layers}
     if obstacles and rest == "raise":
-        listed = list(obstacles.values())
-        more = f"; and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-        number = "1 layer" if len(listed) == 1 else f"{len(listed)} layers"
+        shown = "; ".join([*obstacles.values()][:_SHOWN])
+        more = f"; and {len(obstacles) - _SHOWN} more" if len(obstacles) > _SHOWN else ""
+        patterns = [f"{layer}.*" for layer in obstacles]
         raise ConfigurationError(
-            f"The units of {number} cannot be removed: {'; '.join(listed[:_SHOWN])}{more}. "
-            f"Protect them, with protect={_patterns(obstacles)}; or leave them as they are, with "
-            'rest="keep"; or prune single weights of them, with rest="weight".'
+            f"The units of these layers cannot be removed: {shown}{more}. Protect them, with "
+            f'protect={patterns}; or leave them as they are, with rest="keep"; or prune single '
+            'weights of them, with rest="weight".'
         )
     if not groups and not (single and rest == "weight"):
-        reasons += obstacles.values()
-        why = "; ".join(reasons[:_SHOWN]) or "no weight with two or more axes varies"
+        why = "; ".join([*reasons, *obstacles.values()][:_SHOWN])
         raise ConfigurationError(
-            f"No layer of the network has units that can be removed: {why}. Prune single weights, "
+            "No layer of the network has units that can be removed: "
+            f"{why or 'no weight with two or more axes varies'}. Prune single weights, "
             'with unit="weight".'
         )
     return groups, single if rest == "weight" else []
-
-
-def _patterns(layers: Iterable[str]) -> list[str]:
-    return [f"{layer}.*" if layer else "*" for layer in layers]
 
 
 def _entries(tensors: Mapping[str, Tensor], group: Group) -> dict[str, int]:

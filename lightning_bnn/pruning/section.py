@@ -37,7 +37,7 @@ __all__ = ["Pruning", "curve_figures", "pruning_sentence"]
 
 Numbers = Mapping[str, Any]
 Intervals = Mapping[str, tuple[float | None, float | None]]
-# The scores that are known, in the order of the page; accuracy is shown as the error rate.
+# The scores that are known; accuracy is shown as the error rate.
 LABELS = {
     "accuracy": "error rate",
     "rmse": "RMSE",
@@ -209,10 +209,9 @@ def curve_figures(data: Numbers, intervals: Intervals | None = None) -> Iterator
         >>> [figure.id for figure in made]
         ['snr', 'pruning-results']
     """
-    single = data.get("single", 0)
-    noun = "units and weights" if single else "units"
-    if data["unit"] == "weight" or single == data["total"]:
-        noun = "weights"
+    noun = "weights" if data["unit"] == "weight" else "units"
+    if data.get("single"):
+        noun = "units and weights"
     yield _ratios(data, noun)
     if len(data["results"]) > 1:
         yield _curves(data, noun, intervals or {})
@@ -277,10 +276,8 @@ def _ratios(data: Numbers, noun: str) -> fig.Views:
 
 
 def _labels(data: Numbers) -> dict[str, str]:
-    """The scores of the curve with their labels, those that are known first."""
-    known = [name for name in LABELS if name in data["score_names"]]
-    names = dict.fromkeys([*known, *data["score_names"]])
-    return {name: LABELS.get(name, name) for name in names}
+    """The scores of the curve with their labels."""
+    return {name: LABELS.get(name, name) for name in data["score_names"]}
 
 
 def _curves(data: Numbers, noun: str, intervals: Intervals) -> fig.Panels:
@@ -395,13 +392,13 @@ def pruning_sentence(pruning: Numbers, task: str, intervals: Intervals) -> str |
     whole = pruning["results"][0] if pruning["results"][0]["fraction"] == 0 else None
     of_all = f"of {pruning['total']:,} {'weights' if pruning['unit'] == 'weight' else 'units'}"
 
-    def said(result: Numbers, than: Numbers | None) -> str:
+    def said(result: Numbers) -> str:
         texts = []
         for name, label in labels.items():
-            values = [_value(name, each["scores"].get(name)) for each in (result, than) if each]
+            values = [_value(name, each["scores"].get(name)) for each in (result, whole) if each]
             shown = [_written(name, v) if math.isfinite(v) else "not finite" for v in values]
             texts.append(f"{label} {' instead of '.join(shown)}")
-        return " and ".join(texts)
+        return f"with {_share(result)} {of_all} removed, {' and '.join(texts)}"
 
     def above(result: Numbers) -> str:
         """The scores that are worse than their limits; one that is not finite is among them."""
@@ -409,18 +406,10 @@ def pruning_sentence(pruning: Numbers, task: str, intervals: Intervals) -> str |
         return " and ".join(labels[name] for name in worse)
 
     if any(map(math.isnan, limits.values())):  # nothing to measure by
-        return f"with {_share(removed[-1])} {of_all} removed, {said(removed[-1], whole)}."
+        return f"{said(removed[-1])}."
     kept = list(takewhile(lambda each: not above(each), removed))
-    if not kept:
-        each = removed[0]
-        return (
-            f"already with {_share(each)} {of_all} removed, {said(each, whole)}: {above(each)} "
-            f"above the {BAND}."
-        )
-    text = (
-        f"with {_share(kept[-1])} {of_all} removed, {said(kept[-1], whole)}: none above the {BAND}"
-    )
-    if len(kept) < len(removed):
-        each = removed[len(kept)]
-        text += f"; with {_share(each)}, {said(each, None)}: {above(each)} above it"
-    return f"{text}."
+    texts = [
+        f"{said(each)}: {above(each) or 'none'} above the {BAND}"
+        for each in (*kept[-1:], *removed[len(kept) :][:1])
+    ]
+    return f"{'; '.join(texts)}."

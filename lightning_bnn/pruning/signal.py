@@ -84,7 +84,7 @@ def check_varies(posterior: WeightPosterior, variance: Mapping[str, Tensor], wha
 
 
 def separate(posterior: WeightPosterior) -> Sequence[WeightPosterior]:
-    """The posteriors that are pruned by themselves: the components of a mixture, or it alone.
+    """The posteriors that are pruned by themselves: those of a mixture, or it alone.
 
     Where every component has variances of its own (MultiSWAG), a weight may be worth much in one
     and nothing in another. Where one has none (the members of an ensemble, each a single draw),
@@ -104,5 +104,6 @@ def separate(posterior: WeightPosterior) -> Sequence[WeightPosterior]:
         1
     """
     components = posterior.components
-    alone = len(components) > 1 and all(component.has_variance for component in components)
-    return components if alone else [posterior]
+    if len(components) > 1 and all(component.has_variance for component in components):
+        return [leaf for component in components for leaf in separate(component)]
+    return [posterior]

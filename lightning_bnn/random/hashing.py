@@ -21,7 +21,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["exponentials", "normals", "stream_seeds", "uniforms"]
+__all__ = ["exponentials", "normals", "split_mix", "stream_seeds", "uniforms"]
 
 
 def _signed(word: int) -> int:
@@ -42,6 +42,16 @@ def _mixed(words: Tensor) -> Tensor:
 def _shifted(words: Tensor, by: int) -> Tensor:
     """A logical shift to the right: that of signed integers drags the sign along."""
     return (words >> by) & ((1 << (64 - by)) - 1)
+
+
+def split_mix(seed: int, count: int) -> Tensor:
+    """The first outputs of SplitMix64 from a seed, as signed integers.
+
+    Example:
+        >>> split_mix(1234567, 2)
+        tensor([6457827717110365317, 3203168211198807973])
+    """
+    return _mixed(_signed(seed % 2**64) + torch.arange(1, count + 1, device="cpu") * _GAMMA)
 
 
 def stream_seeds(seeds: Tensor, stream: int) -> Tensor:

@@ -47,12 +47,12 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate((version, tuple(internal.tolist()), gauss))
     cuda = state.get("cuda", [])
     if torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([one.cpu() for one in cuda])
+        torch.cuda.set_rng_state_all([device_state.cpu() for device_state in cuda])
 
 
 @contextmanager
 def isolated_random_state(seed: int | None = None) -> Iterator[None]:
-    """Leave the global generators as they were found; inside, start them from ``seed``."""
+    """Leave the global generators as they were; inside, start them from ``seed``."""
     state = random_state()
     try:
         if seed is not None:

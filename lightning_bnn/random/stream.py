@@ -16,11 +16,10 @@ from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.native import library
+from lightning_bnn.random.hashing import split_mix
 from lightning_bnn.random.seeds import member_seed, random_seed
 
 __all__ = ["NoiseGenerator", "NormalStream"]
-
-_MASK = 2**64 - 1
 
 
 def lane_words(seed: int) -> Tensor:
@@ -30,15 +29,8 @@ def lane_words(seed: int) -> Tensor:
         >>> lane_words(0).shape, lane_words(0).dtype
         (torch.Size([64]), torch.int32)
     """
-    words: list[int] = []
-    state = seed & _MASK
-    while len(words) < library.WORDS:
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        mixed = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
-        mixed ^= mixed >> 31
-        words += [mixed & 0xFFFFFFFF, mixed >> 32]
-    return torch.tensor(words, dtype=torch.int64, device="cpu").to(torch.int32)
+    # the lower and the upper half of each output
+    return split_mix(seed, library.WORDS // 2).view(torch.int32)
 
 
 class NormalStream:
@@ -109,12 +101,12 @@ class NormalStream:
             if os.environ.get("LIGHTNING_BNN_COMPILE") != "0":
                 raise ConfigurationError(
                     "This stream of noise was begun by the compiled generator, which cannot be "
-                    "built on this machine, so the run would not go on bit for bit. Install a C "
-                    "compiler, or set LIGHTNING_BNN_COMPILE=0 to go on with other noise."
+                    "built on this machine, so the run would not resume bit for bit. Install a C "
+                    "compiler, or set LIGHTNING_BNN_COMPILE=0 to continue with other noise."
                 )
             warnings.warn(
-                "The noise goes on from PyTorch's generator, because LIGHTNING_BNN_COMPILE=0: the "
-                "run is as good, but not the one that would have been without the restart.",
+                "The noise continues from PyTorch's generator, because LIGHTNING_BNN_COMPILE=0: "
+                "the run is as good, but not the one that would have been without the restart.",
                 stacklevel=3,
             )
             self._compiled = False
@@ -144,7 +136,7 @@ class NormalStream:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where the saved stream was."""
+        """Resume the saved stream."""
         self.seed = int(state["seed"])
         kind = str(state["device"])
         if kind != "cpu" and not _available(kind):
@@ -159,18 +151,18 @@ class NormalStream:
         self._integers = state.get("integers", 0)  # version 0.1 has none
 
     def __getstate__(self) -> dict[str, Any]:
-        # A torch.Generator cannot be sent to a process that is spawned: its state is sent as a
-        # tensor in shared memory that is gone when the process looks for it.
-        fields = dict(vars(self))
-        generator = fields.pop("_generator")
-        state = generator.get_state().numpy().tobytes()
-        return {**fields, "_generator": (generator.device.type, state)}
+        # Tensors go to a spawned process in shared memory: copies would move each other's lanes
+        # on, and the state of a torch.Generator is gone when the process looks for it.
+        state = self._generator.get_state().numpy().tobytes()
+        generator = (self._generator.device.type, state)
+        return {**vars(self), "_generator": generator, "_lanes": self._lanes.tolist()}
 
     def __setstate__(self, fields: dict[str, Any]) -> None:
         kind, state = fields["_generator"]
         generator = torch.Generator(kind)
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-        vars(self).update({**fields, "_generator": generator})
+        lanes = torch.tensor(fields["_lanes"], dtype=torch.int32, device="cpu")
+        vars(self).update({**fields, "_generator": generator, "_lanes": lanes})
 
 
 def _available(kind: str) -> bool:

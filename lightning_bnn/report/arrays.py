@@ -24,7 +24,7 @@ from lightning_bnn.predictive import (
 )
 from lightning_bnn.report.document import Report, make_report
 from lightning_bnn.report.sections import Section
-from lightning_bnn.report.statistics import OodScores, Statistics
+from lightning_bnn.report.statistics import Statistics
 
 __all__ = ["report"]
 
@@ -127,9 +127,7 @@ def report(
                 strange = gaussian_predictive(means, sds, predictive.mean.ndim, what)
             else:
                 strange = class_predictive(other, what)
-            scores = model.ood[place] = OodScores()
-            for chunk in _chunks(strange):
-                scores.update(strange[chunk], torch.arange(chunk.start, chunk.stop))
+            model.ood[place] = _statistics(strange, None, bins)
         if validation is not None:
             other, seen = _pair(validation, "validation=", "(predictions, targets)")
             fitted = class_predictive(_of_model(other, name, several, "validation"), "validation")
@@ -139,7 +137,7 @@ def report(
 
 def _statistics(
     predictive: Predictive,
-    targets: Tensor,
+    targets: Tensor | None,
     bins: int,
     inputs: Tensor | None = None,
     sections: Sequence[Section] = (),
@@ -153,9 +151,8 @@ def _statistics(
             )
     statistics = Statistics(bins=bins, sections=sections)
     for chunk in _chunks(predictive):
-        pictures = None if inputs is None else inputs[chunk]
-        examples = torch.arange(chunk.start, chunk.stop)
-        statistics.update(predictive[chunk], targets[chunk], examples, pictures)
+        observed, pictures = (None if t is None else t[chunk] for t in (targets, inputs))
+        statistics.update(predictive[chunk], observed, None, pictures)
     return statistics
 
 

@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from lightning_bnn.calibration import bins as binned
-from lightning_bnn.calibration import error
 from lightning_bnn.calibration.bootstrap import mean_replicates
 from lightning_bnn.calibration.clusters import ClusterSums, cluster_sums
+from lightning_bnn.calibration.error import expected_calibration_error, expected_calibration_errors
 from lightning_bnn.calibration.selective import aurc_replicates, coverage_at_risk, risk_coverage
 from lightning_bnn.calibration.temperature import apply_temperature, cross_fitted
 from lightning_bnn.calibration.verdict import CLASS_BAND_LEVEL, class_verdict
-from lightning_bnn.report.rows import Array, Rows
+from lightning_bnn.report.rows import Array, Rows, Sums
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
 
 __all__ = ["PER_CLASS", "Classification", "classwise_replicates"]
 
-MEANS = (
-    "correct", "confidence", "nll", "brier", "entropy", "aleatoric", "epistemic",
-    "score", "score_variance", "score_third", "which_class",
-)  # fmt: skip
 PER_CLASS = ("correct", "confidence", "aleatoric", "epistemic")
 # Multiplications that the classwise error of all replicates may take, and its fewest replicates.
 CLASSWISE_WORK = 400_000_000
@@ -43,28 +40,27 @@ SEEN = 3.65
 GRAVE = 1 / 3
 
 
-class Classification:
-    """Sums in fixed bins and by class; those of two processes are added.
+class Classification(Sums):
+    """Sums in fixed bins and by class.
 
     Args:
         bins: Number of bins of equal width.
         classes: Number of classes K.
 
     Attributes:
-        count: Number of rows.
         clusters: Sums of powers of the examples' scores.
-        impossible: Number of rows whose target had probability 0.
-        sums: The sum of each column of MEANS.
         confidence: Confidence against whether the top class was right.
         classwise: Each class's probability against whether it was observed.
-        entropy: Entropy, in bins of [0, log K], against whether the top class was right.
         per_class: Rows of (count, *PER_CLASS) by the observed class, (5, K).
     """
 
+    means = (
+        "correct", "confidence", "nll", "brier", "entropy", "aleatoric", "epistemic",
+        "score", "score_variance", "score_third", "which_class",
+    )  # fmt: skip
     columns = (
         "target", "predicted", "confidence", "correct", "nll", "brier", "entropy", "epistemic",
     )  # fmt: skip
-    # Of the comparison: key, label, which is better, aim.
     scores = (
         ("accuracy", "Accuracy", "higher", None),
         ("nll", "NLL", "lower", None),
@@ -76,94 +72,62 @@ class Classification:
         ("scaled_nll", "NLL after temperature scaling", "lower", None),
         ("scaled_ece", "ECE after temperature scaling", "lower", None),
     )
-    # What may tell out-of-distribution data, and the column that has it.
     ood: ClassVar = {
         "entropy": "entropy", "mutual_information": "epistemic",
         "maximum_probability": "confidence",
     }  # fmt: skip
 
     def __init__(self, bins: int, classes: int) -> None:
-        self.count = 0
+        super().__init__()
         self.clusters = ClusterSums()
-        self.impossible = 0
-        self.sums = dict.fromkeys(MEANS, 0.0)
         self.confidence = binned.BinSums(binned.width_edges(bins))
         self.classwise = binned.BinSums(binned.width_edges(bins), classes)
-        self.entropy = binned.BinSums(np.linspace(0.0, math.log(classes), bins + 1))
         self.per_class = np.zeros((1 + len(PER_CLASS), classes))
 
     def add(self, rows: Rows) -> None:
         """Add the rows of a batch."""
         columns, target = rows.columns, rows.columns["target"]
-        self.count += len(rows)
+        self.add_columns(columns)
         # An example comes with all of its rows in one batch.
         self.clusters += cluster_sums(rows.example, columns["score"])
-        self.impossible += int(np.isinf(columns["nll"]).sum())
-        for name in MEANS:
-            self.sums[name] += float(columns[name].sum())
         self.confidence.add(columns["confidence"], columns["correct"])
         self.classwise.add_classes(np.exp(rows.log_probabilities), target)
-        self.entropy.add(columns["entropy"], columns["correct"])
         weights = [None, *(columns[name] for name in PER_CLASS)]
         classes = self.per_class.shape[1]
         self.per_class += np.stack([np.bincount(target, weight, classes) for weight in weights])
 
-    def merge(self, other: Classification) -> None:
-        """Add the sums of other rows."""
-        self.count += other.count
-        self.clusters += other.clusters
-        self.impossible += other.impossible
-        for name in MEANS:
-            self.sums[name] += other.sums[name]
-        self.confidence.merge(other.confidence)
-        self.classwise.merge(other.classwise)
-        self.entropy.merge(other.entropy)
-        self.per_class += other.per_class
-
-    def mean(self, name: str) -> float:
-        """The mean of a column over all rows."""
-        return self.sums[name] / self.count
+    def by_mass(self, model: Statistics) -> binned.BinSums:
+        """Confidence against whether the top class was right, in bins with as many rows each."""
+        confidence, correct = model.sample["confidence"], model.sample["correct"]
+        return binned.bin_sums(confidence, correct, binned.mass_edges(confidence, model.bins))
 
     def block(self, model: Statistics, risk: float) -> dict[str, Any]:
-        """Verdict, what is invalid, and the scores.
+        """Verdict and scores.
 
         Args:
             model: What was gathered of the model.
             risk: The largest share of errors that is acceptable among the answers given.
         """
-        confidence, correct = model.sample["confidence"], model.sample["correct"]
-        by_mass = binned.bin_sums(confidence, correct, binned.mass_edges(confidence, model.bins))
-        curve = risk_coverage(confidence, 1.0 - correct)
-        coverage = coverage_at_risk(curve, risk)
-        answered = round(coverage * len(curve.risk))
+        risks = risk_coverage(model.sample["confidence"], 1.0 - model.sample["correct"])
         verdict = class_verdict(
             binned.reliability_curve(self.confidence, level=CLASS_BAND_LEVEL),
-            self.sums["score"],
-            self.sums["score_variance"],
-            self.sums["score_third"],
+            self.total("score"),
+            self.total("score_variance"),
+            self.total("score_third"),
             self.clusters if self.count > self.clusters.examples else None,
         )
         return {
-            "verdict": {
-                name: getattr(verdict, name) for name in ("label", "z", "p_value", "clustered")
-            },
-            "invalid": {
-                "count": len(model.invalid),
-                "examples": model.invalid[:20],
-                "impossible": self.impossible,
-            },
+            "verdict": asdict(verdict),
             "scalars": {
                 **{name: self.mean(name) for name in ("nll", "brier", "entropy", *PER_CLASS[2:])},
                 "accuracy": self.mean("correct"),
                 "mean_confidence": self.mean("confidence"),
-                "ece": error.expected_calibration_error(self.confidence),
-                "adaptive_ece": error.expected_calibration_error(by_mass),
-                "classwise_ece": error.classwise_calibration_error(self.classwise),
-                "max_calibration_error": error.maximum_calibration_error(self.confidence),
-                "aurc": curve.aurc,
-                "coverage_at_risk": coverage,
-                "answered_at_risk": answered,
-                "errors_at_risk": round(answered * curve.risk[answered - 1]) if answered else 0,
+                "excess_nll": self.mean("nll") - self.mean("aleatoric") - self.mean("epistemic"),
+                "ece": expected_calibration_error(self.confidence),
+                "adaptive_ece": expected_calibration_error(self.by_mass(model)),
+                "classwise_ece": expected_calibration_error(self.classwise),
+                "aurc": float(risks.mean()),
+                "coverage_at_risk": coverage_at_risk(risks, risk),
                 "risk": risk,
             },
         }
@@ -174,7 +138,7 @@ class Classification:
         V is the variance of the score's sum
         (:func:`~lightning_bnn.calibration.verdict.class_verdict`).
         """
-        return bool(GRAVE * math.sqrt(self.sums["score_variance"]) >= SEEN)
+        return bool(GRAVE * math.sqrt(self.total("score_variance")) >= SEEN)
 
     def replicated(
         self, model: Statistics, block: Mapping[str, Any], rows: Any, weights: Array
@@ -209,28 +173,15 @@ class Classification:
         edges, by_mass = binned.width_edges(model.bins), binned.mass_edges(confidence, model.bins)
         return {
             "accuracy": means[:, 0],
-            "nll": _means_with_infinity(nll, weights),
+            "nll": mean_replicates(nll, weights),
             "brier": means[:, 1],
-            "ece": error.expected_calibration_errors(confidence, correct, edges, weights),
-            "adaptive_ece": error.expected_calibration_errors(
-                confidence, correct, by_mass, weights
-            ),
+            "ece": expected_calibration_errors(confidence, correct, edges, weights),
+            "adaptive_ece": expected_calibration_errors(confidence, correct, by_mass, weights),
             "classwise_ece": classwise_replicates(np.exp(log_p), target, edges, weights),
             "aurc": aurc_replicates(confidence, 1.0 - correct, weights),
-            "scaled_nll": _means_with_infinity(scaled_nll, weights),
-            "scaled_ece": error.expected_calibration_errors(
-                scaled_confidence, correct, edges, weights
-            ),
+            "scaled_nll": mean_replicates(scaled_nll, weights),
+            "scaled_ece": expected_calibration_errors(scaled_confidence, correct, edges, weights),
         }
-
-
-def _means_with_infinity(column: Array, weights: Array) -> Array:
-    """Means in which a row that was not drawn counts 0 even if it is infinite."""
-    endless = np.isinf(column)
-    means = mean_replicates(np.where(endless, 0.0, column), weights)
-    if endless.any():
-        means = np.where((weights[:, endless] > 0).any(1), np.inf, means)
-    return means
 
 
 def classwise_replicates(

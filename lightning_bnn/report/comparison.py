@@ -19,7 +19,6 @@ import numpy as np
 from lightning_bnn.calibration.bootstrap import (
     basic_interval,
     paired_difference_is_clear,
-    paired_distance_is_clear,
     percentile_interval,
     replicates,
     resample_weights,
@@ -66,11 +65,10 @@ def common_rows(models: Mapping[str, Statistics], most: int) -> CommonRows:
     (first, one), *others = models.items()
     common = one.kept["priority"]
     for name, other in others:
-        if not _same_examples(one, other):
+        if one.examples != other.examples:
             raise DataError(
                 f"models are compared on the same examples: {first!r} was given {one.examples} "
-                f"examples with {one.rows} valid rows, {name!r} {other.examples} with "
-                f"{other.rows}, or others. Predict the same data with each."
+                f"examples and {name!r} {other.examples}. Predict the same data with each."
             )
         common = common[np.isin(common, other.kept["priority"])]
     if not len(common):
@@ -93,15 +91,6 @@ def common_rows(models: Mapping[str, Statistics], most: int) -> CommonRows:
                 "the same order (shuffle=False)."
             )
     return rows
-
-
-def _same_examples(one: Statistics, other: Statistics) -> bool:
-    if one.examples != other.examples:
-        return False
-    if max(one.rows, other.rows) > min(len(one.kept), len(other.kept)):
-        return True  # only a sample of each is known, and invalid examples change it
-    seen = [np.union1d(model.kept.example, model.invalid) for model in (one, other)]
-    return np.array_equal(seen[0], seen[1])
 
 
 def comparison(
@@ -218,9 +207,6 @@ def _mark(
         values[other]["best"] = equal
         if equal or np.isinf(losses[other]):  # a target of probability 0 is no accident of the draw
             continue
-        pair = samples[best], samples[other]
-        if distance:
-            clear = paired_distance_is_clear(losses[best], losses[other], *pair, level)
-        else:
-            clear = paired_difference_is_clear(*pair, level)
+        distances = (losses[best], losses[other]) if distance else None
+        clear = paired_difference_is_clear(samples[best], samples[other], level, distances)
         values[other]["tied"] = not clear

@@ -119,7 +119,6 @@ def make_report(
     source: str = "test",
     class_names: Sequence[str] | None = None,
     risk: float = 0.05,
-    made: str | None = None,
 ) -> Report:
     """The report of what was gathered.
 
@@ -129,7 +128,6 @@ def make_report(
         source: What the data are, such as "test".
         class_names: One for each class.
         risk: The largest share of errors that is acceptable among the answers given.
-        made: The time of making, ISO 8601; None: now, in UTC, to the minute.
 
     Raises:
         DataError: There are fewer rows than bins, or the models saw different examples.
@@ -153,7 +151,7 @@ def make_report(
             "format": FORMAT,
             "title": title,
             "library": f"lightning_bnn {package_versions()['lightning_bnn']}",
-            "made": made or datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+            "made": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
             "task": first.task,
             "summary": [],
             "data": {
@@ -189,7 +187,13 @@ def model_block(name: str, model: Statistics, risk: float) -> dict[str, Any]:
     Raises:
         ConfigurationError: Two sections have numbers of the same name.
     """
-    block = {"name": name, "draws": model.draws, **model.sums.block(model, risk)}
+    invalid = {"count": len(model.invalid), "examples": model.invalid[:20]}
+    block = {
+        "name": name,
+        "draws": model.draws,
+        "invalid": invalid | {"impossible": model.sums.impossible},
+        **model.sums.block(model, risk),
+    }
     for section in model.sections:
         numbers = section.numbers(model, block)
         taken = set(numbers) & {*block, "sections"}
@@ -223,7 +227,7 @@ def _could_show(model: Statistics, block: Mapping[str, Any]) -> bool:
 
     It does where the band shows gaps of ten points, or where another test shows what is grave.
     """
-    if block["verdict"].get("clustered") and model.examples < FEW_CLUSTERS:
+    if block["verdict"]["clustered"] and model.examples < FEW_CLUSTERS:
         return False
     return unseen_gap(block) <= COARSE or bool(model.sums.shows_grave_faults())
 

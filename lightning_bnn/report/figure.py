@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 __all__ = [
     "COLOURS", "MODEL_COLOURS", "ROLES", "Axis", "BarRow", "Bars", "Figure", "Heat", "Mark",
     "Panels", "Part", "Picture", "Pictures", "Plot", "Table", "Tables", "Views", "arrays",
-    "as_array", "described", "domain", "only", "outside", "spans_between", "table",
+    "as_array", "described", "domain", "only", "spans_between", "table",
 ]  # fmt: skip
 
 # On light and on dark ground. They keep apart for colour-blind eyes, and stand out by 3:1 or more.
@@ -64,16 +64,6 @@ def arrays(data: Mapping[str, Any], *names: str) -> list[NDArray[np.float64]]:
         [array([1., 2.]), array([nan,  3.])]
     """
     return [as_array(data[name]) for name in names]
-
-
-def outside(values: Any, lower: Any, upper: Any) -> NDArray[np.bool_]:
-    """Which values leave their band.
-
-    Example:
-        >>> outside(np.array([1.0, 5.0]), np.zeros(2), np.full(2, 4.0))
-        array([False,  True])
-    """
-    return np.asarray((values < lower) | (values > upper))
 
 
 def only(values: ArrayLike, chosen: ArrayLike) -> NDArray[np.float64]:
@@ -164,7 +154,6 @@ class Mark:
         style: "dashed", "thin", "thick", "pale" or "strong", some of them with blanks between.
         weight: For dots their size, for bars their opacity, as shares of the largest.
         text: For rules, what is written beside each.
-        off: Whether it is switched off at first.
         shared: Whether the same marks of the other models are drawn too: "models" in their
             colours, "muted" in grey.
     """
@@ -182,7 +171,6 @@ class Mark:
     style: str = ""
     weight: Any = None
     text: Sequence[str] | None = None
-    off: bool = False
     shared: str = ""
 
 

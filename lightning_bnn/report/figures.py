@@ -8,6 +8,7 @@ and none stays behind. Those of predictions draw on axes that the caller made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,9 @@ from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import OrderedPredictive
-from lightning_bnn.report.figure import COLOURS, ROLES, as_array
-from lightning_bnn.report.figure_style import colours, grid, plain
+from lightning_bnn.report.figure import COLOURS, MODEL_COLOURS, ROLES, as_array
 
 __all__ = ["calibration_figures", "draw_regression", "draw_shift"]
 
@@ -40,27 +39,19 @@ def calibration_figures(numbers: Mapping[str, Any]) -> dict[str, Figure]:
     Returns:
         The figures by the section's name.
 
-    Raises:
-        ConfigurationError: If these are not the numbers of a report.
-
     Example:
         >>> from lightning_bnn.report import report
         >>> made = report([[0.9, 0.1], [0.4, 0.6], [0.7, 0.3]], [0, 1, 1], bins=2)
         >>> sorted(calibration_figures(made.numbers))
         ['calibration', 'errors']
     """
-    models = numbers.get("models")
-    if not models or not all("sections" in block for block in models):
-        raise ConfigurationError(
-            "calibration_figures expected the numbers of a report, with its models and their "
-            f"sections; got the keys {sorted(numbers)}. Pass Report.numbers."
-        )
     sections: dict[str, list[tuple[str, str, dict[str, Description]]]] = {}
-    for block, colour in zip(models, colours(len(models)), strict=True):
+    for block, name in zip(numbers["models"], cycle(MODEL_COLOURS), strict=False):
         for section in block["sections"]:
             logged = {each["id"]: each for each in _logged(section["figures"])}
             if logged:
-                sections.setdefault(section["id"], []).append((block["name"], colour, logged))
+                columns = sections.setdefault(section["id"], [])
+                columns.append((block["name"], COLOURS[name][0], logged))
     return {name: _section(columns) for name, columns in sections.items()}
 
 
@@ -77,9 +68,12 @@ def _logged(figures: Sequence[Description]) -> Iterator[Description]:
 
 def _section(columns: Sequence[tuple[str, str, dict[str, Description]]]) -> Figure:
     ids = list(dict.fromkeys(id_ for *_, logged in columns for id_ in logged))
-    figure, axes = grid(len(columns), heights=[2.9] * len(ids), width=4.0)
-    for (name, colour, logged), column in zip(columns, axes, strict=True):
+    figure = Figure(figsize=(4.0 * len(columns) + 0.3, 2.9 * len(ids) + 0.3), layout="constrained")
+    axes = figure.subplots(len(ids), len(columns), squeeze=False)
+    for (name, colour, logged), column in zip(columns, axes.T, strict=True):
         for id_, place in zip(ids, column, strict=True):
+            place.spines[["top", "right"]].set_visible(False)
+            place.tick_params(labelsize=8)
             if id_ not in logged:
                 place.set_axis_off()
                 continue
@@ -90,13 +84,29 @@ def _section(columns: Sequence[tuple[str, str, dict[str, Description]]]) -> Figu
     return figure
 
 
+def plain(name: str, longest: int = 28) -> str:
+    r"""A name as matplotlib shows it unchanged: without formulas, and not left out of a legend.
+
+    The middle of a long one goes, since names often differ at their end.
+
+    Example:
+        >>> plain("$x$"), plain("_net")
+        ('\\$x\\$', ' _net')
+        >>> plain("a network with a very long name, run 12")
+        'a network with… name, run 12'
+    """
+    half = longest // 2
+    if len(name) > longest:
+        name = f"{name[:half]}…{name[1 - half :]}"
+    text = name.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
+
+
 def _plot(axes: Axes, figure: Description, model: str) -> None:
     for mark in figure["marks"]:
-        if not mark.get("off"):
-            role = mark["colour"]
-            colour = model if role in ("model", "main") else COLOURS[ROLES[role]][0]
-            label = plain(mark["label"]) if "label" in mark else None
-            _mark(axes, mark, colour, label)
+        role = mark["colour"]
+        colour = model if role in ("model", "main") else COLOURS[ROLES[role]][0]
+        _mark(axes, mark, colour, plain(mark["label"]) if "label" in mark else None)
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         axes.set(**{f"{name}lim": figure[name]["domain"]})
         if "ticks" in figure[name]:

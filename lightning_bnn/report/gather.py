@@ -21,14 +21,14 @@ from lightning_bnn.lightning import sized_len
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import ClassPredictive, Predictive
 from lightning_bnn.random import isolated_random_state
-from lightning_bnn.report.statistics import OodScores, Statistics
+from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.strategies.base import batch_size
 from lightning_bnn.target import split_batch
 
 __all__ = [
     "Batches", "ExampleNumbers", "add", "batch_inputs", "batch_limit", "check_models",
     "check_predicts", "distributed_sampler", "first_batch", "flat_loaders", "gather",
-    "inputs_for", "kind_of", "numbered_batches", "undisturbed",
+    "inputs_for", "numbered_batches", "undisturbed",
 ]  # fmt: skip
 
 
@@ -235,21 +235,12 @@ def inputs_for(posterior: Posterior, inputs: Any) -> Any:
     return inputs.to(dtypes[0])
 
 
-def kind_of(predictive: Predictive) -> str:
-    """What a predictive is of, in words; the same for models that can be compared.
-
-    Example:
-        >>> from lightning_bnn.predictive import CategoricalPredictive
-        >>> kind_of(CategoricalPredictive(torch.zeros(1, 2, 3)))
-        'CategoricalPredictive of 3 classes'
-    """
-    name = type(predictive).__name__
-    shape = tuple(predictive.mean.shape[1:])
-    if not isinstance(predictive, ClassPredictive):
-        return f"{name} of {shape or 'one'} output(s)"
-    if predictive.mean.ndim == predictive.mode.ndim:  # labels, each with a yes and a no
-        return f"{name} of {shape or 'one'} label(s)"
-    return f"{name} of {shape[0]} classes"
+def _kind(predictive: Predictive) -> str:
+    """What a predictive is of, in words; the same for models that can be compared."""
+    name, shape = type(predictive).__name__, tuple(predictive.mean.shape[1:])
+    if isinstance(predictive, ClassPredictive) and predictive.mean.ndim > predictive.mode.ndim:
+        return f"{name} of {shape[0]} classes"
+    return f"{name} of shape {shape} per example"
 
 
 def check_predicts(
@@ -307,7 +298,7 @@ def check_models(
         name: check_predicts(predict, inputs, f"data, tried on {name!r},", fix)
         for name, predict in models.items()
     }
-    first, *others = kinds = {name: kind_of(predictive) for name, predictive in tried.items()}
+    first, *others = kinds = {name: _kind(predictive) for name, predictive in tried.items()}
     for name in others:
         if kinds[name] != kinds[first]:
             raise ConfigurationError(
@@ -330,7 +321,7 @@ def check_models(
 
 
 def add(
-    statistics: Statistics | OodScores,
+    statistics: Statistics,
     predictive: Predictive,
     numbers: Tensor,
     targets: Tensor | None = None,
@@ -338,14 +329,12 @@ def add(
 ) -> None:
     """Add a batch, its repeats (-1) left out, on the CPU; one without targets to OOD scores."""
     kept = numbers >= 0
-    if not bool(kept.any()):
-        return
-    chosen = predictive.to("cpu")[kept]
-    if isinstance(statistics, OodScores):
-        statistics.update(chosen, numbers[kept])
-    elif targets is not None:
-        pictures = inputs.detach().cpu()[kept] if isinstance(inputs, Tensor) else None
-        statistics.update(chosen, targets.detach().cpu()[kept], numbers[kept], pictures)
+    if bool(kept.any()):
+        observed, pictures = (
+            each.detach().cpu()[kept] if isinstance(each, Tensor) else None
+            for each in (targets, inputs)
+        )
+        statistics.update(predictive.to("cpu")[kept], observed, numbers[kept], pictures)
 
 
 def gather(
@@ -375,4 +364,4 @@ def gather(
                 if ood is None:
                     add(into[name], predictive, numbers, targets, inputs)
                 else:
-                    add(into[name].ood.setdefault(ood, OodScores()), predictive, numbers)
+                    add(into[name].ood.setdefault(ood, Statistics()), predictive, numbers)

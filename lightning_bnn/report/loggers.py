@@ -14,7 +14,13 @@ __all__ = ["headlines", "log_figures", "shows_figures"]
 
 # What a strategy logs of a model already is left out.
 _LOGGED = {
-    "classification": ("adaptive_ece", "classwise_ece", "aurc", "coverage_at_risk"),
+    "classification": (
+        "adaptive_ece",
+        "classwise_ece",
+        "aurc",
+        "coverage_at_risk",
+        "excess_nll",
+    ),
     "regression": ("sharpness", "epistemic_share", "bias"),
 }
 
@@ -33,15 +39,13 @@ def headlines(numbers: Mapping[str, Any], name: str) -> dict[str, float]:
         name: The model.
 
     Example:
-        >>> block = {"name": "net", "scalars": {"aurc": 0.1, "adaptive_ece": None},
-        ...          "nll_parts": {"excess": 0.02}, "shift": {}}
+        >>> scalars = {"aurc": 0.1, "adaptive_ece": None, "excess_nll": 0.02}
+        >>> block = {"name": "net", "scalars": scalars, "shift": {}}
         >>> headlines({"task": "classification", "models": [block]}, "net")
         {'aurc': 0.1, 'excess_nll': 0.02}
     """
     block = next(each for each in numbers["models"] if each["name"] == name)
     values = {key: block["scalars"].get(key) for key in _LOGGED[numbers["task"]]}
-    if "nll_parts" in block:
-        values["excess_nll"] = block["nll_parts"]["excess"]
     for place, shift in block["shift"].items():
         score = next(iter(shift["by"].values()))  # by entropy, or by standard deviation
         values[f"auroc_{place}"] = score["auroc"]

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from scipy.special import ndtri
 
+from lightning_bnn.calibration.bins import outside_band
 from lightning_bnn.calibration.bootstrap import mean_replicates
 from lightning_bnn.calibration.clusters import ClusterSums, cluster_sums
 from lightning_bnn.calibration.pit import pit_histogram
@@ -21,14 +23,13 @@ from lightning_bnn.calibration.verdict import (
     regression_verdict,
     spread_by_sd,
 )
-from lightning_bnn.report.rows import Array, Rows
+from lightning_bnn.report.rows import Array, Rows, Sums
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
 
 __all__ = ["LEVELS", "SD_BINS", "Regression", "normal_scores", "widening"]
 
-MEANS = ("error", "squared_error", "nll", "crps", "sd", "aleatoric", "epistemic", "z", "z_squared")
 # Nominal levels of the coverage curve.
 LEVELS = np.array([*(percent / 100 for percent in range(5, 100, 5)), 0.99])
 SD_BINS = 10
@@ -75,24 +76,25 @@ def widening(scores: Array, level: float = 0.9) -> float:
     return float(np.quantile(np.abs(scores), level)) / float(ndtri((1 + level) / 2))
 
 
-class Regression:
-    """Sums over the rows of a regression; those of two processes are added.
+class Regression(Sums):
+    """Sums over the rows of a regression.
 
     Args:
         bins: Number of bins of the PIT histogram.
 
     Attributes:
-        count: Number of rows.
         bias: Sums of powers of the examples' sums of z.
         spread: The same of z² - 1.
-        sums: The sum of each column of MEANS; the error is mean - target.
         pit: Rows in each bin of the PIT, (bins,).
         central: Rows within the central interval of each of LEVELS.
     """
 
+    # the error is mean - target
+    means = (
+        "error", "squared_error", "nll", "crps", "sd", "aleatoric", "epistemic", "z", "z_squared",
+    )  # fmt: skip
     columns = ("target", "mean", "sd", "aleatoric", "epistemic", "epistemic_sd", "pit", "nll",
                "crps")  # fmt: skip
-    # Of the comparison: key, label, which is better, aim.
     scores = (
         ("rmse", "RMSE", "lower", None),
         ("nll", "NLL", "lower", None),
@@ -100,14 +102,12 @@ class Regression:
         ("coverage_90", "Coverage of the 90% interval", "near", 0.9),
         ("sharpness", "Sharpness (mean sd)", None, None),
     )
-    # What may tell out-of-distribution data, and the column that has it.
     ood: ClassVar = {"sd": "sd", "epistemic_sd": "epistemic_sd"}
 
     def __init__(self, bins: int) -> None:
-        self.count = 0
+        super().__init__()
         self.bias = ClusterSums()
         self.spread = ClusterSums()
-        self.sums = dict.fromkeys(MEANS, 0.0)
         self.pit = np.zeros(bins)
         self.central = np.zeros(len(LEVELS))
 
@@ -119,51 +119,32 @@ class Regression:
         columns["squared_error"] = columns["error"] ** 2
         columns["z"] = normal_scores(pit, -columns["error"], columns["sd"])
         columns["z_squared"] = columns["z"] ** 2
-        self.count += len(rows)
+        self.add_columns(columns)
         # An example comes with all of its rows in one batch.
         self.bias += cluster_sums(rows.example, columns["z"])
         self.spread += cluster_sums(rows.example, columns["z_squared"] - 1)
-        for name in MEANS:
-            self.sums[name] += float(columns[name].sum())
         index = np.minimum((pit * len(self.pit)).astype(np.int64), len(self.pit) - 1)
         self.pit += np.bincount(index, minlength=len(self.pit))
         self.central += (np.abs(2 * pit - 1)[:, None] <= LEVELS).sum(0)
 
-    def merge(self, other: Regression) -> None:
-        """Add the sums of other rows."""
-        self.count += other.count
-        self.bias += other.bias
-        self.spread += other.spread
-        for name in MEANS:
-            self.sums[name] += other.sums[name]
-        self.pit += other.pit
-        self.central += other.central
-
-    def mean(self, name: str) -> float:
-        """The mean of a column over all rows."""
-        return self.sums[name] / self.count
-
     def block(self, model: Statistics, risk: float) -> dict[str, Any]:
-        """Verdict, what is invalid, and the scores of a model; ``risk`` is not used."""
+        """Verdict and scores of a model; ``risk`` is not used."""
         sample = model.sample
         scores = normal_scores(sample["pit"], sample["target"] - sample["mean"], sample["sd"])
         clustered = self.count > self.bias.examples
+        histogram = pit_histogram(self.pit, level=REGRESSION_BAND_LEVEL)
         verdict = regression_verdict(
-            self.sums["z"],
-            self.sums["z_squared"],
+            self.total("z"),
+            self.total("z_squared"),
             self.count,
-            pit_histogram(self.pit, level=REGRESSION_BAND_LEVEL).outside,
-            None if clustered else spread_by_sd(sample["sd"], scores, SD_BINS),
+            bool(outside_band(histogram["count"], histogram["lower"], histogram["upper"]).any()),
+            ([], []) if clustered else spread_by_sd(sample["sd"], scores, SD_BINS),
             (self.bias, self.spread) if clustered else None,
         )
         variance = self.mean("aleatoric") + self.mean("epistemic")
         held = self.central[np.flatnonzero(LEVELS == 0.9)[0]]
         return {
-            "verdict": {
-                name: getattr(verdict, name)
-                for name in ("label", "z", "p_value", "spread_outside", "clustered")
-            },
-            "invalid": {"count": len(model.invalid), "examples": model.invalid[:20]},
+            "verdict": asdict(verdict),
             "scalars": {
                 "rmse": math.sqrt(self.mean("squared_error")),
                 **{name: self.mean(name) for name in ("nll", "crps")},
@@ -175,10 +156,6 @@ class Regression:
                 "widening_90": widening(scores),
             },
         }
-
-    def shows_grave_faults(self) -> bool:
-        """Whether another test than the band would show them: there is none."""
-        return False
 
     def replicated(
         self, model: Statistics, block: Mapping[str, Any], rows: Any, weights: Array

@@ -22,11 +22,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from operator import iadd
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from lightning_bnn.calibration.rounding import rounded, rounded_probability
 from lightning_bnn.calibration.verdict import score_moments
@@ -35,7 +37,7 @@ from lightning_bnn.mixtures import reshape_targets
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.report.sample import Array, priorities
 
-__all__ = ["Array", "Rows", "make_rows"]
+__all__ = ["Array", "Rows", "Sums", "make_rows"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,55 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.example)
+
+
+class Sums:
+    """Exact sums over the rows of a model; those of two processes are added.
+
+    Everything that an instance holds can be added to the same of another one.
+
+    Attributes:
+        means: The columns whose means are known.
+        columns: The columns that a sample of the rows keeps.
+        scores: Of the comparison: key, label, which is better ("lower", "higher", "near" or None)
+            and its aim.
+        ood: What may tell out-of-distribution data, and the column that has it.
+        count: Number of rows.
+        impossible: Number of rows whose target had probability 0.
+        totals: The sum of each of the columns in ``means``.
+    """
+
+    means: ClassVar[tuple[str, ...]]
+    columns: ClassVar[tuple[str, ...]]
+    scores: ClassVar[tuple[tuple[str, str, str | None, float | None], ...]]
+    ood: ClassVar[Mapping[str, str]]
+
+    def __init__(self) -> None:
+        self.count = self.impossible = 0
+        self.totals = np.zeros(len(self.means))
+
+    def add_columns(self, columns: Mapping[str, Array]) -> None:
+        """Add the columns of a batch to ``count``, ``impossible`` and ``totals``."""
+        self.count += len(columns["target"])
+        self.impossible += int(np.isinf(columns["nll"]).sum())
+        self.totals += [columns[name].sum() for name in self.means]
+
+    def merge(self, other: Self) -> None:
+        """Add the sums of other rows."""
+        for name, value in vars(other).items():
+            setattr(self, name, iadd(getattr(self, name), value))
+
+    def total(self, name: str) -> float:
+        """The sum of a column over all rows."""
+        return float(self.totals[self.means.index(name)])
+
+    def mean(self, name: str) -> float:
+        """The mean of a column over all rows."""
+        return self.total(name) / self.count
+
+    def shows_grave_faults(self) -> bool:
+        """Whether another test than the band of calibration would show what is grave."""
+        return False
 
 
 def make_rows(

@@ -98,7 +98,7 @@ class RunModels:
     ) -> None:
         """Add a batch that the strategy has predicted, and what the others say of it."""
         inputs, targets = self.strategy.split(batch)
-        for name, each in {self.own: predictive, **self._others(inputs)}.items():
+        for name, each in self._predict(inputs, predictive).items():
             add(into[name], each, numbers, targets, inputs)
 
     def gather(
@@ -150,10 +150,10 @@ class RunModels:
     def gather_ood(self, collection: Collection) -> None:
         """Predict all out-of-distribution loaders with all models."""
         for place, loader in self.loaders.items():
-            gather(loader, collection.models, self._strange, self._predict, place, **self._share)
-
-    def _strange(self, batch: Any) -> tuple[Any, None]:
-        return self._inputs(batch), None
+            gather(
+                loader, collection.models, lambda batch: (self._inputs(batch), None),
+                self._predict, place, **self._share,
+            )  # fmt: skip
 
     @property
     def _share(self) -> dict[str, Any]:
@@ -165,14 +165,11 @@ class RunModels:
     def _inputs(self, batch: Any) -> Any:
         return self.strategy.inputs(self._on_device(batch))
 
-    def _predict(self, inputs: Any) -> dict[str, Predictive]:
+    def _predict(self, inputs: Any, own: Predictive | None = None) -> dict[str, Predictive]:
         with self.trainer.precision_plugin.forward_context():
-            own = self.strategy.predictive(inputs)
-        return {self.own: own, **self._others(inputs)}
-
-    def _others(self, inputs: Any) -> dict[str, Predictive]:
-        with self.trainer.precision_plugin.forward_context():
-            return {name: p.predict(inputs_for(p, inputs)) for name, p in self.posteriors.items()}
+            own = self.strategy.predictive(inputs) if own is None else own
+            others = {name: p.predict(inputs_for(p, inputs)) for name, p in self.posteriors.items()}
+        return {self.own: own, **others}
 
     def _on_device(self, batch: Any) -> Any:
         """A batch as Lightning hands it to a step."""

@@ -88,8 +88,8 @@ class Sample:
 
     def _compact(self) -> dict[str, Array]:
         """The rows of smallest priority in the order of the examples, as the only part."""
-        if self._ordered or not self._parts:
-            return self._parts[0] if self._parts else {}
+        if self._ordered:
+            return self._parts[0]
         rows = {name: np.concatenate([p[name] for p in self._parts]) for name in self._parts[0]}
         chosen = np.argsort(rows["priority"])[: self.keep]
         if len(rows["priority"]) > self.keep:
@@ -102,8 +102,8 @@ class Sample:
         return min(self._held, self.keep)
 
     def __getitem__(self, name: str) -> Array:
-        """A column of the sample, in the order of the examples."""
-        return self._compact()[name]
+        """A column of the sample, in the order of the examples; empty before the first row."""
+        return self._compact()[name] if self._parts else np.zeros(0)
 
     @property
     def example(self) -> Array:
@@ -111,5 +111,6 @@ class Sample:
         return self["example"]
 
     def __getstate__(self) -> dict[str, Any]:
-        self._compact()
+        if self._parts:
+            self._compact()
         return self.__dict__.copy()

@@ -23,7 +23,7 @@ from lightning_bnn.report.rows import Array, Rows, make_rows
 from lightning_bnn.report.sample import Sample
 from lightning_bnn.report.sections import Section, default_sections
 
-__all__ = ["EPISTEMIC_SCORES", "Collection", "OodScores", "Statistics", "check_same_task"]
+__all__ = ["Collection", "Statistics", "check_same_task"]
 
 # Rows that a sample keeps, and numbers that the sample of probability vectors keeps: 80 MB, and
 # twice that before it is cut.
@@ -44,16 +44,17 @@ class Statistics:
     Attributes:
         task: "classification" or "regression"; None before the first batch, as are the others.
         classes: Number of classes, None for a regression.
-        draws: Number of draws of the posterior.
+        draws: Number of draws of the posterior; the fewest in a batch.
         labels: Whether the classes are the two values of a yes-or-no label.
         counts: Whether the targets are counts.
         examples: Number of examples seen, the invalid ones included.
+        invalid: The indices of the examples whose prediction is not finite, in ascending order.
         sums: Exact sums over all rows (Classification or Regression).
-        sample: The rows kept.
+        sample: The rows kept; of data without targets the columns of the scores.
         kept: The rows of which everything is kept; for a classification those with
             their column "log_probabilities".
         sections: The parts of the page that the task has.
-        ood: The scores on each out-of-distribution data set, by its name.
+        ood: Those of out-of-distribution data, without targets, by the name of the data.
         validation: Predictions of other data, which the temperature is fitted on.
 
     Example:
@@ -78,11 +79,11 @@ class Statistics:
         self.labels = False
         self.counts = False
         self.examples = 0
-        self._invalid: list[Array] = []
+        self.invalid: Array = np.zeros(0, np.int64)
         self.sums: Any = None
         self.sample = self.kept = Sample(keep)
         self.sections: list[Section] = [copy.deepcopy(section) for section in sections]
-        self.ood: dict[str, OodScores] = {}
+        self.ood: dict[str, Statistics] = {}
         self.validation: Statistics | None = None
 
     @property
@@ -90,15 +91,10 @@ class Statistics:
         """Number of rows: statements about valid examples."""
         return 0 if self.sums is None else int(self.sums.count)
 
-    @property
-    def invalid(self) -> Array:
-        """The indices of the examples whose prediction is not finite, in ascending order."""
-        return np.sort(np.concatenate([np.zeros(0, np.int64), *self._invalid]))
-
     def update(
         self,
         predictive: Predictive,
-        targets: Tensor,
+        targets: Tensor | None,
         example: Tensor | None = None,
         inputs: Tensor | None = None,
     ) -> None:
@@ -106,7 +102,8 @@ class Statistics:
 
         Args:
             predictive: Of B examples.
-            targets: The observed targets.
+            targets: The observed targets; None for out-of-distribution data, of which only the
+                scores of uncertainty are kept.
             example: The examples' indices in the data set, (B,); None counts on.
             inputs: What the network was given. Pictures are shown for the most uncertain
                 examples, one-dimensional inputs give the fit; others are not looked at.
@@ -115,21 +112,26 @@ class Statistics:
             ConfigurationError: The predictive is of another task or number of classes than before.
             DataError: The targets do not fit the predictive.
         """
-        rows = make_rows(predictive, targets, _indices(example, self, len(predictive)), inputs)
+        if example is None:
+            index = np.arange(self.examples, self.examples + len(predictive))
+        else:
+            index = example.detach().cpu().long().numpy()
+        rows = make_rows(predictive, targets, index, inputs)
         self._expect(rows)
-        self.draws = predictive.draws
+        self.draws = min(predictive.draws, self.draws or predictive.draws)
         self.labels = rows.classes == 2 and rows.predictive.mean.ndim == rows.predictive.mode.ndim
         self.counts = getattr(predictive, "discrete", False)
         self.examples += len(predictive)
-        self._invalid.append(rows.invalid)
-        self.sums.add(rows)
-        samples = [(self.sample, self.sums.columns)]
-        if self.kept is not self.sample:
+        self.invalid = np.union1d(self.invalid, rows.invalid)
+        samples = [(self.sample, self.sums.ood.values() if targets is None else self.sums.columns)]
+        if self.kept is not self.sample and targets is not None:
             samples.append((self.kept, ("target", "log_probabilities")))
         for sample, names in samples:
             sample.add(rows.example, rows.position, {name: rows.columns[name] for name in names})
-        for section in self.sections:
-            section.add(rows)
+        if targets is not None:
+            self.sums.add(rows)
+            for section in self.sections:
+                section.add(rows)
 
     def _expect(self, part: Statistics | Rows) -> None:
         """Begin with the first batch, and raise if another one does not go with it."""
@@ -156,15 +158,16 @@ class Statistics:
             ConfigurationError: The two are of different tasks or numbers of classes.
         """
         for name, scores in other.ood.items():
-            self.ood.setdefault(name, OodScores(scores.sample.keep)).merge(scores)
+            self.ood.setdefault(name, Statistics(scores.bins, scores.keep)).merge(scores)
         if self.validation is not None and other.validation is not None:
             self.validation.merge(other.validation)
         if other.task is None:
             return
         self._expect(other)
-        self.draws, self.labels, self.counts = other.draws, other.labels, other.counts
+        self.draws = min(each for each in (self.draws, other.draws) if each is not None)
+        self.labels, self.counts = other.labels, other.counts
         self.examples += other.examples
-        self._invalid.extend(other._invalid)
+        self.invalid = np.union1d(self.invalid, other.invalid)
         self.sums.merge(other.sums)
         self.sample.merge(other.sample)
         if self.kept is not self.sample:
@@ -175,6 +178,10 @@ class Statistics:
     def scores(self, name: str) -> Array:
         """A score that may tell out-of-distribution data, of the rows kept."""
         return self.sample[self.sums.ood[name]]
+
+    def has(self, score: str, draws: int | None) -> bool:
+        """Whether a score says something: of one draw, here or there, nothing is epistemic."""
+        return score not in EPISTEMIC_SCORES or 1 not in (self.draws, draws)
 
 
 def check_same_task(parts: Mapping[str, Any]) -> None:
@@ -190,80 +197,6 @@ def check_same_task(parts: Mapping[str, Any]) -> None:
                 f"a report is of one task: {first} is {one.task} (classes: {one.classes}), {name} "
                 f"is {other.task} (classes: {other.classes}). Make a report of each by itself."
             )
-
-
-def _indices(example: Tensor | None, into: Statistics | OodScores, count: int) -> Array:
-    if example is None:
-        return np.arange(into.examples, into.examples + count)
-    return example.detach().cpu().long().numpy()
-
-
-class OodScores:
-    """The scores of one model on one out-of-distribution data set; targets are not needed.
-
-    Args:
-        keep: The largest number of rows held; of more, a uniform sample.
-
-    Attributes:
-        task: "classification" or "regression", known after the first batch.
-        classes: Number of classes, None for a regression.
-        draws: The fewest draws of the posterior in a batch, None before the first.
-        examples: Number of examples seen, the invalid ones included.
-        invalid: Number of examples whose prediction is not finite.
-        sample: The columns of the scores.
-
-    Example:
-        >>> from lightning_bnn.predictive import CategoricalPredictive
-        >>> scores = OodScores()
-        >>> scores.update(CategoricalPredictive(torch.zeros(1, 5, 2)))
-        >>> scores.examples, scores.scores("maximum_probability")
-        (5, array([0.5, 0.5, 0.5, 0.5, 0.5]))
-    """
-
-    def __init__(self, keep: int = KEEP_ROWS) -> None:
-        self.task: str | None = None
-        self.classes: int | None = None
-        self.draws: int | None = None
-        self.examples = 0
-        self.invalid = 0
-        self.sample = Sample(keep)
-
-    def update(self, predictive: Predictive, example: Tensor | None = None) -> None:
-        """Add a batch.
-
-        Args:
-            predictive: Of B examples.
-            example: Their indices, (B,) int64; None counts on.
-
-        Raises:
-            ConfigurationError: The predictive is of another task than the batches before.
-        """
-        rows = make_rows(predictive, None, _indices(example, self, len(predictive)))
-        self._count(rows, predictive.draws, len(predictive), len(rows.invalid))
-        columns = {name: rows.columns[name] for name in TASKS[rows.task].ood.values()}
-        self.sample.add(rows.example, rows.position, columns)
-
-    def merge(self, other: OodScores) -> None:
-        """Add what another process gathered on other examples."""
-        if other.draws is not None:
-            self._count(other, other.draws, other.examples, other.invalid)
-            self.sample.merge(other.sample)
-
-    def _count(self, part: OodScores | Rows, draws: int, examples: int, invalid: int) -> None:
-        if self.task is not None:
-            check_same_task({"the batches so far": self, "this one": part})
-        self.task, self.classes = part.task, part.classes
-        self.draws = min(draws, self.draws or draws)
-        self.examples += examples
-        self.invalid += invalid
-
-    def scores(self, name: str) -> Array:
-        """A score of the rows kept; none if no prediction was finite."""
-        return self.sample[TASKS[str(self.task)].ood[name]] if len(self.sample) else np.zeros(0)
-
-    def has(self, score: str, draws: int | None) -> bool:
-        """Whether a score says something: of one draw, here or inside, nothing is epistemic."""
-        return score not in EPISTEMIC_SCORES or 1 not in (self.draws, draws)
 
 
 class Collection:

@@ -17,13 +17,14 @@ import numpy as np
 from lightning_bnn.report.figure import as_array
 
 __all__ = [
-    "COARSE", "NEAR_ONE", "about_invalid", "class_name", "listed", "nothing_found", "plural",
-    "points", "rounded_percent", "statements", "summary", "unseen_gap",
+    "COARSE", "NEAR_ONE", "ONE_DRAW", "about_invalid", "class_name", "listed", "nothing_found",
+    "plural", "points", "rounded_percent", "statements", "summary", "unseen_gap",
 ]  # fmt: skip
 
 Numbers = Mapping[str, Any]
 Line = tuple[str | None, str, str]
 
+ONE_DRAW = "One draw cannot show disagreement."
 LEVELS = ("bad", "warn", "good", "note")
 # A temperature or a factor this close to 1 changes nothing that could be seen.
 NEAR_ONE = 0.02
@@ -99,7 +100,7 @@ def unseen_gap(block: Numbers) -> float:
 
 def nothing_found(block: Numbers, said: str, where: str) -> tuple[str, str]:
     """Level and text where no fault was found, nor could have been."""
-    if block["verdict"].get("clustered"):
+    if block["verdict"]["clustered"]:
         return "note", "no miscalibration found, but so few examples could not show much."
     shown = f"{said} would show only gaps above about {points(unseen_gap(block))} in {where}"
     return "note", f"no miscalibration found, but {shown}."
@@ -143,15 +144,11 @@ def about_invalid(block: Numbers) -> Iterator[Line]:
     """What of a model is not finite, or was called impossible."""
     number, first = block["invalid"]["count"], block["invalid"]["examples"]
     if number:
-        shown = listed(first)
-        if number > len(first):
-            shown = f"{', '.join(map(str, first[:5]))}, ..."
-        are, which = ("is", "example") if number == 1 else ("are", "examples")
-        text = f"{plural(number, 'prediction')} {are} not finite and left out: {which} {shown}."
+        which = ", ".join(map(str, first[:5])) + (", ..." if number > 5 else "")
+        text = f"{plural(number, 'prediction')} not finite and left out: number {which}."
         yield block["name"], "bad", text
-    impossible = block["invalid"].get("impossible", 0)
-    if impossible:
-        had = f"{plural(impossible, 'target')} had probability 0"
+    if block["invalid"]["impossible"]:
+        had = f"{plural(block['invalid']['impossible'], 'target')} had probability 0"
         text = f"{had}: what was observed was called impossible, and the NLL is infinite."
         yield block["name"], "bad", text
 
@@ -162,47 +159,33 @@ def _about_parts(document: Numbers) -> Iterator[Line]:
     Only a calibrated model of several draws can say: a wrong total has no right parts.
     """
     blocks = [block for block in document["models"] if block["scalars"]["nll"] is not None]
-    if not blocks:
-        return
-    block = min(blocks, key=lambda each: each["scalars"]["nll"])
-    if block["draws"] == 1:
-        if len(document["models"]) == 1:
-            text = "one draw cannot tell noise in the data from what more data would settle."
-            yield block["name"], "note", text
+    block = min(blocks, key=lambda each: each["scalars"]["nll"], default=None)
+    if block is None or block["draws"] == 1 or block["verdict"]["label"] != "calibrated":
         return
     scalars = block["scalars"]
     share = scalars.get("epistemic_share")
     if document["task"] == "classification" and scalars["entropy"]:
         share = scalars["epistemic"] / scalars["entropy"]
-    if share is None or block["verdict"]["label"] != "calibrated":
-        return
-    if share <= 0.2:
-        part = f"{rounded_percent(1 - share)} of its uncertainty is noise in the data"
-        help_ = "would help little"
-    else:
+    if share is not None:
         part = f"{rounded_percent(share)} of its uncertainty is about its weights"
-        help_ = "would help" if share >= 0.5 else "would help some"
-    text = f"by the model's own account {part}; more data of the same kind {help_}."
-    yield block["name"], "note", text
+        help_ = "help" if share >= 0.5 else "help some" if share > 0.2 else "help little"
+        text = f"by the model's own account {part}; more data of the same kind would {help_}."
+        yield block["name"], "note", text
 
 
 def _about_comparison(table: Numbers) -> Iterator[Line]:
     columns = table["columns"]
-    if len(columns) < 2:
-        return
     judged = [row for row in table["rows"] if any(value["best"] for value in row["values"])]
-    if judged:
-        clear: dict[str, list[str]] = {}
-        for row in judged:
-            ahead = [value["best"] or value["tied"] for value in row["values"]]
-            if sum(ahead) == 1:
-                clear.setdefault(columns[ahead.index(True)], []).append(row["label"])
-        first, *others = sorted(clear.items(), key=lambda each: -len(each[1]))[:3] or [("", [])]
-        text = f"{first[0]} is clearly best in {len(first[1])} of {plural(len(judged), 'row')}"
-        text += f" ({listed(first[1])})"
-        text += "".join(f"; {name} in {len(won)} ({listed(won)})" for name, won in others)
-        none = "no model is clearly best in any row of the comparison"
-        yield None, "note", f"{text if clear else none}."
+    clear: dict[str, list[str]] = {}
+    for row in judged:
+        ahead = [value["best"] or value["tied"] for value in row["values"]]
+        if sum(ahead) == 1:
+            clear.setdefault(columns[ahead.index(True)], []).append(row["label"])
+    won = [f"{name} in {len(rows)} ({listed(rows)})" for name, rows in clear.items()]
+    if won:
+        yield None, "note", f"clearly best of {plural(len(judged), 'row')}: {'; '.join(won)}."
+    elif judged:
+        yield None, "note", "no model is clearly best in any row of the comparison."
     if not table["complete"]:
         used = plural(table["examples"], "example")
         yield None, "warn", f"the comparison uses only the {used} that every model could predict."
@@ -218,10 +201,7 @@ def _about_data(document: Numbers) -> Iterator[Line]:
         gaps = f"only gaps above about {points(unseen)} {where} would be seen"
         yield None, level, f"with {statements(document)}, {gaps}."
     if data["rows"] > data["examples"]:
-        if all(block["verdict"].get("clustered") for block in blocks):
-            taken = "verdicts and intervals allow for their dependence, bands do not"
-        else:
-            taken = "verdicts and bands take them as independent, intervals do not"
+        taken = "verdicts and intervals allow for their dependence, bands do not"
         examples = plural(data["examples"], "example")
         yield None, "note", f"the {examples} have several rows each: {taken}."
     if data["sampled"] is not None:

@@ -27,7 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.samplers.base import Group, MomentumSampler, check_number
+from lightning_bnn.checks import check_number
+from lightning_bnn.samplers.base import Group, MomentumSampler
 
 __all__ = ["BAOA"]
 
@@ -66,7 +67,7 @@ class BAOA(MomentumSampler):
     def check_options(self, group: Group) -> None:
         """Raise on a friction that is not above 0."""
         super().check_options(group)
-        check_number("BAOA takes friction= above 0:", group["friction"], above=0)
+        check_number("friction", group["friction"])
 
     def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
         """One step of the rule above."""

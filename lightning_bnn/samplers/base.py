@@ -8,7 +8,7 @@ the learning rate, N the number of training examples, T the temperature, ξ stan
 numbers, d the number of weights.
 
 Several chains run as one: the parameters then have a leading axis of chains, and each chain has
-a stream of noise of its own, so that it moves as it would alone.
+its own stream of noise, so that it moves as it would alone.
 """
 
 from __future__ import annotations
@@ -16,41 +16,33 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_bnn.checks import check_number
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.random import NormalStream
 
-__all__ = ["MomentumSampler", "Sampler", "check_number"]
+__all__ = ["MomentumSampler", "Sampler", "check_share"]
 
 Group = dict[str, Any]
 Closure = Callable[[], Any]
 
 
-def check_number(
-    what: str,
-    value: Any,
-    above: float | None = None,
-    least: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-) -> None:
-    """Raise unless ``value`` is a finite number within the bounds that are given.
+def check_share(name: str, value: Any) -> None:
+    """Raise unless the value of an option is above 0 and at most 1.
 
     Example:
-        >>> check_number("friction= is above 0 and at most 1:", 0.1, above=0, most=1)
+        >>> check_share("friction", 1.5)
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: friction= is above 0 and at most 1; got 1.5.
     """
-    good = isinstance(value, Real) and math.isfinite(value)
-    good = good and (above is None or value > above)
-    good = good and (least is None or value >= least)
-    good = good and (below is None or value < below)
-    if not good or (most is not None and value > most):
-        raise ConfigurationError(f"{what} got {value!r}.")
+    if check_number(name, value) > 1:
+        raise ConfigurationError(f"{name}= is above 0 and at most 1; got {value}.")
 
 
 class Sampler(Optimizer):
@@ -85,14 +77,19 @@ class Sampler(Optimizer):
         temperature: float = 1.0,
         seed: int | Sequence[int] | None = None,
     ) -> None:
-        name = type(self).__name__
-        check_number(f"{name} needs num_data=, the number of training examples:", num_data, above=0)
+        check_number("num_data", num_data)
         self.num_data = _plain(num_data)
         self.stacked = isinstance(seed, Sequence)
-        self.streams = [NormalStream(one) for one in _seeds(name, seed)]
+        seeds: list[Any] = list(seed) if isinstance(seed, Sequence) else [seed]
+        if len(set(seeds)) < len(seeds):
+            raise ConfigurationError(
+                f"Each chain needs its own seed, or chains share their noise; got seed={seeds}. "
+                "lightning_bnn.random.member_seed makes them from one."
+            )
+        self.streams = [NormalStream(chain_seed) for chain_seed in seeds]
         self.measure = False
         self.measured_temperature: Tensor | None = None
-        self._scratch: dict[tuple[int, str], tuple[Tensor, list[Tensor]]] = {}
+        self._scratch: dict[Any, tuple[Tensor, list[Tensor]]] = {}
         # "explore" is set by a schedule for steps without noise
         super().__init__(params, {**defaults, "temperature": temperature, "explore": False})
 
@@ -112,9 +109,8 @@ class Sampler(Optimizer):
 
     def check_options(self, group: Group) -> None:
         """Raise on options of a group that cannot work; a subclass adds its own."""
-        name = type(self).__name__
-        check_number(f"{name} takes lr= above 0:", group["lr"], above=0)
-        check_number(f"{name} takes temperature= of at least 0:", group["temperature"], least=0)
+        check_number("lr", group["lr"])
+        check_number("temperature", group["temperature"], positive=False)
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -129,11 +125,6 @@ class Sampler(Optimizer):
             if not weights:
                 continue
             gradients: list[Tensor] = [p.grad for p in weights]
-            if any(gradient.is_sparse for gradient in gradients):
-                raise ConfigurationError(
-                    f"{type(self).__name__} needs dense gradients; build the embedding with "
-                    "sparse=False."
-                )
             reads = self.measure and group["lr"] > 0  # without a step there is nothing to read
             if reads and not self.reads_after_step:
                 readings.append(self.read_temperature(group, weights, gradients))
@@ -171,6 +162,10 @@ class Sampler(Optimizer):
         """Tensors of the weights' shapes to work in, in memory that is kept but never saved."""
         return self._memory(group, weights, key)[1]
 
+    def along(self, values: Tensor, weight: Tensor) -> Tensor:
+        """One value for each chain, in a shape that broadcasts over its weights."""
+        return values.reshape([self.chains] + [1] * (weight.dim() - 1) if self.stacked else [])
+
     def per_chain(self, tensors: Iterable[Tensor]) -> Tensor:
         """The sum of tensors' elements, one for each chain."""
         rows = [tensor.reshape(self.chains, -1).sum(1) for tensor in tensors]
@@ -192,20 +187,14 @@ class Sampler(Optimizer):
 
     def _memory(self, group: Group, weights: list[Tensor], key: str) -> tuple[Tensor, list[Tensor]]:
         """One flat row for each chain, and its parts in the weights' shapes; made once."""
-        first = weights[0]
-        index = next(i for i, one in enumerate(self.param_groups) if one is group)
-        kept = self._scratch.get((index, key))
-        if (
-            kept is None
-            or (kept[0].device, kept[0].dtype) != (first.device, first.dtype)
-            or [part.shape for part in kept[1]] != [weight.shape for weight in weights]
-        ):
+        first, shapes = weights[0], [weight.shape for weight in weights]
+        place = (id(group), key, first.device, first.dtype, *shapes)
+        if place not in self._scratch:
             sizes = [weight.numel() // self.chains for weight in weights]
             flat = torch.empty(self.chains, sum(sizes), device=first.device, dtype=first.dtype)
-            parts = flat.split(sizes, dim=1)
-            kept = flat, [p.view(w.shape) for p, w in zip(parts, weights, strict=True)]
-            self._scratch[index, key] = kept
-        return kept
+            parts = zip(flat.split(sizes, dim=1), shapes, strict=True)
+            self._scratch[place] = flat, [part.view(shape) for part, shape in parts]
+        return self._scratch[place]
 
     # ---------------------------------------------------------------- state
 
@@ -217,21 +206,15 @@ class Sampler(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the saved sampler was, to the last bit; N, T and lr are the saved ones."""
-        name = type(self).__name__
-        if "streams" not in state_dict:
-            raise ConfigurationError(
-                f"{name} goes on from the state of a sampler, with its streams of noise; got one "
-                f"with {sorted(state_dict)}. Was it saved by another optimizer?"
-            )
-        streams = state_dict["streams"]
+        """Resume the saved sampler, to the last bit; N, T and lr are the saved ones."""
+        streams = state_dict.get("streams", [])
         if len(streams) != self.chains:
             raise ConfigurationError(
-                f"The saved {name} has {len(streams)} chains, this one {self.chains}. Build it "
-                "with the same number to go on."
+                f"The saved state has {len(streams)} chains, this {type(self).__name__} "
+                f"{self.chains}. Build it with the same number to resume; with 0, it was saved by "
+                "another optimizer."
             )
-        own = ("streams", "num_data")
-        super().load_state_dict({k: v for k, v in state_dict.items() if k not in own})
+        super().load_state_dict(state_dict)
         self.num_data = state_dict["num_data"]
         for stream, saved in zip(self.streams, streams, strict=True):
             stream.load_state_dict(saved)
@@ -253,26 +236,19 @@ class Sampler(Optimizer):
         """Add a group, checking its options and its parameters."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        try:
-            self.check_options(group)
-            for parameter in group["params"]:
-                self._check_parameter(parameter)
-        except ConfigurationError:
-            self.param_groups.pop()
-            raise
+        self.check_options(group)
+        for parameter in group["params"]:
+            if not parameter.is_floating_point():
+                raise ConfigurationError(
+                    f"{type(self).__name__} samples real weights; got a parameter of type "
+                    f"{parameter.dtype}. Split a complex one in two real ones (view_as_real)."
+                )
+            if self.stacked and parameter.shape[:1] != (self.chains,):
+                raise ConfigurationError(
+                    f"{self.chains} seeds mean {self.chains} chains, so every parameter needs a "
+                    f"leading axis of that length; got the shape {tuple(parameter.shape)}."
+                )
         group.update({name: _plain(value) for name, value in group.items()})
-
-    def _check_parameter(self, parameter: Tensor) -> None:
-        if not parameter.is_floating_point():
-            raise ConfigurationError(
-                f"{type(self).__name__} samples real weights; got a parameter of type "
-                f"{parameter.dtype}. Split a complex one into two real ones (torch.view_as_real)."
-            )
-        if self.stacked and parameter.shape[:1] != (self.chains,):
-            raise ConfigurationError(
-                f"{self.chains} seeds mean {self.chains} chains, so every parameter needs a "
-                f"leading axis of that length; got the shape {tuple(parameter.shape)}."
-            )
 
 
 class MomentumSampler(Sampler):
@@ -319,19 +295,3 @@ class MomentumSampler(Sampler):
 def _plain(value: Any) -> Any:
     """A number of NumPy's as one of Python's, because a safe load refuses the former."""
     return value.item() if isinstance(value, Real) and hasattr(value, "item") else value
-
-
-def _seeds(name: str, seed: Any) -> list[int | None]:
-    if seed is None:
-        return [None]
-    seeds = list(seed) if isinstance(seed, Sequence) else [seed]
-    if not seeds or not all(isinstance(one, Integral) for one in seeds):
-        raise ConfigurationError(
-            f"{name} takes seed= as an integer, or a sequence of one for each chain; got {seed!r}."
-        )
-    if len(set(seeds)) < len(seeds):
-        raise ConfigurationError(
-            f"{name} needs a seed of its own for each chain, or chains share their noise; got "
-            f"{seeds}. lightning_bnn.random.seeds.member_seed makes them from one."
-        )
-    return seeds

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.samplers.base import Closure, Sampler
 
@@ -92,8 +93,8 @@ def leapfrog(
     """
 
     def kick(share: float) -> None:
-        for velocity, one, rate in zip(velocities, gradients, rates, strict=True):
-            velocity.addcmul_(one, rate, value=-share)
+        for velocity, by_weight, rate in zip(velocities, gradients, rates, strict=True):
+            velocity.addcmul_(by_weight, rate, value=-share)
 
     kick(0.5)
     for step in range(steps):
@@ -172,18 +173,13 @@ class HMC(Sampler):
         seed: int | Sequence[int] | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr}, num_data, temperature, seed)
-        whole = isinstance(leapfrog_steps, int) and isinstance(adapt_steps, int)
-        for name, value, good in (
-            ("whole numbers of steps", (leapfrog_steps, adapt_steps), whole),
-            ("leapfrog_steps= of 1 or more", leapfrog_steps, leapfrog_steps >= 1),
-            ("adapt_steps= of 0 or more", adapt_steps, adapt_steps >= 0),
-            ("target_acceptance= between 0 and 1", target_acceptance, 0 < target_acceptance < 1),
-            ("jitter= from 0 to below 1", jitter, 0 <= jitter < 1),
-        ):
-            if not good:
-                raise ConfigurationError(f"HMC takes {name}; got {value}.")
-        self.leapfrog_steps = leapfrog_steps
-        self.adapt_steps = adapt_steps
+        if not (0 < target_acceptance < 1 and 0 <= jitter < 1):
+            raise ConfigurationError(
+                "HMC takes target_acceptance= between 0 and 1, and jitter= from 0 to below 1; got "
+                f"{target_acceptance} and {jitter}."
+            )
+        self.leapfrog_steps = check_whole("leapfrog_steps", leapfrog_steps, 1)
+        self.adapt_steps = check_whole("adapt_steps", adapt_steps, 0)
         self.target_acceptance = target_acceptance
         self.jitter = jitter
         self.acceptance: Tensor | None = None
@@ -214,10 +210,12 @@ class HMC(Sampler):
         with torch.enable_grad():
             first = closure()
         energies = [self._energies(first)]
-        if energies[0].device.type == "cpu":  # elsewhere reading would make the device wait
+        if energies[0].device.type == "cpu":  # on others, reading would make the device wait
             self._check_start(energies[0])
         moving = [(p, g) for g in self.param_groups for p in g["params"] if p.grad is not None]
         weights = [weight for weight, _ in moving]
+        if not weights:
+            raise ConfigurationError("HMC needs gradients: let the closure call backward.")
         gradients = self._gradients(weights)
         if self.measure:
             reading, count = self.read_temperature(self.param_groups[0], weights, gradients)
@@ -226,7 +224,7 @@ class HMC(Sampler):
         normal = self.noise(self.param_groups[0], weights)
         to_jitter, to_accept = self._uniform(weights[0].device)
         scale = self.lr_scale.to(to_jitter.device) * (1 + self.jitter * (2 * to_jitter - 1)) ** 2
-        rates = [self._along(group["lr"] * scale, w).to(w.dtype) for w, group in moving]
+        rates = [self.along(group["lr"] * scale, w).to(w.dtype) for w, group in moving]
         velocities = [
             number * (rate * temperature / self.num_data).sqrt()
             for number, rate in zip(normal, rates, strict=True)
@@ -246,7 +244,7 @@ class HMC(Sampler):
         diverged = ~torch.stack(energies).isfinite().all(0) | (ratio < _DIVERGED)
         accepted = (to_accept.log() < ratio) & ~diverged
         for weight, old in zip(weights, before, strict=True):
-            weight.copy_(torch.where(self._along(accepted, weight), weight, old))
+            weight.copy_(torch.where(self.along(accepted, weight), weight, old))
         self._record(ratio.clamp(max=0).exp().masked_fill(diverged, 0), diverged)
         return first
 
@@ -273,12 +271,10 @@ class HMC(Sampler):
 
     def _energies(self, value: Any) -> Tensor:
         """What the closure returned, in double precision."""
-        shape = tuple(value.shape) if isinstance(value, Tensor) else None
-        if shape != (self.chains,) and not (shape == () and self.chains == 1):
-            got = repr(value) if shape is None else f"a tensor of shape {shape}"
+        if not isinstance(value, Tensor) or value.numel() != self.chains:
             raise ConfigurationError(
                 "HMC accepts or rejects each chain by its own energy, so the closure returns a "
-                f"tensor of shape ({self.chains},) with the mean energy of each chain; got {got}."
+                f"tensor of shape ({self.chains},) with the mean energy of each chain; got {value}."
             )
         return value.detach().double().reshape(self.chains)
 
@@ -292,10 +288,6 @@ class HMC(Sampler):
         for row, stream in zip(normal, self.streams, strict=True):
             stream.fill_(row)
         return torch.special.ndtr(normal).T
-
-    def _along(self, values: Tensor, weight: Tensor) -> Tensor:
-        """One value for each chain, in a shape that broadcasts over its weights."""
-        return values.reshape([self.chains] + [1] * (weight.dim() - 1) if self.stacked else [])
 
     # ---------------------------------------------------------------- checks
 
@@ -323,15 +315,7 @@ class HMC(Sampler):
             )
 
     def _gradients(self, weights: list[Tensor]) -> list[Tensor]:
-        gradients = [weight.grad for weight in weights]
-        dense = [one for one in gradients if one is not None and not one.is_sparse]
-        if not dense or len(dense) < len(gradients):
-            raise ConfigurationError(
-                "Each call of the closure must leave dense gradients: let it call backward on the "
-                "energy, and build embeddings with sparse=False. Got dense gradients for "
-                f"{len(dense)} of {len(gradients)} tensors."
-            )
-        return dense
+        return [weight.grad for weight in weights if weight.grad is not None]
 
     # ---------------------------------------------------------------- state
 
@@ -343,9 +327,8 @@ class HMC(Sampler):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the saved sampler was, to the last bit."""
-        own = ("adaptation", "divergences")
-        super().load_state_dict({k: v for k, v in state_dict.items() if k not in own})
+        """Resume the saved sampler, to the last bit."""
+        super().load_state_dict(state_dict)
         saved = state_dict["adaptation"]
         tensors = (saved[name].cpu() for name in DualAveraging._fields[1:])
         self._adaptation = DualAveraging(saved["transitions"], *tensors)

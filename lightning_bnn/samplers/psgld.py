@@ -38,14 +38,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.samplers.base import Closure, Group, Sampler, check_number
+from lightning_bnn.samplers.base import Closure, Group, Sampler
 
 __all__ = ["PSGLD"]
 
 
 class PSGLD(Sampler):
-    """SGLD with a step of its own for each weight.
+    """SGLD with its own step size for each weight.
 
     Args:
         params: Parameters, or groups of them.
@@ -81,21 +82,18 @@ class PSGLD(Sampler):
         temperature: float = 1.0,
         seed: int | Sequence[int] | None = None,
     ) -> None:
-        own: Group = {"lr": lr, "decay": decay, "damping": damping}
-        own.update(freeze_after=freeze_after, gamma=gamma, adapted=0)
-        super().__init__(params, own, num_data, temperature, seed)
+        options: Group = {"lr": lr, "decay": decay, "damping": damping}
+        options.update(freeze_after=freeze_after, gamma=gamma, adapted=0)
+        super().__init__(params, options, num_data, temperature, seed)
 
     def check_options(self, group: Group) -> None:
         """Raise on a decay outside [0, 1), a damping of 0 and an odd ``freeze_after``."""
         super().check_options(group)
-        check_number("PSGLD takes decay= from 0 to below 1:", group["decay"], least=0, below=1)
-        check_number("PSGLD takes damping= above 0:", group["damping"], above=0)
-        steps = group["freeze_after"]
-        if steps is not None and not (isinstance(steps, int) and steps >= 1):
-            raise ConfigurationError(
-                "PSGLD takes freeze_after= as a number of steps, at least 1, or None; "
-                f"got {steps!r}."
-            )
+        check_number("damping", group["damping"])
+        if check_number("decay", group["decay"], positive=False) >= 1:
+            raise ConfigurationError(f"decay= is at least 0 and below 1; got {group['decay']}.")
+        if group["freeze_after"] is not None:
+            check_whole("freeze_after", group["freeze_after"], 1)
 
     @property
     def calls_closure_again(self) -> bool:  # type: ignore[override]
@@ -142,8 +140,8 @@ class PSGLD(Sampler):
         if scale == 0:
             return
         if adapts and group["gamma"]:
-            for weight, square, one in zip(weights, squares, inverse, strict=True):
-                drift = self.state[weight]["slope"] / (square.sqrt() * one.square())
+            for weight, square, root in zip(weights, squares, inverse, strict=True):
+                drift = self.state[weight]["slope"] / (square.sqrt() * root.square())
                 drift = torch.where(square > 0, drift, 0)
                 weight.add_(drift, alpha=-(scale**2) / 2)  # scale²/2 = ηT/N
         torch._foreach_sqrt_(inverse)

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.samplers.base import check_number
 
 __all__ = ["Cyclical", "Polynomial"]
 
@@ -33,7 +33,7 @@ class Polynomial(LRScheduler):
         optimizer: The sampler.
         offset: b, above 0; with 1 the first rate is the optimizer's own.
         power: γ, above 0.
-        last_epoch: The step to go on from; -1 to start.
+        last_epoch: The step to resume from; -1 to start.
 
     Example:
         >>> import torch
@@ -50,10 +50,8 @@ class Polynomial(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, offset: float = 1.0, power: float = 0.55, last_epoch: int = -1
     ) -> None:
-        check_number("Polynomial takes offset= above 0:", offset, above=0)
-        check_number("Polynomial takes power= above 0:", power, above=0)
-        self.offset = offset
-        self.power = power
+        self.offset = check_number("offset", offset)
+        self.power = check_number("power", power)
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
@@ -72,7 +70,7 @@ class Cyclical(LRScheduler):
         cycle_length: L, the steps of a cycle.
         exploration: The share of a cycle that explores, at least 0 and below 1, rounded to whole
             steps.
-        last_epoch: The step to go on from; -1 to start.
+        last_epoch: The step to resume from; -1 to start.
 
     Example:
         >>> import torch
@@ -81,8 +79,8 @@ class Cyclical(LRScheduler):
         >>> schedule = Cyclical(sampler, cycle_length=4)
         >>> [schedule.samples_at(step) for step in range(6)]
         [False, False, True, True, False, False]
-        >>> schedule.cycle_at(5), schedule.ends_cycle(5), schedule.ends_cycle(7)
-        (1, False, True)
+        >>> schedule.ends_cycle(5), schedule.ends_cycle(7)
+        (False, True)
     """
 
     def __init__(
@@ -92,14 +90,8 @@ class Cyclical(LRScheduler):
         exploration: float = 0.5,
         last_epoch: int = -1,
     ) -> None:
-        if not isinstance(cycle_length, int) or cycle_length < 1:
-            raise ConfigurationError(
-                "Cyclical takes cycle_length= as a number of steps, at least 1; got "
-                f"{cycle_length!r}."
-            )
-        check_number("Cyclical takes exploration= of at least 0:", exploration, least=0)
-        self.cycle_length = cycle_length
-        self.exploration = exploration
+        self.cycle_length = check_whole("cycle_length", cycle_length, 1)
+        self.exploration = check_number("exploration", exploration, positive=False)
         self.exploration_steps = round(exploration * cycle_length)
         if self.exploration_steps >= cycle_length:
             raise ConfigurationError(
@@ -107,10 +99,6 @@ class Cyclical(LRScheduler):
                 "samples. Lower it, or make the cycles longer."
             )
         super().__init__(optimizer, last_epoch)
-
-    def cycle_at(self, step: int) -> int:
-        """The number of the cycle that ``step`` belongs to; both count from 0."""
-        return step // self.cycle_length
 
     def samples_at(self, step: int) -> bool:
         """Whether ``step`` has noise, so that the weights after it count as draws."""
@@ -127,7 +115,7 @@ class Cyclical(LRScheduler):
         return [rate * factor for rate in self.base_lrs]
 
     def step(self, epoch: int | None = None) -> None:
-        """Go on by one step."""
+        """Move on by one step."""
         super().step(epoch)
         for group in self.optimizer.param_groups:
             group["explore"] = not self.samples_at(self.last_epoch)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.samplers.base import Group, MomentumSampler, check_number
+from lightning_bnn.samplers.base import Group, MomentumSampler, check_share
 
 __all__ = ["SGHMC"]
 
@@ -62,7 +62,7 @@ class SGHMC(MomentumSampler):
     def check_options(self, group: Group) -> None:
         """Raise on a friction outside (0, 1]."""
         super().check_options(group)
-        check_number("SGHMC takes friction= in (0, 1]:", group["friction"], above=0, most=1)
+        check_share("friction", group["friction"])
 
     def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
         """One step of the rule above."""

@@ -29,7 +29,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.samplers.base import Group, MomentumSampler, check_number
+from lightning_bnn.checks import check_number
+from lightning_bnn.samplers.base import Group, MomentumSampler, check_share
 
 __all__ = ["SGNHT"]
 
@@ -68,21 +69,21 @@ class SGNHT(MomentumSampler):
         temperature: float = 1.0,
         seed: int | Sequence[int] | None = None,
     ) -> None:
-        own = {"lr": lr, "friction": friction, "coupling": coupling}
-        super().__init__(params, own, num_data, temperature, seed)
+        options = {"lr": lr, "friction": friction, "coupling": coupling}
+        super().__init__(params, options, num_data, temperature, seed)
 
     def check_options(self, group: Group) -> None:
         """Raise on a friction outside (0, 1] and on a negative coupling."""
         super().check_options(group)
-        check_number("SGNHT takes friction= in (0, 1]:", group["friction"], above=0, most=1)
-        check_number("SGNHT takes coupling= of at least 0:", group["coupling"], least=0)
+        check_share("friction", group["friction"])
+        check_number("coupling", group["coupling"], positive=False)
 
     def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
         """One step of the rule above."""
         thermostat = self._thermostat(group, weights[0])
         velocities = self.velocities(weights)
         for velocity in velocities:
-            velocity.mul_(self._along(1 - thermostat, velocity))
+            velocity.mul_(self.along(1 - thermostat, velocity))
         torch._foreach_add_(velocities, gradients, alpha=-group["lr"])
         scale = self.noise_scale(group, 2 * group["friction"] * group["lr"])
         if scale > 0:
@@ -114,7 +115,3 @@ class SGNHT(MomentumSampler):
             group["thermostat"] = torch.full((self.chains,), group["friction"], dtype=dtype)
         group["thermostat"] = group["thermostat"].to(weight.device)
         return group["thermostat"]
-
-    def _along(self, values: Tensor, weight: Tensor) -> Tensor:
-        """One value for each chain, in a shape that broadcasts over its weights."""
-        return values.reshape(-1, *[1] * (weight.dim() - 1)) if self.stacked else values[0]

@@ -66,9 +66,9 @@ class WarmUp(Optimizer):
         return {**state, "warm_up": {"taken": self.taken, "first": self.first.state_dict()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the saved one was."""
+        """Resume where the saved warm-up or sampler was."""
         warm_up = state_dict["warm_up"]
-        self.then.load_state_dict({k: v for k, v in state_dict.items() if k != "warm_up"})
+        self.then.load_state_dict(state_dict)
         self.first.load_state_dict(warm_up["first"])
         self.taken = warm_up["taken"]
         self._share()

@@ -92,8 +92,7 @@ def open_directory(directory: str | os.PathLike[str]) -> Files:
 def write_atomic(path: str | os.PathLike[str], *pieces: Piece) -> None:
     """Write a local file in place of the one that may be there: all or nothing.
 
-    It is on the disk when this returns. Folders on the way are made. A file that holds the same
-    bytes already is left alone.
+    It is on the disk when this returns. Folders on the way are made.
 
     Args:
         path: The file.
@@ -107,11 +106,9 @@ def write_atomic(path: str | os.PathLike[str], *pieces: Piece) -> None:
         'all of it'
     """
     target = Path(path)
-    _make(target.parent)
-    if not _holds(target, pieces):
-        with _temporary(target, pieces) as temporary:
-            os.replace(temporary, target)
-    _sync(target.parent)  # also for a file kept: its writer may have died before this
+    with _temporary(target, pieces) as temporary:
+        os.replace(temporary, target)
+    _sync(target.parent)
 
 
 class Files:
@@ -150,16 +147,14 @@ class Files:
     def get(self, name: str, limit: int | None = None) -> bytes | None:
         """The first ``limit`` bytes of a file, or all; ``None`` if it is missing."""
         try:
-            data = self.file_system.cat_file(f"{self.root}/{name}".rstrip("/"), end=limit)
+            data = self.file_system.cat_file(f"{self.root}/{name}", end=limit)
         except _NOT_A_FILE:
             return None
         return bytes(data)
 
     def put(self, name: str, *pieces: Piece) -> None:
         """Write a file of these pieces in place of the one that may be there, all or nothing."""
-        path = f"{self.root}/{name}"
-        self.file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
-        self.file_system.pipe_file(path, b"".join(pieces))
+        self._write(name, b"".join(pieces))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file unless there is one of that name already; of several writers one succeeds.
@@ -167,29 +162,30 @@ class Files:
         Returns:
             Whether the file is now there with these bytes.
         """
-        path = f"{self.root}/{name}"
-        self.file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
         try:
             with _CREATING:
-                self.file_system.pipe_file(path, data, mode="create")
+                self._write(name, data, mode="create")
         except OSError:  # taken, or the answer to a first try was lost; the contents tell
-            self.file_system.invalidate_cache(path)
+            self.file_system.invalidate_cache(f"{self.root}/{name}")
             there = self.get(name)
             if there is None:
                 raise
             return there == data
         return True
 
-    def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        with suppress(FileNotFoundError):
-            self.file_system.rm_file(f"{self.root}/{name}")
+    def _write(self, name: str, data: bytes, **options: Any) -> None:
+        path = f"{self.root}/{name}"
+        self.file_system.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self.file_system.pipe_file(path, data, **options)
 
-    def sync(self, folder: str) -> None:
-        """Put the removal of files from a folder on the disk, before more is removed."""
+    def remove(self, *names: str) -> None:
+        """Remove files one after another, if they are there; locally the disk knows it then."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                self.file_system.rm_file(f"{self.root}/{name}")
 
     def one_writer(self) -> AbstractContextManager[None]:
-        """Make what must be there before a put, and keep other writers out where that works."""
+        """Keep other writers out where that works."""
         return nullcontext()
 
     def claim(self) -> Callable[[], None]:
@@ -215,65 +211,56 @@ class LocalFiles(Files):
     @override
     def create(self, name: str, data: bytes) -> bool:
         path = self.path / name
-        _make(path.parent)
         with _temporary(path, [data]) as temporary:
-            try:
+            with suppress(FileExistsError):
                 os.link(temporary, path)  # unlike a rename, it never replaces
-                created = True
-            except FileExistsError:
-                created = _holds(path, [data])  # ours, if the answer to a first try was lost
             os.unlink(temporary)
         _sync(path.parent)
-        return created
+        return self.get(name) == data  # also ours if the answer to a first try was lost
 
     @override
-    def remove(self, name: str) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(self.path / name)
+    def remove(self, *names: str) -> None:
+        super().remove(*names)
+        for folder in {(self.path / name).parent for name in names}:
+            with suppress(FileNotFoundError):
+                _sync(folder)
 
-    @override
-    def sync(self, folder: str) -> None:
-        with suppress(FileNotFoundError):
-            _sync(self.path / folder)
+    if sys.platform != "win32":  # where there are no such locks
 
-    @override
-    @contextmanager
-    def one_writer(self) -> Iterator[None]:
-        _make(self.path / "blobs")
-        if sys.platform == "win32":
-            yield
-            return
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            with suppress(OSError):  # a network file system without locks
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
-    @override
-    def claim(self) -> Callable[[], None]:
-        if sys.platform == "win32":
-            return super().claim()
-        _make(self.path)
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            # of this process alone, not of its forks: gone the moment that it is killed
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
+        @override
+        @contextmanager
+        def one_writer(self) -> Iterator[None]:
+            _make(self.path)
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                with suppress(OSError):  # a network file system without locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
                 os.close(descriptor)
-                raise ConfigurationError(
-                    f"{self} is in use: another run is writing draws to it. Give each run a "
-                    "directory of its own."
-                ) from error
-            # else a network file system without locks
-        return partial(os.close, descriptor)
+
+        @override
+        def claim(self) -> Callable[[], None]:
+            _make(self.path)
+            descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                # of this process alone, not of its forks: gone the moment that it is killed
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    os.close(descriptor)
+                    raise ConfigurationError(
+                        f"{self} is in use: another run is writing draws to it. Give each run a "
+                        "directory of its own."
+                    ) from error
+                # else a network file system without locks
+            return partial(os.close, descriptor)
 
 
 @contextmanager
 def _temporary(path: Path, pieces: Sequence[Piece]) -> Iterator[Path]:
     """A file beside ``path`` with these contents, on the disk; gone if the block raises."""
+    _make(path.parent)
     temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
     try:
         with open(temporary, "xb") as file:
@@ -305,11 +292,3 @@ def _sync(directory: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _holds(path: Path, pieces: Sequence[Piece]) -> bool:
-    """Compare with the file itself: a good name may stand on damaged contents."""
-    if not path.is_file() or path.stat().st_size != sum(len(piece) for piece in pieces):
-        return False
-    with open(path, "rb") as file:
-        return all(file.read(len(piece)) == piece for piece in pieces)

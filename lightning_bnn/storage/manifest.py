@@ -1,12 +1,9 @@
-"""The manifest of a stored posterior: one JSON object that ends with its own hash (is *sealed*).
+"""Sealed JSON: one object that ends with its own hash, as manifests and records are.
 
-It is compact ASCII JSON with the keys ``format``, ``version``, ``kind``, ``fields``,
-``written_by`` (package versions), ``blobs`` (``name``, ``file``, ``bytes``, ``sha256`` and the
-``dtype`` and ``shape`` of every tensor) and, last, ``sha256``: the hash of the same JSON without
-this key. A blob with tensors in sparse storage (see :mod:`lightning_bnn.storage.sparse`) has the
-key ``sparse`` too, with the number of values of each of them; a manifest with such a blob has
-version 2, every other has version 1. A manifest is checked byte for byte before anything in it is
-believed. A good hash does not mean that this package wrote it, so that file names are checked, too.
+It is compact ASCII JSON with the keys ``format`` and ``version``, what the format adds and, last,
+``sha256``: the hash of the same JSON without this key. It is checked byte for byte before anything
+in it is believed. A good hash does not mean that this package wrote it, so that contents are
+checked, too.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,40 +18,10 @@ import torch
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 
-__all__ = [
-    "BLOB_FILE",
-    "BLOB_NAME",
-    "CODES",
-    "FORMAT",
-    "MANIFEST",
-    "SPARSE_VERSION",
-    "VERSION",
-    "check_blob",
-    "decode",
-    "dtype_name",
-    "encode",
-    "json_value",
-    "package_versions",
-    "require",
-    "unseal",
-]
+__all__ = ["MANIFEST", "VERSION", "encode", "json_value", "package_versions", "require", "unseal"]
 
-FORMAT = "lightning_bnn.posterior"
-VERSION = 1
-SPARSE_VERSION = 2
 MANIFEST = "manifest.json"
-BLOB_NAME = re.compile(r"[A-Za-z0-9_.-]+")
-BLOB_FILE = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{16}\.safetensors")
-# the dtypes that can be stored, and what safetensors calls them
-CODES = {
-    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"},
-    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8"},
-}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype as :data:`CODES` has it."""
-    return str(dtype).removeprefix("torch.")
+VERSION = 1
 
 
 def package_versions() -> dict[str, str]:
@@ -83,15 +49,10 @@ def json_value(value: Any, where: str) -> Any:
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """Give the one byte string that a manifest with these contents is, its hash at the end."""
+    """Give the one byte string that a sealed object with these contents is, its hash at the end."""
     compact = json.dumps(body, separators=(",", ":"))
     digest = hashlib.sha256(compact.encode("ascii")).hexdigest()
     return f'{compact[:-1]},"sha256":"{digest}"}}'.encode("ascii")
-
-
-def decode(data: bytes, where: str) -> dict[str, Any]:
-    """Check a manifest, from "is it ours" to the names of its files."""
-    return unseal(data, f"{where}: {MANIFEST}", FORMAT, _check_contents, newest=SPARSE_VERSION)
 
 
 def unseal(
@@ -148,18 +109,3 @@ def require(condition: object, what: str, value: object) -> None:
     """Raise a ``ValueError`` that shows the value, unless the condition holds."""
     if not condition:
         raise ValueError(f"{what}: {value!r:.200}")
-
-
-def check_blob(entry: Mapping[str, Any]) -> None:
-    """Raise unless a blob's file is a plain name, with a hash. Tensors are checked when read."""
-    require(BLOB_FILE.fullmatch(entry["file"]), "not a plain blob file name", entry["file"])
-    require(isinstance(entry["sha256"], str), "bad sha256", entry["sha256"])
-
-
-def _check_contents(manifest: Mapping[str, Any]) -> None:
-    require(isinstance(manifest["kind"], str), "kind is not a string", manifest["kind"])
-    require(isinstance(manifest["fields"], dict), "fields is not an object", manifest["fields"])
-    for entry in manifest["blobs"]:
-        require(isinstance(entry["name"], str), "bad blob name", entry["name"])
-        require(isinstance(entry["tensors"], dict), "tensors is no object", entry["tensors"])
-        check_blob(entry)

@@ -24,8 +24,6 @@ from torch import Tensor
 __all__ = ["decode", "encode"]
 
 _SKIP = 255
-_CHUNK = 2**20  # numbers that are looked at together: bounds the memory of their places
-_SMALLEST = 64
 # About what a file and its manifest need to name two tensors in the place of one; it decides only
 # which form is written, and either can be read.
 _NAMING = 128
@@ -56,34 +54,23 @@ def encode(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
         True
     """
     flat = tensor.reshape(-1)
-    width, size = flat.element_size(), flat.numel()
-    if size < _SMALLEST or flat.dtype not in _BITS:
+    if flat.dtype not in _BITS:
         return None
+    width, size = flat.element_size(), flat.numel()
     bits = flat.view(_BITS[flat.dtype])
     allowed = size * width * 3 // 4 - _NAMING
     # the least that it can take: most tensors are dense, and done with here
     if int(torch.count_nonzero(bits)) * (width + 1) > allowed:
         return None
-    codes, last = [], -1
-    for start in range(0, size, _CHUNK):
-        places = bits[start : start + _CHUNK].nonzero().squeeze(1).add_(start)
-        if len(places):
-            codes.append(_codes(places.diff(prepend=places.new_tensor([last])).sub_(1)))
-            last = int(places[-1])
-    codes.append(torch.full(((size - 1 - last) // _SKIP,), _SKIP, dtype=torch.uint8))
-    gaps = torch.cat(codes)
-    values = flat[bits != 0]
-    if len(values) * width + len(gaps) > allowed:
+    places = bits.nonzero().squeeze(1)
+    ends = places.new_tensor([-1]), places.new_tensor([size])
+    zeros = places.diff(prepend=ends[0], append=ends[1]).sub_(1)  # before each value and the end
+    following = zeros.div(_SKIP, rounding_mode="floor").add_(1).cumsum(0)
+    gaps = torch.full((int(following[-1]) - 1,), _SKIP, dtype=torch.uint8)
+    gaps[following[:-1] - 1] = (zeros[:-1] % _SKIP).to(torch.uint8)
+    if len(places) * width + len(gaps) > allowed:
         return None
-    return values, gaps
-
-
-def _codes(zeros: Tensor) -> Tensor:
-    """The bytes for values that follow these numbers of zeros."""
-    ends = zeros.div(_SKIP, rounding_mode="floor").add_(1).cumsum(0)
-    codes = torch.full((int(ends[-1]),), _SKIP, dtype=torch.uint8)
-    codes[ends - 1] = (zeros % _SKIP).to(torch.uint8)
-    return codes
+    return flat[places], gaps
 
 
 def decode(values: Tensor, gaps: Tensor, shape: Sequence[int]) -> Tensor:
@@ -92,7 +79,8 @@ def decode(values: Tensor, gaps: Tensor, shape: Sequence[int]) -> Tensor:
     Raises:
         ValueError: Their numbers do not fit the shape.
     """
-    taken = int((gaps != _SKIP).sum())
+    takes = gaps != _SKIP
+    taken = int(takes.sum())
     if taken != len(values):
         raise ValueError(f"the gaps take {taken} values, but there are {len(values)}")
     size, end = math.prod(shape), int(gaps.sum()) + taken  # a shape may be forged, and huge
@@ -100,11 +88,5 @@ def decode(values: Tensor, gaps: Tensor, shape: Sequence[int]) -> Tensor:
         raise ValueError(f"the gaps end after {end} numbers, but the tensor has {size}")
     bits = values.view(_BITS[values.dtype])
     flat = bits.new_zeros(size)
-    start, first = 0, 0
-    for chunk in gaps.split(_CHUNK):
-        takes = chunk != _SKIP
-        lengths = chunk + takes  # at most 255 each: no byte overflows
-        places = lengths.cumsum(0)[takes].add_(start - 1)
-        flat[places] = bits[first : first + len(places)]
-        start, first = start + int(lengths.sum()), first + len(places)
+    flat[(gaps + takes).cumsum(0)[takes] - 1] = bits  # at most 255 each: no byte overflows
     return flat.view(values.dtype).reshape(shape)

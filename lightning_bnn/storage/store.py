@@ -6,10 +6,19 @@ Layout of a stored posterior::
     <directory>/blobs/<name>-<first 16 hex digits of the sha256>.safetensors
 
 A *blob* is a named set of tensors that is read as a whole: one draw, or the mean of a Gaussian.
-The manifest (see :mod:`lightning_bnn.storage.manifest`) names every blob with its size and
-sha256, and holds a hash of itself. Every byte of every file is therefore covered by a hash. Tensors
-with many zeros, as pruning leaves them, are stored without these (see
-:mod:`lightning_bnn.storage.sparse`).
+The manifest is a sealed JSON object (see :mod:`lightning_bnn.storage.manifest`) with the keys
+``kind``, ``fields``, ``written_by`` (package versions) and ``blobs`` (``name``, ``file``,
+``bytes``, ``sha256`` and the ``dtype`` and ``shape`` of every tensor). Every byte of every file is
+therefore covered by a hash.
+
+A blob is a safetensors file. It is made as a list of pieces, of which the tensors' are views of
+their own memory, so that a large draw is never held twice: safetensors' own writer makes two
+copies, takes twice as long, and refuses weights that share memory. Files are read by safetensors.
+
+A tensor with many zeros, as pruning leaves them, lies in its file as two: its values and its gaps
+(see :mod:`lightning_bnn.storage.sparse`), under names that begin with a dot. Its blob then has the
+key ``sparse`` too, with the number of values of each such tensor; a manifest with such a blob has
+version 2, every other has version 1.
 
 A crash at any moment leaves the old contents or the new. Blobs are named by their contents, so a
 new blob never takes the place of a different old one, and the manifest comes last:
@@ -27,37 +36,185 @@ Nothing here unpickles: tensors come from safetensors, and anything else is refu
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+import safetensors.torch
+import torch
 from torch import Tensor
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
-from lightning_bnn.storage.blobs import (
-    compressed,
-    describe_tensors,
-    pieces_of,
-    read_blob,
-    sha256_of,
-)
-from lightning_bnn.storage.files import TEMPORARY, Files, open_directory
+from lightning_bnn.storage import sparse
+from lightning_bnn.storage.files import TEMPORARY, Files, Piece, open_directory
 from lightning_bnn.storage.manifest import (
-    BLOB_FILE,
-    BLOB_NAME,
-    FORMAT,
     MANIFEST,
-    SPARSE_VERSION,
     VERSION,
-    decode,
     encode,
     json_value,
     package_versions,
+    require,
+    unseal,
 )
 
-__all__ = ["Stored", "read", "write"]
+__all__ = [
+    "Stored",
+    "check_blob",
+    "describe_tensors",
+    "pieces_of",
+    "read",
+    "read_blob",
+    "remove_unnamed",
+    "sha256_of",
+    "write",
+]
+
+FORMAT = "lightning_bnn.posterior"
+SPARSE_VERSION = 2
+BLOB_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+BLOB_FILE = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{16}\.safetensors")
+# the dtypes that can be stored, and what safetensors calls them
+CODES = {
+    **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"},
+    **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8"},
+}
+
+
+# ---------------------------------------------------------------- blobs
+
+
+def pieces_of(tensors: Mapping[str, Tensor]) -> list[Piece]:
+    """The pieces of the file that holds these tensors; joined they are the whole of it.
+
+    Example:
+        >>> pieces = pieces_of({"w": torch.ones(2)})
+        >>> safetensors.torch.load(b"".join(pieces))
+        {'w': tensor([1., 1.])}
+    """
+    header: dict[str, Any] = {}
+    pieces: list[Piece] = []
+    end = 0
+    # the widest numbers first: then every tensor starts at a multiple of its own width
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+        flat = _flat_on_cpu(name, tensor)
+        start, end = end, end + flat.nbytes
+        code = CODES[_dtype_name(tensor)]
+        header[name] = {"dtype": code, "shape": [*tensor.shape], "data_offsets": [start, end]}
+        if end > start:
+            pieces.append(flat.view(torch.uint8).numpy().data)
+    text = json.dumps(header, separators=(",", ":")).encode("ascii")
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little") + text, *pieces]
+
+
+def sha256_of(pieces: Iterable[Piece]) -> str:
+    """The hash of a file that consists of these pieces.
+
+    Example:
+        >>> sha256_of([b"ab", b"c"]) == hashlib.sha256(b"abc").hexdigest()
+        True
+    """
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The dtype and the shape of every tensor, as a manifest has them.
+
+    Example:
+        >>> describe_tensors({"w": torch.ones(2)})
+        {'w': {'dtype': 'float32', 'shape': [2]}}
+    """
+    return {
+        name: {"dtype": _dtype_name(tensor), "shape": list(tensor.shape)}
+        for name, tensor in tensors.items()
+    }
+
+
+def check_blob(entry: Mapping[str, Any]) -> None:
+    """Raise unless a blob has a plain file name, a size and a hash. Its tensors are checked later.
+
+    Example:
+        >>> check_blob({"file": "../w-0123456789abcdef.safetensors", "bytes": 1, "sha256": ""})
+        Traceback (most recent call last):
+        ValueError: not a plain file name: '../w-0123456789abcdef.safetensors'
+    """
+    require(BLOB_FILE.fullmatch(entry["file"]), "not a plain file name", entry["file"])
+    require(type(entry["bytes"]) is int, "bytes is not a number", entry["bytes"])
+    require(isinstance(entry["sha256"], str), "bad sha256", entry["sha256"])
+
+
+def read_blob(
+    files: Files, entry: Mapping[str, Any], known_good: bool = False
+) -> dict[str, Tensor]:
+    """Read one blob: check the hash of its bytes, then every dtype and shape.
+
+    Args:
+        files: Where it lies.
+        entry: Its ``file``, ``bytes``, ``sha256``, ``tensors`` and, where some are sparse,
+            ``sparse``, as a manifest has them.
+        known_good: Whether its hash was checked before, and need not be again.
+
+    Raises:
+        PosteriorFormatError: It is missing or damaged.
+    """
+    where, size = f"{files}: blobs/{entry['file']}", entry["bytes"]
+    # The very bytes that were hashed are decoded: no second look at a file that may change.
+    data = files.get(f"blobs/{entry['file']}", limit=size + 1)
+    if data is None:
+        raise PosteriorFormatError(
+            f"{where} is missing. If the posterior was written over since it was opened, open it "
+            f"again with Posterior.load; otherwise restore the file from a copy."
+        )
+    if len(data) != size or not (known_good or sha256_of([data]) == entry["sha256"]):
+        given = f"more than {size}" if len(data) > size else f"{len(data)} of another"
+        raise PosteriorFormatError(
+            f"{where} is damaged: expected {size} bytes of sha256 {entry['sha256']}, found "
+            f"{given}. Restore it from a copy."
+        )
+    try:
+        tensors = safetensors.torch.load(data)
+        for name in entry.get("sparse", {}):
+            values, gaps = (tensors.pop(stored) for stored in _sparse_names(name))
+            tensors[name] = sparse.decode(values, gaps, entry["tensors"][name]["shape"])
+    except Exception as error:  # the decoder has no one class of errors
+        raise PosteriorFormatError(f"{where} was not written by this package: {error}") from error
+    promised, held = entry["tensors"], describe_tensors(tensors)
+    if promised != held:
+        raise PosteriorFormatError(
+            f"{where}: the manifest promises the tensors {promised}, the file has {held}. The "
+            "posterior was put together from different ones."
+        )
+    return {name: tensors[name] for name in promised}
+
+
+def _flat_on_cpu(name: str, tensor: Tensor) -> Tensor:
+    """The form in which a tensor's bytes can be written."""
+    if _dtype_name(tensor) not in CODES:
+        raise ConfigurationError(
+            f"Tensor {name!r} is {tensor.dtype}; the dtypes that can be stored are "
+            f"{', '.join(CODES)}. Convert it first."
+        )
+    dense = tensor.detach().cpu().resolve_neg().contiguous()
+    return dense.as_strided((dense.numel(),), (1,))  # a single number may have another stride
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _sparse_names(name: str) -> tuple[str, str]:
+    """Under which names the values and the gaps of a sparse tensor lie in a file."""
+    return f".values.{name}", f".gaps.{name}"
+
+
+# ---------------------------------------------------------------- writing
 
 
 def write(
@@ -82,7 +239,6 @@ def write(
         ConfigurationError: A name, field or tensor cannot be stored. The old contents stay.
 
     Example:
-        >>> import torch
         >>> write("memory://doc", kind="draws", blobs={"0": {"w": torch.ones(2)}}, fields={"n": 3})
         >>> read("memory://doc").load("0")
         {'w': tensor([1., 1.])}
@@ -107,71 +263,47 @@ def write(
     with files.one_writer():
         try:
             for name, blob in blobs.items():
-                tensors = dict(blob.items())
-                packed, sparse = compressed(tensors)
-                pieces = pieces_of(packed)
-                sha256, size = sha256_of(pieces), sum(map(len, pieces))
-                file = f"{name}-{sha256[:16]}.safetensors"
-                entries.append({"name": name, "file": file, "bytes": size, "sha256": sha256})
-                entries[-1]["tensors"] = describe_tensors(tensors)
-                if sparse:
-                    entries[-1]["sparse"] = sparse
+                entries.append(_write_blob(files, name, dict(blob.items())))
+                if "sparse" in entries[-1]:
                     body["version"] = SPARSE_VERSION
-                files.put(f"blobs/{file}", *pieces)
-                del tensors, packed, pieces  # the next blob must not be held together with this one
             files.put(MANIFEST, encode(body))
-        except BaseException:
-            # A failed put of the manifest may still have arrived (a lost reply): look first.
+        finally:
+            # by the manifest that is there now: a put that failed may still have arrived
             with suppress(OSError, ValueError, KeyError):
-                there = files.get(MANIFEST)
-                _remove_others(files, json.loads(there)["blobs"] if there else [])
-            raise
-        with suppress(OSError):  # the new posterior is in place; the next write cleans again
-            _remove_others(files, entries)
+                manifest = files.get(MANIFEST)
+                kept = json.loads(manifest)["blobs"] if manifest else []
+                remove_unnamed(files, {entry["file"] for entry in kept})
 
 
-def _remove_others(files: Files, entries: Sequence[Mapping[str, Any]]) -> None:
-    """Remove the blobs that a manifest does not name, and what crashes have left behind."""
-    named = {entry["file"] for entry in entries}
-    for file in files.names("blobs"):
-        if TEMPORARY.fullmatch(file) or (BLOB_FILE.fullmatch(file) and file not in named):
-            files.remove(f"blobs/{file}")
-    for file in filter(TEMPORARY.fullmatch, files.names()):
-        files.remove(file)
+def _write_blob(files: Files, name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write one blob; what the manifest says of it."""
+    stored: dict[str, Tensor] = {}
+    values: dict[str, int] = {}
+    for key, tensor in tensors.items():
+        encoded = sparse.encode(_flat_on_cpu(key, tensor))
+        if encoded is None:
+            stored[key] = tensor
+        else:
+            stored.update(zip(_sparse_names(key), encoded, strict=True))
+            values[key] = len(encoded[0])
+    pieces = pieces_of(stored)
+    sha256 = sha256_of(pieces)
+    file = f"{name}-{sha256[:16]}.safetensors"
+    files.put(f"blobs/{file}", *pieces)
+    entry = {"name": name, "file": file, "bytes": sum(map(len, pieces)), "sha256": sha256}
+    entry["tensors"] = describe_tensors(tensors)
+    return {**entry, "sparse": values} if values else entry
 
 
-def read(directory: str | os.PathLike[str]) -> Stored:
-    """Read and check the manifest of a stored posterior; tensors are read by :meth:`Stored.load`.
-
-    Args:
-        directory: Where :func:`write` put it: a local directory or an fsspec URL.
-
-    Raises:
-        PosteriorFormatError: There is no posterior, or it is damaged, newer, or a pickle.
-
-    Example:
-        >>> import torch
-        >>> write("memory://doc", kind="draws", blobs={"0": {"w": torch.ones(2)}}, fields={"n": 3})
-        >>> stored = read("memory://doc")
-        >>> stored.kind, stored.fields, stored.blob_names
-        ('draws', {'n': 3}, ['0'])
-    """
-    files = open_directory(directory)
-    data = None if files.is_file() else files.get(MANIFEST)
-    if data is None:
-        raise PosteriorFormatError(_why_nothing_to_read(files))
-    return Stored(files, decode(data, str(files)))
-
-
-def _why_nothing_to_read(files: Files) -> str:
-    if not files.exists():
-        return f"{files} does not exist. Pass the directory that was given to posterior.save()."
-    held = "a file" if files.is_file() else f"a directory with {files.names()[:10]}"
-    return (
-        f"{files} is {held}; a posterior is a directory that holds {MANIFEST}. Pass the one that "
-        "was given to posterior.save(). A pickle (.pt, .ckpt) can run any code and is never "
-        "loaded: load it into its network yourself, then save a posterior."
-    )
+def remove_unnamed(files: Files, named: Collection[str]) -> None:
+    """Remove all blobs but those with these file names, and what crashes have left behind."""
+    blobs = [file for file in files.names("blobs") if BLOB_FILE.fullmatch(file)]
+    temporary = [
+        f"{folder}{file}"
+        for folder in ("", "blobs/", "records/")
+        for file in filter(TEMPORARY.fullmatch, files.names(folder))
+    ]
+    files.remove(*temporary, *(f"blobs/{file}" for file in blobs if file not in named))
 
 
 def _refuse_to_replace_others(files: Files) -> None:
@@ -194,6 +326,50 @@ def _refuse_to_replace_others(files: Files) -> None:
         )
 
 
+# ---------------------------------------------------------------- reading
+
+
+def read(directory: str | os.PathLike[str]) -> Stored:
+    """Read and check the manifest of a stored posterior; tensors are read by :meth:`Stored.load`.
+
+    Args:
+        directory: Where :func:`write` put it: a local directory or an fsspec URL.
+
+    Raises:
+        PosteriorFormatError: There is no posterior, or it is damaged, newer, or a pickle.
+
+    Example:
+        >>> write("memory://doc", kind="draws", blobs={"0": {"w": torch.ones(2)}}, fields={"n": 3})
+        >>> stored = read("memory://doc")
+        >>> stored.kind, stored.fields, stored.blob_names
+        ('draws', {'n': 3}, ['0'])
+    """
+    files = open_directory(directory)
+    data = None if files.is_file() else files.get(MANIFEST)
+    if data is None and not files.exists():
+        raise PosteriorFormatError(
+            f"{files} does not exist. Pass the directory that was given to posterior.save()."
+        )
+    if data is None:
+        held = "a file" if files.is_file() else f"a directory with {files.names()[:10]}"
+        raise PosteriorFormatError(
+            f"{files} is {held}; a posterior is a directory that holds {MANIFEST}. Pass the one "
+            "that was given to posterior.save(). A pickle (.pt, .ckpt) can run any code and is "
+            "never loaded: load it into its network yourself, then save a posterior."
+        )
+    where = f"{files}: {MANIFEST}"
+    return Stored(files, unseal(data, where, FORMAT, _check_contents, SPARSE_VERSION))
+
+
+def _check_contents(manifest: Mapping[str, Any]) -> None:
+    require(isinstance(manifest["kind"], str), "kind is not a string", manifest["kind"])
+    require(isinstance(manifest["fields"], dict), "fields is not an object", manifest["fields"])
+    for entry in manifest["blobs"]:
+        require(isinstance(entry["name"], str), "bad blob name", entry["name"])
+        require(isinstance(entry["tensors"], dict), "tensors is no object", entry["tensors"])
+        check_blob(entry)
+
+
 class Stored:
     """A stored posterior whose manifest was checked and whose tensors are still on the disk.
 
@@ -206,7 +382,6 @@ class Stored:
         blob_names: The blobs, in the order written.
 
     Example:
-        >>> import torch
         >>> write("memory://doc", kind="draws", blobs={"0": {"w": torch.ones(2)}}, fields={"n": 3})
         >>> read("memory://doc").entry("0")["tensors"]
         {'w': {'dtype': 'float32', 'shape': [2]}}

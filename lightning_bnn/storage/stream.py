@@ -39,20 +39,11 @@ from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.storage import store
-from lightning_bnn.storage.blobs import describe_tensors, pieces_of, read_blob, sha256_of
-from lightning_bnn.storage.files import TEMPORARY, Files, open_directory
-from lightning_bnn.storage.manifest import (
-    BLOB_FILE,
-    MANIFEST,
-    VERSION,
-    check_blob,
-    encode,
-    json_value,
-    require,
-    unseal,
-)
+from lightning_bnn.storage.files import Files, open_directory
+from lightning_bnn.storage.manifest import MANIFEST, VERSION, encode, json_value, require, unseal
+from lightning_bnn.storage.store import describe_tensors, pieces_of, read_blob, sha256_of
 
-__all__ = ["DrawStream", "StoredDraws"]
+__all__ = ["Change", "DrawStream", "StoredDraws", "Weights"]
 
 FORMAT = "lightning_bnn.draw"
 RECORD = re.compile(r"([0-9]{12})\.json")
@@ -60,8 +51,8 @@ RECORD = re.compile(r"([0-9]{12})\.json")
 # of a blob's tensors, those of the likelihood; no name of a network begins with a dot
 LIKELIHOOD = ".likelihood."
 
-Entry = dict[str, Any]
 Weights = dict[str, Tensor]
+# from the name of a tensor and its values, which may have more axes in front, to new values
 Change = Callable[[str, Tensor], Tensor]
 
 
@@ -198,16 +189,17 @@ class DrawStream:
         self._head = self.files.get(MANIFEST)
         # A run may be writing meanwhile: a record that is seen has its blob, if the blobs are
         # looked at later; one that is gone again was removed by a run that resumed.
-        blobs = {
-            step: record["blob"]
+        records = {
+            step: record
             for step in self.recorded_steps()
             if (last_step is None or step <= last_step) and (record := self._read(step))
         }
         present = set(self.files.names("blobs"))
-        self._entries: dict[int, Entry] = {}
-        for step, blob in blobs.items():
+        self._entries: dict[int, dict[str, Any]] = {}
+        for step, record in records.items():
+            blob = record["blob"]
             if blob["file"] in present:
-                self._entries[step] = {**blob, "tensors": self._tensors}
+                self._note(step, blob)
             elif self.files.get(_record_name(step)) is not None:
                 raise PosteriorFormatError(
                     f"{self.files}: {_record_name(step)} names blobs/{blob['file']}, which is "
@@ -227,7 +219,7 @@ class DrawStream:
                 f"{int(steps[-1])}. Resume with ckpt_path=, choose another directory or remove it."
             )
         if files.is_file() or (
-            files.get(MANIFEST, 1) is not None and "stream" not in store.read(directory).fields
+            files.get(MANIFEST) is not None and "stream" not in store.read(directory).fields
         ):
             raise ConfigurationError(
                 f"{files} already holds a posterior or is a file. Choose another directory."
@@ -290,7 +282,7 @@ class DrawStream:
 
     def steps(self) -> list[int]:
         """The steps after which snapshots were taken, in order."""
-        return sorted(self._entries)
+        return list(self._entries)
 
     def recorded_steps(self) -> list[int]:
         """The steps of all records on the disk now, good or not, in order."""
@@ -298,7 +290,7 @@ class DrawStream:
 
     def hashes(self) -> dict[int, str]:
         """The sha256 of each snapshot's file, by step; equal where draws are equal in each bit."""
-        return {step: self._entries[step]["sha256"] for step in self.steps()}
+        return {step: entry["sha256"] for step, entry in self._entries.items()}
 
     def fields(self, step: int) -> dict[str, Any]:
         """The fields that were given with the snapshot of a step."""
@@ -327,7 +319,7 @@ class DrawStream:
         blob = read_blob(self.files, entry)
         return {name.removeprefix(LIKELIHOOD): blob[name] for name in names}
 
-    def _entry(self, step: int) -> Entry:
+    def _entry(self, step: int) -> dict[str, Any]:
         if step not in self._entries:
             raise PosteriorFormatError(
                 f"{self.files} has no draws of step {step}; it has {len(self)} snapshots. They may "
@@ -386,10 +378,13 @@ class DrawStream:
                 # A failed put of the record may still have arrived (a lost reply): look first.
                 with suppress(OSError):
                     if record and self.files.get(path) == record:
-                        self._entries[step] = {**blob, "tensors": self._tensors}
+                        self._note(step, blob)
                     else:
                         self.files.remove(f"blobs/{blob['file']}")
                 raise
+        self._note(step, blob)
+
+    def _note(self, step: int, blob: Mapping[str, Any]) -> None:
         self._entries[step] = {**blob, "tensors": self._tensors}
 
     def truncate(self, after_step: int) -> None:
@@ -401,16 +396,14 @@ class DrawStream:
         with self.files.one_writer():
             self._check_owned()
             # the latest first: at each moment the stream is one that once was
-            for step in [step for step in reversed(self.recorded_steps()) if step > after_step]:
-                self.files.remove(_record_name(step))
+            later = [step for step in reversed(self.recorded_steps()) if step > after_step]
+            self.files.remove(*map(_record_name, later))
+            for step in later:
                 self._entries.pop(step, None)
-            self.files.sync("records")  # no record may outlive its blob
-            named = {entry["file"] for entry in self._entries.values()}
-            for folder in ("blobs", "records"):
-                for file in self.files.names(folder):
-                    draw = file.startswith("draw-") and BLOB_FILE.fullmatch(file)
-                    if TEMPORARY.fullmatch(file) or (draw and file not in named):
-                        self.files.remove(f"{folder}/{file}")
+            # blobs when that is on the disk: no record may outlive its blob
+            common = [self.stored.entry(name) for name in self.stored.blob_names]
+            kept = [*common, *self._entries.values()]
+            store.remove_unnamed(self.files, {entry["file"] for entry in kept})
 
     def _check_owned(self) -> None:
         if self.files.get(MANIFEST) != self._head:
@@ -428,7 +421,7 @@ class DrawStream:
         def check(record: Mapping[str, Any]) -> None:
             require(record["step"] == step, "of another step", record["step"])
             require(record["stream"] == self.id, "of another stream", record["stream"])
-            check_blob(record["blob"])
+            store.check_blob(record["blob"])
 
         try:
             return unseal(data, f"{self.files}: {_record_name(step)}", FORMAT, check)

@@ -11,7 +11,6 @@ from lightning_bnn.calibration.bootstrap import (
     basic_interval,
     mean_replicates,
     paired_difference_is_clear,
-    paired_distance_is_clear,
     percentile_interval,
     resample_weights,
 )
@@ -199,7 +198,7 @@ def test_two_true_models_have_calibration_errors_that_are_not_clear():
             for p in (coarse, fine)
         )
         called += (
-            paired_distance_is_clear(one[0], two[0], one[1:], two[1:]),
+            paired_difference_is_clear(one[1:], two[1:], distances=(one[0], two[0])),
             paired_difference_is_clear(one[1:], two[1:]),
         )
     assert called[0] <= 6

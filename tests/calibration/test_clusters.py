@@ -7,10 +7,8 @@ import pytest
 from scipy.special import log_softmax
 
 from lightning_bnn.calibration.clusters import cluster_sums
-from lightning_bnn.calibration.verdict import (
-    regression_verdict,
-    rows_verdict,
-)
+from lightning_bnn.calibration.verdict import regression_verdict
+from tests.calibration.rows import rows_verdict
 
 
 def test_copied_rows_are_no_evidence():
@@ -21,8 +19,8 @@ def test_copied_rows_are_no_evidence():
         p = generator.dirichlet(np.ones(3), 100)
         y = (generator.random(100)[:, None] > p.cumsum(1)).sum(1).clip(max=2)
         log_p, targets = np.repeat(np.log(p), 64, 0), np.repeat(y, 64)
-        for i, examples in enumerate((np.repeat(np.arange(100), 64), np.arange(6400))):
-            verdict = rows_verdict(log_p, targets, examples, bins=15)
+        for i, examples in enumerate((np.repeat(np.arange(100), 64), None)):
+            verdict = rows_verdict(log_p, targets, examples)
             assert verdict.clustered == (i == 0)
             alarms[i] += verdict.label != "calibrated"
     assert alarms[0] <= 4
@@ -34,7 +32,7 @@ def test_over_confidence_of_dependent_rows_is_found():
     p = generator.dirichlet(np.ones(3), 500)
     y = (generator.random(500)[:, None] > p.cumsum(1)).sum(1).clip(max=2)
     log_p = np.repeat(log_softmax(2 * np.log(p), 1), 8, 0)
-    verdict = rows_verdict(log_p, np.repeat(y, 8), np.repeat(np.arange(500), 8), 15)
+    verdict = rows_verdict(log_p, np.repeat(y, 8), np.repeat(np.arange(500), 8))
     assert (verdict.label, verdict.clustered) == ("over-confident", True)
 
 
@@ -51,7 +49,7 @@ def test_dependent_numbers(shift, scale, label):
         z = (shift + scale * (0.9 * shared + math.sqrt(0.19) * own)).ravel()
         examples = np.repeat(np.arange(200), 24)
         clusters = cluster_sums(examples, z), cluster_sums(examples, z**2 - 1)
-        verdict = regression_verdict(z.sum(), (z**2).sum(), z.size, (), None, clusters)
+        verdict = regression_verdict(z.sum(), (z**2).sum(), z.size, clusters=clusters)
         right += verdict.label == label
     assert right >= 196
 

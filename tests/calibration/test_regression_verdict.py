@@ -11,7 +11,6 @@ from lightning_bnn.calibration.clusters import ClusterSums
 from lightning_bnn.calibration.verdict import (
     FALSE_ALARM,
     REGRESSION_BAND_LEVEL,
-    SpreadBins,
     Verdict,
     regression_verdict,
     spread_by_sd,
@@ -23,7 +22,7 @@ def judge_numbers(z: np.ndarray) -> Verdict:
     counts = np.histogram(stats.norm.cdf(z), bins=20, range=(0, 1))[0]
     tail = (1 - REGRESSION_BAND_LEVEL) / 20 / 2
     low, high = stats.binom.ppf([tail, 1 - tail], len(z), 1 / 20)
-    outside = np.flatnonzero((counts < low) | (counts > high)).tolist()
+    outside = ((counts < low) | (counts > high)).any()
     return regression_verdict(z.sum(), (z**2).sum(), len(z), outside)
 
 
@@ -92,9 +91,8 @@ def test_of_two_faults_the_further_one_is_named():
 
 
 def test_a_target_beyond_all_that_was_possible():
-    verdict = regression_verdict(math.nan, math.inf, 100, [0])
+    verdict = regression_verdict(math.nan, math.inf, 100, True)
     assert (verdict.label, verdict.z, verdict.p_value) == ("over-confident", math.inf, 0.0)
-    assert verdict.outside == [0]
 
 
 # ------------------------------------------------------------------ spread by sd
@@ -109,9 +107,9 @@ def test_a_spread_that_does_not_follow_the_errors_is_found():
         z = generator.normal(size=2000) * np.where(sd < np.median(sd), 1.165, 0.8)
         spread = spread_by_sd(sd, z)
         assert regression_verdict(z.sum(), (z**2).sum(), 2000).label in ("calibrated", "biased")
-        found.append(regression_verdict(z.sum(), (z**2).sum(), 2000, (), spread).label)
-        assert set(spread.narrow) <= set(range(5))
-        assert set(spread.wide) <= set(range(5, 10))
+        found.append(regression_verdict(z.sum(), (z**2).sum(), 2000, False, spread).label)
+        assert set(spread[0]) <= set(range(5))
+        assert set(spread[1]) <= set(range(5, 10))
     assert sum(label not in ("calibrated", "biased") for label in found) > 95
 
 
@@ -120,22 +118,22 @@ def test_spread_bins_of_true_predictions_are_rarely_outside():
     generator = np.random.default_rng(0)
     sd = generator.uniform(1, 2, 300)
     found = [spread_by_sd(sd, generator.normal(size=300)) for _ in range(1000)]
-    assert sum(bool(spread.narrow or spread.wide) for spread in found) <= 7
+    assert sum(bool(narrow or wide) for narrow, wide in found) <= 7
 
 
 def test_labels_of_spread_bins():
     for spread, label in (
-        (SpreadBins([1], []), "over-confident"),
-        (SpreadBins([], [2]), "under-confident"),
-        (SpreadBins([1], [2]), "miscalibrated"),
-        (SpreadBins(), "calibrated"),
+        (([1], []), "over-confident"),
+        (([], [2]), "under-confident"),
+        (([1], [2]), "miscalibrated"),
+        (([], []), "calibrated"),
     ):
-        verdict = regression_verdict(0.0, 100.0, 100, (), spread)
-        assert (verdict.label, verdict.spread_outside) == (label, spread.narrow + spread.wide)
+        verdict = regression_verdict(0.0, 100.0, 100, False, spread)
+        assert (verdict.label, verdict.spread_outside) == (label, spread[0] + spread[1])
 
 
 def test_equal_sd_have_no_bins():
-    assert spread_by_sd(np.ones(100), np.full(100, 9.0)) == SpreadBins()
+    assert spread_by_sd(np.ones(100), np.full(100, 9.0)) == ([], [])
 
 
 @pytest.mark.parametrize(("bias", "label"), [(2.97, "biased"), (2.5, "calibrated")])

@@ -13,21 +13,14 @@ import pytest
 from scipy import stats
 from scipy.special import log_softmax, ndtri
 
-from lightning_bnn.calibration.bins import (
-    BinSums,
-    ReliabilityCurve,
-    reliability_curve,
-    width_edges,
-)
 from lightning_bnn.calibration.verdict import (
     CLASS_BAND_LEVEL,
     FALSE_ALARM,
     Verdict,
     class_verdict,
-    regression_verdict,
-    rows_verdict,
     score_moments,
 )
+from tests.calibration.rows import rows_verdict
 
 
 def top_logit(count: int, classes: int, confidence: float, generator: np.random.Generator):
@@ -55,7 +48,7 @@ def outcomes(logits: np.ndarray, generator: np.random.Generator) -> np.ndarray:
 
 
 def judge(logits: np.ndarray, targets: np.ndarray) -> Verdict:
-    return rows_verdict(log_softmax(logits, axis=1), targets, np.arange(len(targets)), bins=15)
+    return rows_verdict(log_softmax(logits, axis=1), targets)
 
 
 def test_moments_of_the_score_are_those_of_its_distribution():
@@ -112,19 +105,27 @@ def test_what_no_temperature_mends_is_seen_by_the_band():
 # ------------------------------------------------------------------ classes, by hand
 
 
-def curve_of(count: int, hits: int, confidence: float = 0.5) -> ReliabilityCurve:
-    sums = BinSums(width_edges(1))
-    sums.count[:], sums.observed[:], sums.stated[:] = count, hits, confidence * count
-    return reliability_curve(sums, level=CLASS_BAND_LEVEL)
+def curve_outside(*sides: int) -> dict[str, np.ndarray]:
+    """A curve of 1000 statements with a bin on each side: −1 below the band, 0 inside, 1 above."""
+    bins = len(sides)
+    return {
+        "count": np.full(bins, 1000 // bins),
+        "observed": 0.5 + 0.3 * np.array(sides),
+        "lower": np.full(bins, 0.4),
+        "upper": np.full(bins, 0.6),
+    }
+
+
+INSIDE = curve_outside(0)
 
 
 def test_symmetric_scores_have_the_normal_tail():
     for z in (-3.0, -2.0, 0.5, 2.0, 3.0):
-        verdict = class_verdict(curve_of(100, 50), 3 * z, 9.0, 0.0)
+        verdict = class_verdict(INSIDE, 3 * z, 9.0, 0.0)
         assert verdict.z == pytest.approx(z)
         assert verdict.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), rel=1e-9)
         for third in (1.01e-4, -0.99e-4):  # λ = 1 / third² on both sides of the switch at 1e8
-            verdict = class_verdict(curve_of(100, 50), z, 1.0, third)
+            verdict = class_verdict(INSIDE, z, 1.0, third)
             assert verdict.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), rel=2e-3)
 
 
@@ -133,32 +134,18 @@ def test_rare_surprises_have_the_poisson_tail(surprises):
     """Rows that state 1 − ε and cost the same when wrong: the number of wrong ones decides."""
     rate, cost = 2.0, 7.0
     moments = rate * cost**2, -rate * cost**3
-    verdict = class_verdict(curve_of(1000, 500), cost * (rate - surprises), *moments)
+    verdict = class_verdict(INSIDE, cost * (rate - surprises), *moments)
     tails = stats.poisson.cdf(surprises, rate), stats.poisson.sf(surprises - 1, rate)
     assert verdict.p_value == pytest.approx(min(1, 2 * min(tails)), rel=1e-9, abs=1e-12)
 
 
 def test_half_of_the_false_alarms_is_for_the_score():
     limit = -ndtri(FALSE_ALARM / 4)  # 2.81: half of 1 %, on two sides
-    inside = class_verdict(curve_of(100, 50), limit - 1e-6, 1.0, 0.0)
+    inside = class_verdict(INSIDE, limit - 1e-6, 1.0, 0.0)
     assert inside.label == "calibrated"
-    outside = class_verdict(curve_of(100, 50), limit + 1e-6, 1.0, 0.0)
+    outside = class_verdict(INSIDE, limit + 1e-6, 1.0, 0.0)
     assert outside.label == "under-confident"
     assert CLASS_BAND_LEVEL == 0.995
-
-
-def curve_outside(*sides: int) -> ReliabilityCurve:
-    """Make a curve with a bin on each side: −1 below the band, 0 inside, 1 above."""
-    bins = len(sides)
-    observed = 0.5 + 0.3 * np.array(sides)
-    return ReliabilityCurve(
-        edges=width_edges(bins),
-        count=np.full(bins, 10),
-        stated=np.full(bins, 0.5),
-        observed=observed,
-        lower=np.full(bins, 0.4),
-        upper=np.full(bins, 0.6),
-    )
 
 
 @pytest.mark.parametrize(
@@ -173,23 +160,15 @@ def curve_outside(*sides: int) -> ReliabilityCurve:
 def test_bins_outside_decide_if_the_score_does_not(sides, label):
     verdict = class_verdict(curve_outside(*sides), 1.0, 1.0, 0.0)
     assert verdict.label == label
-    assert verdict.outside == [index for index, side in enumerate(sides) if side]
     assert class_verdict(curve_outside(*sides), -10.0, 1.0, 0.0).label == "over-confident"
 
 
 def test_certain_and_wrong():
     for variance in (0.0, 4.0):
-        verdict = class_verdict(curve_of(100, 50), -math.inf, variance, 0.0)
+        verdict = class_verdict(INSIDE, -math.inf, variance, 0.0)
         assert (verdict.label, verdict.z, verdict.p_value) == ("over-confident", -math.inf, 0.0)
 
 
 def test_equally_probable_classes_carry_no_score_whatever_the_rounding():
-    verdict = class_verdict(curve_of(1000, 500), 2e-7 * 1000, 0.0, 0.0)
+    verdict = class_verdict(INSIDE, 2e-7 * 1000, 0.0, 0.0)
     assert (verdict.label, verdict.z, verdict.p_value) == ("calibrated", 0.0, 1.0)
-
-
-def test_no_rows_no_verdict():
-    assert (
-        class_verdict(reliability_curve(BinSums(width_edges(3))), 0.0, 0.0, 0.0).label == "unknown"
-    )
-    assert regression_verdict(0.0, 0.0, 0).label == "unknown"

@@ -127,6 +127,26 @@ def spoil(step: int, row: int, column: int) -> After:
     return After(step, write)
 
 
+class Recorder(Callback):
+    """The weights right after every step, by name (members, ...), and the learning rates."""
+
+    def __init__(self) -> None:
+        self.weights: dict[int, dict[str, Tensor]] = {}
+        self.rates: dict[int, float] = {}
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.rates[trainer.global_step] = float(optimizer.param_groups[0]["lr"])
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step in self.weights:
+            return  # a batch that is accumulated moves BatchNorm's statistics only
+        if isinstance(pl_module, Plain):
+            current = {k: v[None] for k, v in pl_module.state_dict().items()}
+        else:
+            current = pl_module.current_draws()
+        self.weights[trainer.global_step] = {k: v.detach().clone() for k, v in current.items()}
+
+
 class Freeze(Callback):
     """A BatchNorm layer is in evaluation mode while training, as in fine-tuning."""
 

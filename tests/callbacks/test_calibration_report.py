@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import SGMCMC, DeepEnsemble, DrawsPosterior, VariationalBNN
 from lightning_bnn.callbacks import CalibrationReport, SampleCollector
-from lightning_bnn.data import Digits
 from lightning_bnn.errors import ConfigurationError, DataError, PosteriorFormatError
 from lightning_bnn.likelihoods import (
     Bernoulli,
@@ -64,7 +63,7 @@ def pages(folder: Path) -> list[str]:
 
 
 def fit(bnn: Any, callback: CalibrationReport, **options: Any) -> pl.Trainer:
-    trainer = quiet_trainer(**{"max_epochs": 4, "callbacks": [callback], **options})
+    trainer = quiet_trainer(**{"max_epochs": 2, "callbacks": [callback], **options})
     trainer.fit(bnn, loader(shuffle=True), loader(40, seed=1))
     return trainer
 
@@ -95,7 +94,6 @@ def test_after_fit_and_test(tmp_path: Path) -> None:
     [
         # the last validation made a page at the same step: it is that of the fit as well
         ({"every_n_epochs": 2}, ["epoch-0001", "epoch-0003", "fit"]),
-        ({"every_n_epochs": 3}, ["epoch-0002", "fit"]),
         ({"every_n_epochs": 3, "after_fit": False}, ["epoch-0002"]),
         ({"after_fit": False}, []),
     ],
@@ -103,7 +101,7 @@ def test_after_fit_and_test(tmp_path: Path) -> None:
 def test_which_epochs_have_a_page(tmp_path: Path, options: dict[str, Any], made: list[str]) -> None:
     """The sanity check makes none."""
     callback = CalibrationReport(tmp_path / "reports", **options)
-    fit(variational(), callback)
+    fit(variational(), callback, max_epochs=4)
     assert [Path(file).stem for file in callback.files] == made
     assert (tmp_path / "reports").exists() == bool(made)
     if options.get("every_n_epochs") == 2:
@@ -136,7 +134,7 @@ def test_after_fit_is_of_the_last_weights(tmp_path: Path, options: dict[str, Any
 
 def test_default_folder(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path, name="runs")
-    fit(variational(), CalibrationReport(), logger=logger, log_every_n_steps=1)
+    fit(variational(), CalibrationReport(), logger=logger, log_every_n_steps=1, max_epochs=1)
     assert pages(tmp_path / "runs" / "version_0" / "reports") == ["fit.html"]
 
 
@@ -148,7 +146,7 @@ def test_several_loaders(tmp_path: Path) -> None:
     )
     assert pages(tmp_path) == ["test-1.html", "test-2.html"]
     assert callback.reports["test-2.html"].numbers["data"]["examples"] == 20
-    # the second loader is the data from elsewhere: nothing tells them apart
+    # the second loader has the out-of-distribution data: nothing tells them apart
     assert second["test_auroc_other/dataloader_idx_1"] == pytest.approx(0.5)
     assert "test_auroc_other/dataloader_idx_0" in first | second
 
@@ -163,12 +161,8 @@ def test_trial_runs_leave_nothing(tmp_path: Path) -> None:
 def test_too_few_examples_are_no_error(tmp_path: Path) -> None:
     callback = CalibrationReport(tmp_path / "reports", bins=20)
     with pytest.warns(UserWarning, match="20 bins needs as many predictions, and 16"):
-        fit(variational(), callback, limit_val_batches=1)
+        fit(variational(), callback, limit_val_batches=1, max_epochs=1)
     assert not (tmp_path / "reports").exists()
-    assert CalibrationReport(tmp_path, bins=15)
-    callback = CalibrationReport(tmp_path)
-    fit(variational(), callback, limit_val_batches=1)
-    assert callback.reports["fit.html"].numbers["data"]["examples"] == 16
 
 
 # -------------------------------------------------------------------- the right numbers
@@ -214,7 +208,7 @@ def test_numbers_are_those_of_the_predictions(tmp_path: Path) -> None:
     auroc = roc_auc_score(np.repeat([0, 1], [50, 33]), torch.cat(scores))
     assert logged["test_auroc_far"] == pytest.approx(auroc, abs=1e-6)
     assert logged["test_aurc"] == pytest.approx(block["scalars"]["aurc"], abs=1e-6)
-    assert logged["test_excess_nll"] == pytest.approx(block["nll_parts"]["excess"], abs=1e-6)
+    assert logged["test_excess_nll"] == pytest.approx(block["scalars"]["excess_nll"], abs=1e-6)
     assert logged["test_nll"] == pytest.approx(block["scalars"]["nll"], abs=1e-5)
 
 
@@ -261,15 +255,8 @@ def test_temperature_is_fitted_on_validation_data(tmp_path: Path) -> None:
     assert alone["fitted_on"] == "cross-fit"
     trainer = fit(bnn, callback)
     trainer.test(bnn, loader(), verbose=False)
-    assert callback.reports["test.html"].numbers["models"][0]["temperature"]["fitted_on"] == (
-        "validation"
-    )
-    digits = VariationalBNN(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), Categorical())
-    quiet_trainer(callbacks=[callback]).test(digits, datamodule=Digits(), verbose=False)
-    block = callback.reports["test.html"].numbers["models"][0]
-    assert block["temperature"]["fitted_on"] == "validation"
-    shown = block["sections"][-1]["figures"][0]["pictures"]
-    assert shown[0]["image"].startswith("data:image/png")
+    fitted = callback.reports["test.html"].numbers["models"][0]["temperature"]
+    assert fitted["fitted_on"] == "validation"
 
 
 # -------------------------------------------------------------------- every strategy and task
@@ -300,11 +287,9 @@ TASKS: dict[str, tuple[Any, int, Any]] = {
 def test_every_task(tmp_path: Path, task: str) -> None:
     likelihood, outputs, make = TASKS[task]
     callback = CalibrationReport(tmp_path, ood=make(), compare={"plain": net(outputs)})
-    trainer = quiet_trainer(max_epochs=1, callbacks=[callback], logger=False)
-    bnn = variational(likelihood, outputs)
-    trainer.fit(bnn, make(), make())
-    (logged,) = trainer.test(bnn, make(), verbose=False)
-    assert pages(tmp_path) == ["fit.html", "test.html"]
+    trainer = quiet_trainer(callbacks=[callback])
+    (logged,) = trainer.test(variational(likelihood, outputs), make(), verbose=False)
+    assert pages(tmp_path) == ["test.html"]
     numbers = callback.reports["test.html"].numbers
     assert [block["name"] for block in numbers["models"]] == ["VariationalBNN", "plain"]
     assert logged["test_auroc_ood"] == pytest.approx(0.5, abs=0.2)
@@ -314,9 +299,9 @@ def test_every_task(tmp_path: Path, task: str) -> None:
 
 def test_chains_and_ensembles(tmp_path: Path) -> None:
     sampled = SGMCMC(net(), Categorical(), sampler=partial(SGLD, lr=0.01), chains=2)
-    collector = SampleCollector(burn_in=4, every=2, dirpath=tmp_path / "draws")
+    collector = SampleCollector(burn_in=2, every=2, dirpath=tmp_path / "draws")
     callback = CalibrationReport(tmp_path / "chains")
-    quiet_trainer(max_epochs=4, callbacks=[callback, collector]).fit(
+    quiet_trainer(max_epochs=2, callbacks=[callback, collector]).fit(
         sampled, loader(), loader(40, seed=1)
     )
     (block,) = callback.reports["fit.html"].numbers["models"]
@@ -330,7 +315,7 @@ def test_chains_and_ensembles(tmp_path: Path) -> None:
     # the draws that were collected, from their folder, beside an ensemble
     ensemble = DeepEnsemble(net(), Categorical(), members=3)
     callback = CalibrationReport(tmp_path / "both", compare=[str(tmp_path / "draws")])
-    quiet_trainer(max_epochs=2, callbacks=[callback]).fit(ensemble, loader(), loader(40, seed=1))
+    quiet_trainer(max_epochs=1, callbacks=[callback]).fit(ensemble, loader(), loader(40, seed=1))
     first, second = callback.reports["fit.html"].numbers["models"]
     assert (first["name"], first["draws"], second["name"]) == ("DeepEnsemble", 3, "draws")
     whole = log_loss(targets, posterior.predict(inputs).mean)
@@ -340,8 +325,7 @@ def test_chains_and_ensembles(tmp_path: Path) -> None:
 # -------------------------------------------------------------------- training does not notice
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_training_is_the_same_to_the_last_bit(tmp_path: Path, workers: int) -> None:
+def test_training_is_the_same_to_the_last_bit(tmp_path: Path) -> None:
     ends = []
     for name in ("without", "with"):
         torch.manual_seed(0)
@@ -350,13 +334,13 @@ def test_training_is_the_same_to_the_last_bit(tmp_path: Path, workers: int) -> N
         )
         shared = torch.Generator().manual_seed(5)
         train = loader(shuffle=True, generator=shared)
-        ood = loader(20, seed=4, shuffle=True, num_workers=workers, generator=shared)
+        ood = loader(20, seed=4, shuffle=True, num_workers=1, generator=shared)
         compare = DeepEnsemble(net(), Categorical(), members=2)
         callback = CalibrationReport(
             tmp_path, ood=ood, compare={"other": compare}, every_n_epochs=1, pruning=(0, 0.5)
         )
         torch.manual_seed(1)
-        trainer = quiet_trainer(max_epochs=3, callbacks=[callback] * (name == "with"))
+        trainer = quiet_trainer(max_epochs=2, callbacks=[callback] * (name == "with"))
         trainer.fit(bnn, train, loader(40, seed=1))
         ends.append([bnn.family.mean.detach().clone(), torch.rand(3), shared.get_state()])
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
@@ -365,13 +349,9 @@ def test_training_is_the_same_to_the_last_bit(tmp_path: Path, workers: int) -> N
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_precisions(tmp_path: Path, precision: str) -> None:
     other = DrawsPosterior(net(), Categorical(), [dict(net().named_parameters())])
-    callback = CalibrationReport(
-        tmp_path, ood=loader(20, seed=4), compare={"other": other}, every_n_epochs=1
-    )
-    bnn = variational()
-    trainer = quiet_trainer(max_epochs=1, callbacks=[callback], precision=precision)
-    trainer.fit(bnn, loader(), loader(40, seed=1))
-    trainer.test(bnn, loader(40, seed=1), verbose=False)
+    callback = CalibrationReport(tmp_path, ood=loader(20, seed=4), compare={"other": other})
+    trainer = quiet_trainer(callbacks=[callback], precision=precision)
+    trainer.test(variational(), loader(40, seed=1), verbose=False)
     first, second = callback.reports["test.html"].numbers["models"]
     inputs, targets = data(40, seed=1).tensors
     rounded = 2e-2 if "bf16" in precision else 1e-6
@@ -392,28 +372,15 @@ def never_trained(callback: CalibrationReport, bnn: Any = None, **options: Any) 
         assert trainer.global_step == 0
 
 
-@pytest.mark.parametrize("sanity", [0, 2])
-def test_wrong_shape_from_elsewhere(tmp_path: Path, sanity: int) -> None:
+def test_wrong_shape_of_out_of_distribution_data(tmp_path: Path) -> None:
+    """Seen in the first batch, be it that of the sanity check, of the training or of a test."""
     wrong = DataLoader(TensorDataset(torch.zeros(20, 7)), batch_size=5)
     callback = CalibrationReport(tmp_path, ood={"letters": wrong})
-    with pytest.raises(DataError, match=r"ood\['letters'\].*\(5, 7\).*\(4,\)"):
-        never_trained(callback, num_sanity_val_steps=sanity)
+    for sanity in (0, 2):
+        with pytest.raises(DataError, match=r"ood\['letters'\].*\(5, 7\).*\(4,\)"):
+            never_trained(callback, num_sanity_val_steps=sanity)
     with pytest.raises(DataError, match="letters"):
         quiet_trainer(callbacks=[callback]).test(variational(), loader(), verbose=False)
-
-
-@pytest.mark.parametrize(
-    ("other", "text"),
-    [
-        (DrawsPosterior(net(1), Gaussian(), [dict(net(1).named_parameters())]), "GaussianPred"),
-        (net(5), "CategoricalPredictive of 5 classes"),
-        (DrawsPosterior(net(), Bernoulli(), [dict(net().named_parameters())]), "Bernoulli"),
-    ],
-    ids=["numbers", "classes", "labels"],
-)
-def test_another_task(tmp_path: Path, other: Any, text: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"'other' a {text}"):
-        never_trained(CalibrationReport(tmp_path, compare={"other": other}))
 
 
 def test_options_are_checked(tmp_path: Path) -> None:
@@ -427,6 +394,8 @@ def test_options_are_checked(tmp_path: Path) -> None:
         never_trained(CalibrationReport(tmp_path, compare={"VariationalBNN": net()}))
     with pytest.raises(PosteriorFormatError, match="nowhere"):
         never_trained(CalibrationReport(tmp_path, compare=[tmp_path / "nowhere"]))
+    with pytest.raises(ConfigurationError, match=r"names 2 classes .* of 3 classes"):
+        never_trained(CalibrationReport(tmp_path, class_names=["a", "b"]))
 
 
 class _Plain(pl.LightningModule):
@@ -434,17 +403,10 @@ class _Plain(pl.LightningModule):
         return None
 
 
-class _Silent(VariationalBNN):
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
-        super().test_step(batch, batch_idx, dataloader_idx)
-
-
-def test_modules_that_do_not_say_what_they_predict(tmp_path: Path) -> None:
+def test_a_module_that_is_no_strategy(tmp_path: Path) -> None:
     trainer = quiet_trainer(callbacks=[CalibrationReport(tmp_path)])
     with pytest.raises(ConfigurationError, match=r"needs a strategy.*_Plain"):
         trainer.test(_Plain(), loader(), verbose=False)
-    with pytest.raises(ConfigurationError, match="step of _Silent to return"):
-        trainer.test(_Silent(net(), Categorical(), num_data=50), loader(), verbose=False)
 
 
 def test_a_fit_without_validation_data(tmp_path: Path) -> None:

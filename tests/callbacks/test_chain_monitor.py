@@ -70,11 +70,10 @@ class Log(pl.Callback):
 
 def test_chains_that_agree_are_logged_without_a_warning() -> None:
     """Of 200 sets of 4 chains of 100 independent draws none reached an R-hat of 1.02."""
-    monitor, log = ChainMonitor(every_n_steps=2, burn_in=40), Log()
+    monitor, log = ChainMonitor(every_n_steps=2, burn_in=40, elements=8), Log()
     trainer = fit(strategy(lr=0.1), monitor, log, max_steps=280, train=long_epochs())
-    assert monitor.recorded == 120
     diagnosis = monitor.diagnosis()
-    assert (diagnosis.chains, diagnosis.draws) == (3, 120)
+    assert (diagnosis.chains, diagnosis.draws) == (3, monitor.recorded) == (3, 120)
     assert list(diagnosis.function) == ["mean_log_likelihood", "prediction"]
     assert diagnosis.converged
     assert min(log.seen) == 40 + 2 * ENOUGH
@@ -83,10 +82,10 @@ def test_chains_that_agree_are_logged_without_a_warning() -> None:
 
 
 def test_chains_that_do_not_move_give_one_warning_at_the_end() -> None:
-    monitor = ChainMonitor(every_n_steps=2)
+    monitor = ChainMonitor(every_n_steps=1, elements=8)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer = fit(strategy(lr=1e-6), monitor, max_steps=140, train=long_epochs())
+        trainer = fit(strategy(lr=1e-6), monitor, max_steps=70, train=long_epochs())
     ours = [w for w in caught if "ChainMonitor" in str(w.message)]
     assert len(ours) == 1
     assert ours[0].category is UserWarning
@@ -101,7 +100,7 @@ def test_the_record_is_what_the_chains_predict() -> None:
     monitor = ChainMonitor(every_n_steps=2, burn_in=10, inputs=(INPUTS, TARGETS), examples=8)
     collector = SampleCollector(burn_in=10, every=2)
     bnn = strategy()
-    fit(bnn, monitor, collector, max_steps=60)
+    fit(bnn, monitor, collector, max_steps=60, train=long_epochs())
     expected = diagnose(bnn.posterior(), (INPUTS, TARGETS), examples=8, elements=32)
     found = monitor.diagnosis()
     assert found.labels == expected.labels
@@ -112,9 +111,9 @@ def test_the_record_is_what_the_chains_predict() -> None:
 @pytest.mark.filterwarnings("ignore:ChainMonitor")
 def test_nothing_is_recorded_before_the_collectors_burn_in_or_in_a_warm_up() -> None:
     burning, warming = ChainMonitor(every_n_steps=2), ChainMonitor(every_n_steps=2)
-    fit(strategy(), burning, SampleCollector(burn_in=24, every=4), max_steps=60)
-    fit(strategy(warm_up=24), warming, max_steps=60)
-    assert burning.recorded == warming.recorded == (60 - 24) // 2
+    fit(strategy(), burning, SampleCollector(burn_in=12, every=4), max_steps=24)
+    fit(strategy(warm_up=12), warming, max_steps=24)
+    assert burning.recorded == warming.recorded == (24 - 12) // 2
 
 
 @pytest.mark.filterwarnings("ignore:ChainMonitor")
@@ -148,7 +147,7 @@ def test_the_training_is_not_disturbed() -> None:
     for callbacks in ([], [ChainMonitor(every_n_steps=3)]):
         bnn = strategy(lr=1e-3, net=network())
         pl.seed_everything(3)
-        fit(bnn, *callbacks, max_steps=40)
+        fit(bnn, *callbacks, max_steps=20)
         assert bnn.net.training
         weights.append({name: tensor.clone() for name, tensor in bnn.state_dict().items()})
     for name, tensor in weights[0].items():
@@ -156,18 +155,17 @@ def test_the_training_is_not_disturbed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ChainMonitor", "ignore:.*has shuffling enabled")
-@pytest.mark.parametrize("before", [True, False], ids=["saved before", "saved after"])
-@pytest.mark.parametrize("step", [15, 18])
+@pytest.mark.parametrize(("step", "before"), [(15, True), (18, True), (18, False)])
 def test_a_resumed_fit_continues_the_record(tmp_path: Path, step: int, before: bool) -> None:
     """Also from a checkpoint that was made in the same step, but before the record."""
     path = tmp_path / "model.ckpt"
-    whole, saver = ChainMonitor(every_n_steps=3), save(path, step)
+    whole, saver = ChainMonitor(every_n_steps=3, elements=8), save(path, step)
     often = {"validation": DataLoader(DATA, batch_size=8, shuffle=True),
              "check_val_every_n_epoch": 3}  # fmt: skip
     pl.seed_everything(3)
     order = [saver, whole] if before else [whole, saver]
     fit(strategy(), *order, max_steps=36, **often)
-    resumed = ChainMonitor(every_n_steps=3)
+    resumed = ChainMonitor(every_n_steps=3, elements=8)
     pl.seed_everything(4)
     fit(strategy(), resumed, max_steps=36, **often, ckpt_path=path)
     assert whole.recorded == resumed.recorded == 12
@@ -180,7 +178,7 @@ def test_a_resumed_fit_continues_the_record(tmp_path: Path, step: int, before: b
 @pytest.mark.filterwarnings("ignore:ChainMonitor")
 def test_a_test_of_an_earlier_checkpoint_leaves_the_record_alone(tmp_path: Path) -> None:
     path = tmp_path / "model.ckpt"
-    monitor, bnn = ChainMonitor(every_n_steps=1), strategy()
+    monitor, bnn = ChainMonitor(every_n_steps=1, elements=8), strategy()
     trainer = fit(bnn, monitor, save(path, 6), max_steps=12)
     for count in (12, 20):
         trainer.test(bnn, loader(shuffle=False), ckpt_path=path, verbose=False)
@@ -192,42 +190,28 @@ def test_a_test_of_an_earlier_checkpoint_leaves_the_record_alone(tmp_path: Path)
     fresh_trainer = quiet_trainer(callbacks=[fresh])
     fresh_trainer.test(strategy(), loader(shuffle=False), ckpt_path=path, verbose=False)
     assert fresh.recorded == 6  # it had no record to lose
+    fit(strategy(chains=2), monitor, max_steps=12)
+    assert monitor.diagnosis().draws == 12  # other chains start a new record
 
 
 @pytest.mark.filterwarnings("ignore:ChainMonitor")
 def test_a_callback_may_stop_the_training_by_it() -> None:
     """Epochs are of 2 steps: most of them have no new value, the first none at all."""
     stop = EarlyStopping("rhat_max", stopping_threshold=math.inf, patience=99, strict=False)
-    trainer = fit(strategy(), ChainMonitor(every_n_steps=1), stop, max_steps=40)
+    trainer = fit(strategy(), ChainMonitor(every_n_steps=1, elements=8), stop, max_steps=40)
     assert trainer.global_step == ENOUGH  # the first value is below infinity
     stop = EarlyStopping("rhat_max", stopping_threshold=0.5, patience=99, strict=False)
-    fit(strategy(), ChainMonitor(every_n_steps=4), log := Log(), stop, max_steps=60)
-    assert sorted(log.seen) == list(range(4 * ENOUGH, 61))
-
-
-@pytest.mark.filterwarnings("ignore:ChainMonitor")
-def test_a_second_fit_continues_or_starts_a_new_record() -> None:
-    monitor = ChainMonitor(every_n_steps=1)
-    bnn = strategy()
-    trainer = fit(bnn, monitor, max_steps=12)
-    trainer.fit_loop.epoch_loop.max_steps = 20
-    trainer.fit(bnn, loader())
-    assert monitor.recorded == 20  # the same trainer and chains
-    fit(strategy(chains=2), monitor, max_steps=12)
-    assert monitor.recorded == 12
-    assert monitor.diagnosis().chains == 2
+    fit(strategy(), ChainMonitor(2, elements=8), log := Log(), stop, max_steps=30)
+    assert sorted(log.seen) == list(range(2 * ENOUGH, 31))
 
 
 def test_too_few_records_are_said() -> None:
+    fit(strategy(), ChainMonitor(every_n_steps=50), fast_dev_run=True)  # a trial says nothing
     monitor = ChainMonitor(every_n_steps=50)
     with pytest.warns(UserWarning, match=r"recorded the chains 0 times.*Lower every_n_steps"):
         fit(strategy(), monitor, max_steps=10)
     with pytest.raises(ConfigurationError, match="recorded nothing yet"):
         monitor.diagnosis()
-
-
-def test_a_trial_run_says_nothing() -> None:
-    fit(strategy(), ChainMonitor(every_n_steps=50), fast_dev_run=True)
 
 
 @pytest.mark.filterwarnings("ignore:ChainMonitor")

@@ -23,7 +23,17 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import LowRankPosterior
 from lightning_bnn.strategies.ensemble import DeepEnsemble
 from tests.callbacks import fits
-from tests.callbacks.fits import BATCH, EXAMPLES, Endless, Freeze, data, loader, save, spoil
+from tests.callbacks.fits import (
+    BATCH,
+    EXAMPLES,
+    Endless,
+    Freeze,
+    Recorder,
+    data,
+    loader,
+    save,
+    spoil,
+)
 from tests.trainers import quiet_trainer
 
 chains = partial(fits.chains, False, chains=3)
@@ -36,28 +46,9 @@ def plain_swag(**options: Any) -> SWAGMoments:
     return SWAGMoments(**{"net": "body", "likelihood": Gaussian(0.5), **options})
 
 
-class Recorder(Callback):
-    """The weights after every step, by (epoch, step), and the learning rates."""
-
-    def __init__(self) -> None:
-        self.weights: dict[tuple[int, int], np.ndarray] = {}
-        self.rates: dict[int, float] = {}
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self.rates[trainer.global_step] = float(optimizer.param_groups[0]["lr"])
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-        self.weights[trainer.current_epoch + 1, trainer.global_step] = flat_weights(pl_module)
-
-
-def flat_weights(module: Any) -> np.ndarray:
+def flat(weights: dict[str, Tensor]) -> np.ndarray:
     """(members, P), in the order of the network's parameters."""
-    if isinstance(module, fits.Plain):
-        tensors = [p.detach()[None] for p in module.body.parameters()]
-    else:
-        current = module.current_draws()
-        tensors = [current[name] for name in module.trained]
-    return torch.cat([tensor.flatten(1) for tensor in tensors], 1).double().numpy()
+    return torch.cat([tensor.flatten(1) for tensor in weights.values()], 1).double().numpy()
 
 
 def fit(module: Any, swag: SWAGMoments, *others: Any, **options: Any) -> Recorder:
@@ -79,18 +70,19 @@ def assert_same(moments: RunningMoments, other: RunningMoments) -> None:
         assert torch.equal(left, right)
 
 
-def assert_mean(swag: SWAGMoments, recorder: Recorder, positions: Any) -> None:
-    """The snapshots are those of the given (epoch, step)."""
-    assert swag.snapshots == len(positions)
-    mean = np.stack([recorder.weights[position] for position in positions]).mean(0)
+def assert_mean(swag: SWAGMoments, recorder: Recorder, steps: Any) -> None:
+    """The snapshots are those of the given steps."""
+    assert swag.snapshots == len(steps)
+    mean = np.stack([flat(recorder.weights[step]) for step in steps]).mean(0)
     np.testing.assert_allclose(swag.moments.mean.numpy(), mean, rtol=1e-4, atol=1e-6)
 
 
 # -------------------------------------------------------------------- moments
 
 
-@pytest.mark.parametrize("kind", ["strategy", "ensemble", "plain"])
-@pytest.mark.parametrize("unit", ["epochs", "steps"])
+@pytest.mark.parametrize(
+    ("kind", "unit"), [("strategy", "epochs"), ("ensemble", "steps"), ("plain", "steps")]
+)
 def test_moments_are_those_of_numpy(kind: str, unit: str) -> None:
     """Mean, second moment and deviations of the stored iterates, to 1e-12 in float64."""
     options = {f"every_n_{unit}": 2 if unit == "epochs" else 3, "rank": 4, "start": 0.25}
@@ -99,16 +91,12 @@ def test_moments_are_those_of_numpy(kind: str, unit: str) -> None:
         module = DeepEnsemble(network, Gaussian(0.5), members=3, seed=3, mode="loop")
     swag = plain_swag(**options) if kind == "plain" else SWAGMoments(**options)
     recorder = fit(module, swag, precision="64-true", max_epochs=12)
-    if unit == "epochs":
-        chosen = [w for (e, s), w in recorder.weights.items() if s == 6 * e and e in (5, 7, 9, 11)]
-    else:
-        chosen = [w for (_, s), w in recorder.weights.items() if s > 18 and s % 3 == 0]
-        assert len(chosen) == 18
+    steps = (30, 42, 54, 66) if unit == "epochs" else range(21, 73, 3)
     moments = swag.moments
-    assert swag.snapshots == len(chosen)
+    assert swag.snapshots == len(steps)
     assert moments.mean.dtype == torch.float64
     assert len(moments.mean) == (1 if kind == "plain" else 3)
-    iterates = np.stack(chosen)
+    iterates = np.stack([flat(recorder.weights[step]) for step in steps])
     close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
     close(moments.mean.numpy(), iterates.mean(0))
     close(moments.variance.numpy(), iterates.var(0))
@@ -151,55 +139,29 @@ def test_moments_of_low_precision_weights_are_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "trainer_options", "positions"),
+    ("options", "trainer_options", "steps"),
     [
-        ({"start": 0.75}, {"max_epochs": 8}, [(7, 42), (8, 48)]),
-        ({"start": 5}, {"max_epochs": 8}, [(6, 36), (7, 42), (8, 48)]),
-        ({"start": 0, "every_n_epochs": 3}, {"max_epochs": 8}, [(3, 18), (6, 36)]),
-        ({"start": 0.3, "every_n_epochs": 2}, {"max_epochs": 10}, [(5, 30), (7, 42), (9, 54)]),
-        ({"start": 0.5}, {"max_epochs": -1, "max_steps": 27}, [(3, 18), (4, 24)]),
-        ({"start": 0.5}, {"max_epochs": 40, "max_steps": 27}, [(3, 18), (4, 24)]),
-        ({"start": 0.5, "every_n_steps": 5}, {"max_epochs": 4}, [(3, 17), (4, 22)]),
-        ({"start": 10, "every_n_steps": 7}, {"max_epochs": 4}, [(3, 17), (4, 24)]),
+        ({"start": 5}, {"max_epochs": 8}, [36, 42, 48]),
+        ({"start": 0.3, "every_n_epochs": 2}, {"max_epochs": 10}, [30, 42, 54]),
+        ({"start": 0.5}, {"max_epochs": 40, "max_steps": 27}, [18, 24]),
+        ({"start": 0.5, "every_n_steps": 5}, {}, [17, 22]),
         (
             {"start": 0.5, "every_n_steps": 4},
             {"max_epochs": -1, "max_steps": 20},
-            [(3, 14), (3, 18)],
+            [14, 18],
         ),
-        (
-            {"start": 2},
-            {"max_epochs": 4, "accumulate_grad_batches": 4},  # two steps an epoch
-            [(3, 6), (4, 8)],
-        ),
-        (
-            {"start": 0.5, "every_n_steps": 2},
-            {"max_epochs": 4, "accumulate_grad_batches": 4},
-            [(3, 6), (4, 8)],
-        ),
-        ({"start": 0.5}, {"max_epochs": 4, "limit_train_batches": 2}, [(3, 6), (4, 8)]),
-        (
-            {"start": 0.5},
-            {"max_epochs": 4, "reload_dataloaders_every_n_epochs": 1},
-            [(3, 18), (4, 24)],
-        ),
+        ({}, {"accumulate_grad_batches": 4}, [6, 8]),  # two steps an epoch
+        ({"start": 0.5}, {"limit_train_batches": 2}, [6, 8]),
+        ({"start": 0.5}, {"reload_dataloaders_every_n_epochs": 1}, [18, 24]),
+        ({}, {"module": partial(PLAIN, manual=True)}, [36, 48]),  # two steps a batch
+        ({}, {"module": partial(PLAIN, skip=3)}, [9, 12]),  # a hook ends epochs early
+        ({}, {"batches": ENDLESS()}, [18, 24]),  # data without a length
     ],
 )
-def test_when_snapshots_are_taken(options: Any, trainer_options: Any, positions: Any) -> None:
-    swag = plain_swag(**options)
-    assert_mean(swag, fit(PLAIN(), swag, **trainer_options), positions)
-
-
-@pytest.mark.parametrize(
-    ("module", "batches", "positions"),
-    [
-        (partial(PLAIN, manual=True), None, [(3, 36), (4, 48)]),  # two steps a batch
-        (partial(PLAIN, skip=3), None, [(3, 9), (4, 12)]),  # epochs that a hook ends early
-        (PLAIN, ENDLESS, [(3, 18), (4, 24)]),  # data without a length
-    ],
-)
-def test_when_snapshots_are_taken_in_odd_loops(module: Any, batches: Any, positions: Any) -> None:
-    swag, batches = plain_swag(start=2), None if batches is None else batches()
-    assert_mean(swag, fit(module(), swag, max_epochs=4, batches=batches), positions)
+def test_when_snapshots_are_taken(options: Any, trainer_options: Any, steps: Any) -> None:
+    swag, limits = plain_swag(**{"start": 2, **options}), {"max_epochs": 4, **trainer_options}
+    module = limits.pop("module", PLAIN)()
+    assert_mean(swag, fit(module, swag, **limits), steps)
 
 
 # -------------------------------------------------------------------- learning rate
@@ -207,15 +169,13 @@ def test_when_snapshots_are_taken_in_odd_loops(module: Any, batches: Any, positi
 DECAY = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
 
 
-@pytest.mark.parametrize("shape", ["cosine", "linear"])
-def test_the_learning_rate_of_the_averaging_phase(shape: str) -> None:
+def test_the_learning_rate_of_the_averaging_phase() -> None:
     """Annealed over two epochs from what the scheduler left, then held; exact at every step."""
-    swag = plain_swag(start=0.5, lr=0.02, anneal=2, anneal_shape=shape)
+    swag = plain_swag(start=0.5, lr=0.02, anneal=2)
     rates = fit(fits.with_scheduler(PLAIN(), DECAY), swag).rates
     np.testing.assert_allclose([rates[s] for s in range(24)], 0.01 * 0.9 ** np.arange(24))
     first = 0.01 * 0.9**24
-    share = np.arange(12) / 12
-    weight = share if shape == "linear" else (1 - np.cos(np.pi * share)) / 2
+    weight = (1 - np.cos(np.pi * np.arange(12) / 12)) / 2
     np.testing.assert_allclose([rates[s] for s in range(24, 36)], first + (0.02 - first) * weight)
     assert {rates[s] for s in range(36, 48)} == {0.02}
 
@@ -226,7 +186,6 @@ def test_the_learning_rate_of_the_averaging_phase(shape: str) -> None:
         ({"every_n_steps": 4}, False, 28),  # by default before the first snapshot
         ({"every_n_steps": 4, "anneal": 0}, True, 24),
         ({}, False, 30),
-        ({"every_n_epochs": 2}, False, 36),
     ],
 )
 def test_how_long_the_learning_rate_takes(options: Any, at_once: bool, held_from: int) -> None:
@@ -251,11 +210,9 @@ def test_a_learning_rate_that_is_a_tensor_and_data_without_a_length() -> None:
     ("unit", "order", "step"),
     [
         ("epochs", "before", 11),
-        ("epochs", "before", 26),
         ("epochs", "before", 30),
         ("epochs", "after", 30),
         ("epochs", "after", 33),
-        ("steps", "before", 26),
         ("steps", "before", 27),
         ("steps", "after", 27),
     ],
@@ -280,19 +237,16 @@ def test_resume_is_bit_equal(tmp_path: Path, unit: str, order: str, step: int) -
     assert all(recorder.rates[s] == rate for s, rate in second.rates.items())
 
 
-@pytest.mark.parametrize("when", ["epoch end", "validation end", "step"])
-def test_resume_from_a_model_checkpoint(tmp_path: Path, when: str) -> None:
-    """ModelCheckpoint saves after the snapshot of its epoch, with and without validation."""
-    options = {
-        "epoch end": {"save_on_train_epoch_end": True},
-        "validation end": {"save_on_train_epoch_end": False},
-        "step": {"every_n_train_steps": 5},
-    }[when]
+@pytest.mark.parametrize("at_epoch_end", [True, False])
+def test_resume_from_a_model_checkpoint(tmp_path: Path, at_epoch_end: bool) -> None:
+    """ModelCheckpoint saves after the snapshot of its epoch, or at the end of its validation."""
 
     def run(ckpt: Any = None) -> tuple[SWAGMoments, list[Path]]:
         swag = SWAGMoments(start=0.5, rank=4)
         folder = tmp_path / ("whole" if ckpt is None else ckpt.stem)
-        saver = ModelCheckpoint(folder, "{step}", save_top_k=-1, **options)
+        saver = ModelCheckpoint(
+            folder, "{step}", save_top_k=-1, save_on_train_epoch_end=at_epoch_end
+        )
         limits = {"max_epochs": 8, "enable_checkpointing": True}
         trainer = quiet_trainer(callbacks=[saver, swag], **limits)
         torch.manual_seed(5)
@@ -304,20 +258,12 @@ def test_resume_from_a_model_checkpoint(tmp_path: Path, when: str) -> None:
     assert_same(whole.moments, run(checkpoints[-2])[0].moments)
 
 
-def test_a_plain_module_resumes_bit_equal(tmp_path: Path) -> None:
-    whole, resumed = plain_swag(start=0.5, lr=0.02), plain_swag(start=0.5, lr=0.02)
-    in_order = {"batches": loader(shuffle=False)}
-    fits.fit(PLAIN(), whole, save(tmp_path / "run.ckpt", 36), max_epochs=8, **in_order)
-    fit(PLAIN(), resumed, ckpt=tmp_path / "run.ckpt", **in_order)
-    assert_same(whole.moments, resumed.moments)
-
-
 def test_averaging_that_is_new_in_a_resumed_fit(tmp_path: Path) -> None:
     """It takes the snapshots that are due from there on, and no others."""
     fits.fit(chains(), save(tmp_path / "run.ckpt", 30), max_epochs=8)
     swag = SWAGMoments(start=2, every_n_epochs=3)
     recorder = fit(chains(), swag, ckpt=tmp_path / "run.ckpt", max_epochs=12)
-    assert_mean(swag, recorder, [(8, 48), (11, 66)])
+    assert_mean(swag, recorder, [48, 66])
 
 
 def test_a_test_of_an_earlier_checkpoint_loses_nothing(tmp_path: Path) -> None:
@@ -335,7 +281,7 @@ def test_a_test_of_an_earlier_checkpoint_loses_nothing(tmp_path: Path) -> None:
     assert len(fresh.posterior().components) == 3
 
 
-def test_a_new_fit_starts_anew_and_the_same_trainer_goes_on() -> None:
+def test_a_new_fit_starts_anew_and_the_same_trainer_continues() -> None:
     swag, module = SWAGMoments(start=4), chains()
     trainer = fits.fit(module, swag, max_epochs=8)
     trainer.fit_loop.max_epochs = 10
@@ -355,22 +301,14 @@ def test_a_plain_module_gives_a_gaussian(tmp_path: Path) -> None:
     posterior = swag.posterior()
     assert type(posterior) is LowRankPosterior
     assert (posterior.rank, posterior.scale) == (4, 0.5)
-    assert (swag.posterior(rank=3).rank, swag.posterior(rank=0).rank) == (3, 0)
-    assert torch.equal(
-        swag.posterior(rank=3).deviations["2.bias"], posterior.deviations["2.bias"][1:]
-    )
     posterior.save(tmp_path)
     loaded = Posterior.load(tmp_path, network())
     inputs = torch.randn(5, 3)
     torch.testing.assert_close(loaded.predict(inputs).mean, posterior.predict(inputs).mean)
     stored = swag.posterior(draws=7)
     assert type(stored) is DrawsPosterior
-    assert len(stored) == 7
     generator = torch.Generator().manual_seed(0)
     assert torch.equal(stored.sample(7)["2.bias"], posterior.sample(7, generator)["2.bias"])
-    assert not torch.equal(
-        swag.posterior(7, seed=1).sample(7)["2.bias"], stored.sample(7)["2.bias"]
-    )
 
 
 def test_the_average_is_the_mean_and_deterministic() -> None:
@@ -403,7 +341,7 @@ def test_a_deep_ensemble_gives_multiswag(tmp_path: Path) -> None:
     """Each member has a Gaussian and the noise that it learned; alone it would have the same."""
     module, swag = ensemble(), SWAGMoments(start=0.5)
     recorder = fit(module, swag, save(tmp_path / "run.ckpt", 33))
-    assert_mean(swag, recorder, [(epoch, 6 * epoch) for epoch in (5, 6, 7, 8)])
+    assert_mean(swag, recorder, (30, 36, 42, 48))
     posterior = swag.posterior()
     assert isinstance(posterior, MixturePosterior)
     assert [type(part) for part in posterior.components] == [LowRankPosterior] * 3
@@ -426,7 +364,6 @@ def test_a_deep_ensemble_gives_multiswag(tmp_path: Path) -> None:
     ("step", "options"),
     [
         (42, {"start": 0.5}),  # at the step of a snapshot
-        (45, {"start": 0.5}),  # between two
         (48, {"start": 0.5}),  # in the last step, before it is noticed
         (45, {"start": 4, "every_n_steps": 10}),  # after the last, of step 44
     ],
@@ -498,18 +435,15 @@ class OwnData:
         yield MemberBatch((self.inputs, self.inputs.sum(2, keepdim=True)))
 
 
-@pytest.mark.parametrize("own", [True, False])
-def test_batch_norm_of_an_ensemble_with_batches_of_its_own(own: bool) -> None:
-    """Members are refreshed with what they see: their own data, or all that they share out."""
-    swag = SWAGMoments(start=0.5, refresh_batch_norm=1)
-    batches = OwnData() if own else loader(batch_size=EXAMPLES)
+def test_batch_norm_of_an_ensemble_with_other_examples_for_each_member() -> None:
+    """Members are refreshed with what they see."""
+    swag, batches = SWAGMoments(start=0.5, refresh_batch_norm=1), OwnData()
     module = ensemble(lambda: [nn.BatchNorm1d(4)], num_data=24, independent_batches=True)
     fit(module, swag, max_epochs=4, batches=batches)
     for row, part in enumerate(swag.posterior(draws=2).components):
         draws = part.sample(2)
-        inputs = batches.inputs[row] if own else data().tensors[0]
         for index in range(2):
-            hidden = inputs @ draws["0.weight"][index].T + draws["0.bias"][index]
+            hidden = batches.inputs[row] @ draws["0.weight"][index].T + draws["0.bias"][index]
             torch.testing.assert_close(draws["1.running_mean"][index], hidden.mean(0))
 
 
@@ -532,9 +466,7 @@ def test_batch_norm_without_training_data(tmp_path: Path) -> None:
     for draws, again in zip(expected, (fresh.posterior(), fresh.average()), strict=True):
         for name, tensor in again.sample(len(again)).items():
             assert torch.equal(tensor, draws[name])
-    unknown = [load(path).posterior, load(path).average, partial(fresh.posterior, draws=4)]
-    unknown += [partial(fresh.posterior, seed=1), partial(fresh.posterior, rank=0)]
-    for ask in unknown:
+    for ask in (load(path).posterior, partial(fresh.posterior, draws=4, seed=1)):
         with pytest.raises(ConfigurationError, match=r"Ask after a fit .* or take gaussian\(\)"):
             ask()
     assert fresh.gaussian().rank == 2
@@ -575,10 +507,6 @@ def test_batch_norm_with_batches_that_are_no_pairs() -> None:
     swag = plain_swag(start=2)
     fit(split, swag, max_epochs=4, batches=triples)
     assert len(swag.posterior(draws=2)) == 2
-    # without BatchNorm nobody asks what is in a batch
-    swag = plain_swag(start=2)
-    fit(Triples(batch_norm=False), swag, max_epochs=4, batches=triples)
-    assert swag.posterior().rank == 2
 
 
 def test_frozen_batch_norm_stays_as_it_is() -> None:
@@ -611,9 +539,8 @@ def test_a_prior_function_is_neither_averaged_nor_refreshed() -> None:
                 assert torch.equal(values[name], tensor[row]), name
 
 
-@pytest.mark.parametrize("kind", ["strategy", "plain"])
-def test_the_training_data_are_there_after_a_validation(kind: str) -> None:
-    module, swag = with_batch_norm(kind)
+def test_the_training_data_are_there_after_a_validation() -> None:
+    module, swag = with_batch_norm("strategy")
     trainer = fits.fit(module, swag, max_epochs=4, limit_train_batches=5)
     before = parts_of(swag.average())[0].sample(1)
     swag._state.statistics = {}  # to be computed again
@@ -688,16 +615,12 @@ def test_a_module_that_is_the_network_itself() -> None:
     [
         ({"start": 1.0}, "from 0.0 to less than 1.0, or a whole number .* got 1.0"),
         ({"start": -1}, "got -1"),
-        ({"start": "late"}, "got 'late'"),
         ({"every_n_epochs": 1, "every_n_steps": 5}, "every_n_steps=, not both"),
         ({"every_n_epochs": 0}, "every_n_epochs= is a whole number, at least 1; got 0"),
         ({"rank": 1}, "rank= is at least 2, or 0 for the diagonal alone; got 1"),
-        ({"rank": -1}, "rank= is a whole number, at least 0; got -1"),
         ({"scale": 0.0}, "scale= is a number greater than 0; got 0.0"),
         ({"lr": "0.1"}, "lr= is a number greater than 0; got '0.1'"),
         ({"anneal": 3}, "anneal=3 says how to get to lr=, which is not given"),
-        ({"anneal": -1, "lr": 0.1}, "anneal= is a whole number, at least 0; got -1"),
-        ({"anneal_shape": "steps"}, "anneal_shape= is 'cosine' or 'linear'; got 'steps'"),
         ({"refresh_batch_norm": 0}, "refresh_batch_norm= is a whole number, at least 1; got 0"),
     ],
 )
@@ -709,7 +632,6 @@ def test_options_that_make_no_sense(options: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("swag_options", "trainer_options", "message"),
     [
-        ({"start": 30}, {"max_epochs": 20}, "would take 0 snapshots in the 20 epochs of this fit"),
         ({"start": 0.5, "every_n_epochs": 4}, {"max_epochs": 8}, "would take 1 snapshots"),
         (
             {"start": 40, "every_n_steps": 5, "rank": 3},
@@ -719,7 +641,17 @@ def test_options_that_make_no_sense(options: Any, message: str) -> None:
         ({"start": 0.5}, {"max_epochs": -1}, "start=0.5 is a share .* number of epochs .* not"),
         (
             {"start": 0.5, "every_n_steps": 2},
-            {"max_epochs": 4, "callbacks": [GradientAccumulationScheduler({0: 2, 2: 3})]},
+            {"max_epochs": 4, "more": [GradientAccumulationScheduler({0: 2, 2: 3})]},
+            "the number of steps of this fit is not known",
+        ),
+        (
+            {"start": 0.5, "every_n_steps": 2},
+            {"max_epochs": 4, "batches": ENDLESS()},
+            "the number of steps of this fit is not known",
+        ),
+        (
+            {"start": 0.5, "every_n_steps": 2},
+            {"max_epochs": 4, "manual": True},
             "the number of steps of this fit is not known",
         ),
     ],
@@ -727,58 +659,26 @@ def test_options_that_make_no_sense(options: Any, message: str) -> None:
 def test_a_fit_that_cannot_work_is_refused(
     swag_options: Any, trainer_options: Any, message: str
 ) -> None:
-    module, options = PLAIN(), {**trainer_options}
-    before, more = flat_weights(module), options.pop("callbacks", [])
+    options, refused = {**trainer_options}, Recorder()
+    module, more = PLAIN(manual=options.pop("manual", False)), options.pop("more", [])
     with pytest.raises(ConfigurationError, match=message):
-        fit(module, plain_swag(**swag_options), *more, **options)
-    assert (flat_weights(module) == before).all()
+        fits.fit(module, plain_swag(**swag_options), refused, *more, **options)
+    assert refused.weights == {}
 
 
 def test_fewer_snapshots_than_the_rank() -> None:
-    """Said before training, with the numbers; what there is is used, more is refused."""
+    """Said before training, with the numbers; what there is is used."""
     swag = plain_swag(start=0.75, every_n_epochs=1, rank=20)
-    message = "would take 10 snapshots in the 40 epochs .* the first 30; expected at least 20"
+    message = "would take 2 snapshots in the 8 epochs .* the first 6; expected at least 20"
     with pytest.warns(UserWarning, match=message):
-        fit(PLAIN(), swag, max_epochs=40)
-    assert (swag.snapshots, swag.posterior().rank) == (10, 10)
-    with pytest.raises(ConfigurationError, match=r"rank=20 needs .* and 10 were kept"):
-        swag.posterior(rank=20)
-
-
-@pytest.mark.parametrize("manual", [True, False])
-def test_a_share_of_steps_that_nobody_knows(manual: bool) -> None:
-    module, batches = partial(PLAIN, manual=manual), loader() if manual else ENDLESS()
-    swag = plain_swag(start=0.5, every_n_steps=2)
-    with pytest.raises(ConfigurationError, match="the number of steps of this fit is not known"):
-        fit(module(), swag, max_epochs=4, batches=batches)
-    fit(module(), swag, max_epochs=-1, max_steps=12, batches=batches)
-    assert swag.snapshots == 3
+        fit(PLAIN(), swag)
+    assert (swag.snapshots, swag.posterior().rank) == (2, 2)
 
 
 @pytest.mark.parametrize("options", [{"likelihood": Gaussian(0.1)}, {"net": "body"}])
-def test_what_a_module_needs(options: Any) -> None:
+def test_a_module_needs_what_a_strategy_has(options: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"SWAGMoments of Plain, .* needs net="):
         fit(PLAIN(), SWAGMoments(**options))
-
-
-@pytest.mark.parametrize("options", [{"likelihood": Gaussian(0.1)}, {"net": "body"}])
-def test_what_a_strategy_has_already(options: Any) -> None:
-    with pytest.raises(ConfigurationError, match="Leave net= and likelihood= of SWAGMoments out"):
-        fit(fits.chains(), SWAGMoments(**options))
-
-
-def test_a_network_without_trained_weights() -> None:
-    class Frozen(fits.Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            self.other = nn.Parameter(torch.zeros(()))
-            self.body.requires_grad_(False)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            return self.other.square()
-
-    with pytest.raises(ConfigurationError, match=r"has none\. Set requires_grad=True"):
-        fit(Frozen(), plain_swag())
 
 
 def test_asking_too_early() -> None:
@@ -805,8 +705,6 @@ class StopAfter(Callback):
 def test_training_that_stopped_early() -> None:
     swag = plain_swag(start=4, rank=4)
     fit(PLAIN(), swag, StopAfter(7))
-    with pytest.raises(ConfigurationError, match="rank=4 needs as many deviations, and 3 were"):
-        swag.posterior(rank=4)
     assert swag.posterior().rank == 3
     single = plain_swag(start=4)
     fit(PLAIN(), single, StopAfter(5))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import doctest
-import os
 import re
+import shlex
 import subprocess
-import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from lightning_bnn.commands.launch import main as launch
 from tests.cluster.test_configurations import FOLDER, KEEP_ALIVE
 
 SCRIPT = FOLDER / "launch.py"
@@ -28,29 +29,11 @@ def script() -> Any:
     return module
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """Start the script as ``ray submit`` does, from another folder."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *words],
-        cwd=FOLDER,
-        env={**environment, "PYTHONPATH": str(FOLDER.parent)},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-
-
-@pytest.fixture(scope="module")
-def help_text() -> str:
-    done = run("--help")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_help_is_that_of_launch(help_text: str) -> None:
-    assert "lightning-bnn launch" in help_text
-    assert "--members" in help_text
+@pytest.fixture
+def help_text(capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        launch(["--help"])
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("before", [[], ["--"]])
@@ -76,26 +59,57 @@ def test_the_driver_gets_the_settings_of_the_cluster(script: Any) -> None:
     assert doctest.testmod(script) == (0, 3)
 
 
-def test_ray_submit_hands_over_what_follows_the_two_dashes() -> None:
-    scripts = pytest.importorskip("ray.scripts.scripts", reason="Ray is not installed")
-    words = ["cluster/aws.yaml", "cluster/launch.py", "--", "--config", "a.yaml", "--members", "20"]
-    context = scripts.submit.make_context("submit", words)
-    assert context.params["script_args"] == ("--config", "a.yaml", "--members", "20")
-
-
 # ------------------------------------------------------------------------------ texts
 
 
-def commands_in_readme() -> list[str]:
-    """The lines of the shell blocks, continued ones joined."""
-    blocks = re.findall(r"```shell\n(.*?)```", (FOLDER / "README.md").read_text(), re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.partition("  #")[0].strip() for line in lines if line.strip()]
+TEXTS = (FOLDER / "README.md", FOLDER.parent / "README.md")
+
+
+def shell_of(path: Path) -> str:
+    return "\n".join(re.findall(r"```shell\n(.*?)```", path.read_text(), re.DOTALL))
+
+
+def commands_of(path: Path) -> list[str]:
+    """The lines of the shell blocks, continued ones joined, without what is said of them."""
+    lines = shell_of(path).replace("\\\n", " ").splitlines()
+    return [re.split(r"  #| > ", line)[0].strip() for line in lines if line.strip()]
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=["cluster", "readme"])
+def test_the_lines_of_the_texts_are_shell(path: Path) -> None:
+    done = subprocess.run(["bash", "-n"], input=shell_of(path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def command_of_ray(line: str) -> tuple[Any, list[str]]:
+    """What Ray runs for a line, and the words that it gives to it."""
+    scripts = pytest.importorskip("ray.scripts.scripts", reason="Ray is not installed")
+    command, words = scripts.cli, shlex.split(line)[1:]
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    return command, words
+
+
+def test_ray_has_the_commands_of_the_texts_and_takes_their_options() -> None:
+    lines = [line for path in TEXTS for line in commands_of(path) if line.startswith("ray ")]
+    contexts = {}
+    for line in [*lines, script_example()]:
+        command, words = command_of_ray(line)
+        contexts[line] = command.make_context(command.name, words)  # as Ray itself reads them
+    assert {context.info_name for context in contexts.values()} >= {"up", "submit", "exec", "down"}
+    # what follows the two dashes is handed over
+    arguments = contexts[script_example()].params["script_args"]
+    assert arguments[:2] == ("--config", "configs/mnist_ensemble.yaml")
+    files = [*TEXTS, SCRIPT, *FOLDER.glob("*.yaml")]
+    named = {name for path in files for name in re.findall(r"`(ray [a-z][^`]*)`", path.read_text())}
+    assert {"ray stop", "ray job submit --working-dir . --"} <= named
+    for line in named:
+        command_of_ray(line)
 
 
 def test_the_options_of_the_examples_exist(help_text: str) -> None:
     job = yaml.safe_load((FOLDER / "kuberay-rayjob.yaml").read_text())
-    lines = [job["spec"]["entrypoint"], *commands_in_readme(), script_example()]
+    lines = [job["spec"]["entrypoint"], *commands_of(FOLDER / "README.md"), script_example()]
     launches = [line.rpartition(" -- ")[2] for line in lines if "launch" in line]
     assert len(launches) >= 4
     known = {*re.findall(r"--[a-z-]+", help_text), "--config"}

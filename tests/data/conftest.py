@@ -130,16 +130,16 @@ def cifar10_batches_dir(
 @pytest.fixture(params=["Digits", "ToyRegression", "UCIRegression", "MNIST", "CIFAR10"])
 def make_data(request: pytest.FixtureRequest) -> Callable[[], InMemoryDataModule]:
     """Each data module in turn, as a function that makes a fresh one."""
-    name = request.param
-    if name == "Digits":
-        return lambda: Digits(batch_size=16)
-    if name == "ToyRegression":
-        return lambda: ToyRegression(batch_size=16, train_size=40, grid_points=20)
-    if name == "UCIRegression":
-        folder = request.getfixturevalue("uci_dir")
-        return lambda: UCIRegression("yacht", data_dir=folder, validation=0.2, batch_size=4)
-    if name == "MNIST":
-        folder = request.getfixturevalue("mnist_dir")
-        return lambda: MNIST(folder, batch_size=16, validation=10)
-    folder = request.getfixturevalue("cifar10_dir")
-    return lambda: CIFAR10(folder, batch_size=16, validation=6)
+
+    def folder(name: str) -> Path:
+        return request.getfixturevalue(name)
+
+    return {
+        "Digits": lambda: Digits(batch_size=16),
+        "ToyRegression": lambda: ToyRegression(batch_size=16, train_size=40, grid_points=20),
+        "UCIRegression": lambda: UCIRegression(
+            "yacht", data_dir=folder("uci_dir"), validation=0.2, batch_size=4
+        ),
+        "MNIST": lambda: MNIST(folder("mnist_dir"), batch_size=16, validation=10),
+        "CIFAR10": lambda: CIFAR10(folder("cifar10_dir"), batch_size=16, validation=6),
+    }[request.param]

@@ -1,10 +1,9 @@
 import pytest
 import torch
-import torchvision
 
 from lightning_bnn.data import CIFAR10
-from lightning_bnn.data.cifar10 import ImageTransform, crop_and_flip
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.data.cifar10 import crop_and_flip
+from lightning_bnn.errors import ConfigurationError, DataError
 
 
 def loaded(folder, **options):
@@ -29,15 +28,13 @@ def test_both_layouts_give_the_images(request, layout, cifar10_images, cifar10_l
     assert data.input_shape == (3, 32, 32)
 
 
-@pytest.mark.parametrize("layout", ["cifar10_dir", "cifar10_batches_dir"])
-def test_batches_are_normalised_floats(request, layout, cifar10_images):
-    folder = request.getfixturevalue(layout)
+def test_batches_are_normalised_floats(cifar10_dir, cifar10_images):
     pixels = torch.from_numpy(cifar10_images[5]).permute(0, 3, 1, 2).float() / 255
-    plain, _ = epoch(loaded(folder, normalise=False).test_dataloader())
+    plain, _ = epoch(loaded(cifar10_dir, normalise=False).test_dataloader())
     assert torch.equal(plain, pixels)
     mean = torch.tensor([0.4914, 0.4822, 0.4465])[:, None, None]
     scale = torch.tensor([0.2470, 0.2435, 0.2616])[:, None, None]
-    normalised, _ = epoch(loaded(folder).test_dataloader())
+    normalised, _ = epoch(loaded(cifar10_dir).test_dataloader())
     assert torch.allclose(normalised, (pixels - mean) / scale, atol=1e-6)
 
 
@@ -68,26 +65,12 @@ def test_each_image_gets_a_shift_and_a_flip_of_its_own():
     assert len(possible) == 162
     # 8100 images in 162 cells, 50 expected in each. Chi-square of 161 degrees of freedom is above
     # 222 once in a thousand seeds.
-    out = crop_and_flip(image.expand(8100, -1, -1, -1), generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    out = crop_and_flip(image.expand(8100, -1, -1, -1))
     counts = dict.fromkeys(possible.values(), 0)
     for crop in out:
         counts[possible[crop.contiguous().numpy().tobytes()]] += 1
     assert sum((count - 50) ** 2 / 50 for count in counts.values()) < 222
-
-
-def test_augmentation_noise_comes_from_the_given_or_the_global_generator():
-    images = torch.randint(256, (16, 3, 32, 32), generator=torch.Generator().manual_seed(1))
-    state = torch.get_rng_state()
-    one = crop_and_flip(images, generator=torch.Generator().manual_seed(2))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(one, crop_and_flip(images, generator=torch.Generator().manual_seed(2)))
-    transform = ImageTransform(augment=True, normalise=True)
-    torch.set_rng_state(state)
-    first = transform(images)
-    second = transform(images)
-    torch.set_rng_state(state)
-    assert torch.equal(transform(images), first)
-    assert not torch.equal(first, second)
 
 
 def test_workers_augment_as_a_function_of_the_seed_at_the_start_of_the_epoch(cifar10_dir):
@@ -104,30 +87,10 @@ def test_workers_augment_as_a_function_of_the_seed_at_the_start_of_the_epoch(cif
     assert torch.equal(second, again)
 
 
-def test_missing_files_are_named(cifar10_dir, tmp_path, monkeypatch):
-    (cifar10_dir / "labels_train_then_test_uint8.npy").unlink()
-    with pytest.raises(ConfigurationError) as caught:
-        loaded(cifar10_dir)
-    message = str(caught.value)
-    assert f"expected {cifar10_dir}/cifar-10-batches-py, " in message
-    assert f"{cifar10_dir}/labels_train_then_test_uint8.npy" in message
-    assert "download=True" in message
-    assert "LIGHTNING_BNN_DATA" in message
-    monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
-    with pytest.raises(ConfigurationError, match=r"data_batch_1.*LIGHTNING_BNN_DATA is not set"):
-        loaded(None)
-
-
-def test_download_only_when_asked_and_needed(cifar10_dir, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        torchvision.datasets, "CIFAR10", lambda root, download: asked.append((root, download))
-    )
-    CIFAR10(cifar10_dir, download=True).prepare_data()
-    CIFAR10(tmp_path / "empty").prepare_data()
-    assert asked == []
-    CIFAR10(tmp_path / "empty", download=True).prepare_data()
-    assert asked == [(tmp_path / "empty", True)]
+def test_missing_files_are_named(tmp_path):
+    expected = rf"Expected {tmp_path}/cifar-10-batches-py, .*LIGHTNING_BNN_DATA.*download=True"
+    with pytest.raises(ConfigurationError, match=expected):
+        loaded(tmp_path)
 
 
 def test_damaged_batches(cifar10_batches_dir):
@@ -135,5 +98,5 @@ def test_damaged_batches(cifar10_batches_dir):
     content = bytearray(path.read_bytes())
     content[-20] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ConfigurationError, match=r"cifar-10-batches-py.*corrupted"):
+    with pytest.raises(DataError, match=r"pickled.*corrupted"):
         loaded(cifar10_batches_dir)

@@ -22,7 +22,7 @@ def rows_of(images, labels):
     return sorted(map(tuple, flat.tolist()))
 
 
-def test_the_splits_hold_every_image_once_scaled_to_one():
+def test_the_splits_hold_every_image_once_scaled_to_one_in_equal_shares():
     data = loaded()
     images = torch.cat([part.tensors[0] for part in parts(data)])
     labels = torch.cat([part.tensors[1] for part in parts(data)])
@@ -30,15 +30,10 @@ def test_the_splits_hold_every_image_once_scaled_to_one():
     assert images.dtype == torch.float32
     assert (images.min(), images.max()) == (0, 1)
     assert rows_of(images * 16, labels) == rows_of(pixels, targets)
-
-
-def test_sizes_and_equal_shares_of_the_classes():
-    splits = parts(loaded())
-    assert [len(part) for part in splits] == [1078, 359, 360]
-    total = sum(torch.bincount(part.tensors[1], minlength=10) for part in splits)
-    for part, share in zip(splits, (0.6, 0.2, 0.2), strict=True):
-        counts = torch.bincount(part.tensors[1], minlength=10)
-        assert (counts - share * total).abs().max() < 2
+    assert [len(part) for part in parts(data)] == [1078, 359, 360]
+    for part, share in zip(parts(data), (0.6, 0.2, 0.2), strict=True):
+        counts = torch.bincount(part.tensors[1]) - share * torch.bincount(targets)
+        assert counts.abs().max() < 2  # equal shares of the classes
 
 
 def test_the_seed_chooses_the_split():
@@ -48,24 +43,7 @@ def test_the_seed_chooses_the_split():
     assert not torch.equal(one.splits.train.tensors[0], other.splits.train.tensors[0])
 
 
-def test_flatten():
-    flat, square = loaded(flatten=True), loaded()
-    assert flat.input_shape == (64,)
-    assert square.input_shape == (1, 8, 8)
-    assert torch.equal(flat.splits.test.tensors[0], square.splits.test.tensors[0].flatten(1))
-
-
-@pytest.mark.parametrize("quarters", [1, 2, 3, 4, -1])
-def test_a_quarter_turn_moves_pixels_and_changes_none(quarters):
-    upright, turned = loaded(), loaded(rotate=90.0 * quarters)
-    for before, after in zip(parts(upright), parts(turned), strict=True):
-        torch.testing.assert_close(
-            after.tensors[0], before.tensors[0].rot90(quarters, (2, 3)), rtol=0, atol=1e-5
-        )
-        assert torch.equal(after.tensors[1], before.tensors[1])
-
-
-@pytest.mark.parametrize("degrees", [10.0, 30.0, -45.0, 60.0, 137.5])
+@pytest.mark.parametrize("degrees", [10.0, -45.0, 90.0, 137.5])
 def test_other_angles_are_those_of_scipy(degrees):
     """SciPy interpolates in another way only where a pixel's neighbour lies outside the image."""
     before = loaded().splits.test.tensors[0].squeeze(1).numpy()
@@ -78,6 +56,7 @@ def test_other_angles_are_those_of_scipy(degrees):
 
 def test_turned_and_flat():
     flat, square = loaded(flatten=True, rotate=30), loaded(rotate=30)
+    assert (flat.input_shape, square.input_shape) == ((64,), (1, 8, 8))
     assert torch.equal(flat.splits.train.tensors[0], square.splits.train.tensors[0].flatten(1))
     images = square.splits.train.tensors[0]
     assert (images.min(), images.max()) == (0, 1)

@@ -1,20 +1,20 @@
 """What every data module promises, checked on each."""
 
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import LightningCLI
+import torchvision
 from pytorch_lightning.utilities.data import _update_dataloader
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
-from lightning_bnn.data import Digits, InMemoryDataModule, TensorRows, ToyRegression
-from lightning_bnn.data.in_memory import Splits, data_folder, missing_files, training_size
+from lightning_bnn.data import Digits, InMemoryDataModule, TensorRows
+from lightning_bnn.data.in_memory import Splits, data_folder, training_size
 from lightning_bnn.errors import ConfigurationError
+from tests.trainers import quiet_trainer
 
 pytestmark = [
     # Lightning advises more workers on machines of many cores; these data are in memory already.
@@ -55,18 +55,6 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def quiet_trainer():
-    return pl.Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-    )
-
-
 def tensors(data):
     parts = (data.splits.train, data.splits.validation, data.splits.test)
     return [tensor for part in parts for tensor in part.tensors]
@@ -84,33 +72,26 @@ def assert_untouched(before):
 
 
 def test_every_stage_of_a_trainer(make_data):
-    data, model, trainer = make_data(), Recorder(), quiet_trainer()
+    data, model, trainer = (
+        make_data(),
+        Recorder(),
+        quiet_trainer(max_epochs=1, num_sanity_val_steps=0),
+    )
     trainer.fit(model, datamodule=data)
     assert model.seen["train"] == data.num_data == len(data.splits.train)
     assert model.seen["validation"] == len(data.splits.validation) > 0
     trainer.test(model, datamodule=data, verbose=False)
     assert model.seen["test"] == len(data.splits.test) > 0
-    trainer.validate(model, datamodule=data, verbose=False)
-    assert model.seen["validation"] == 2 * len(data.splits.validation)
     predicted = trainer.predict(model, datamodule=data)
     rows = data.splits.test if data.splits.predict is None else data.splits.predict
     inputs, targets = (torch.cat(parts) for parts in zip(*predicted, strict=True))
     assert torch.equal(targets, rows.tensors[1])
     assert inputs.shape[1:] == data.input_shape
-
-
-def test_shapes_and_outputs_are_told(make_data):
-    data = make_data()
-    data.setup()
-    inputs, targets = next(iter(data.train_dataloader()))
-    assert inputs.shape == (data.batch_size, *data.input_shape)
     if hasattr(data, "num_classes"):
-        assert targets.shape == (data.batch_size,)
-        assert targets.dtype == torch.int64
+        assert (targets.shape, targets.dtype) == ((len(rows),), torch.int64)
         assert 0 <= targets.min() <= targets.max() < data.num_classes
     else:
-        assert targets.shape == (data.batch_size, data.num_outputs)
-        assert targets.dtype == torch.float32
+        assert (targets.shape, targets.dtype) == ((len(rows), data.num_outputs), torch.float32)
 
 
 def test_data_neither_use_nor_move_the_global_generators(make_data):
@@ -144,51 +125,6 @@ def test_order_and_augmentation_follow_the_global_seed(make_data):
     assert not torch.equal(first[0], other[0])
 
 
-def test_a_configuration_can_make_them(make_data, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["lightning-bnn"])
-    # LightningCLI 2.6 calls jsonargparse in a way that has been replaced since.
-    monkeypatch.setenv("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    made = make_data()
-    config = {
-        "class_path": f"lightning_bnn.data.{type(made).__name__}",
-        "init_args": {"batch_size": 8, "num_workers": 1},
-    }
-    if hasattr(made, "data_dir"):
-        config["init_args"] |= {"data_dir": str(made.data_dir), "validation": made.validation}
-    if isinstance(made, ToyRegression):
-        config["init_args"] |= {"train_size": made.sizes[0]}
-    if hasattr(made, "set_name"):
-        config["init_args"] |= {"name": made.set_name}
-    cli = LightningCLI(
-        Recorder,
-        pl.LightningDataModule,
-        subclass_mode_data=True,
-        run=False,
-        save_config_callback=None,
-        trainer_defaults={"logger": False, "accelerator": "cpu", "default_root_dir": str(tmp_path)},
-        args={"data": config},
-    )
-    assert type(cli.datamodule) is type(made)
-    assert (cli.datamodule.batch_size, cli.datamodule.num_workers) == (8, 1)
-    cli.datamodule.setup()
-    made.setup()
-    assert cli.datamodule.num_data == made.num_data
-
-
-def test_data_are_loaded_once():
-    calls = []
-
-    class Counted(ToyRegression):
-        def load(self):
-            calls.append(1)
-            return super().load()
-
-    data = Counted()
-    data.setup("fit")
-    data.setup("test")
-    assert len(calls) == 1
-
-
 class NoValidation(InMemoryDataModule):
     def load(self):
         rows = TensorRows(torch.zeros(6, 2), torch.zeros(6, 1))
@@ -198,16 +134,12 @@ class NoValidation(InMemoryDataModule):
 
 def test_without_validation_rows_a_fit_runs_without_validation():
     data, model = NoValidation(batch_size=4), Recorder()
-    trainer = quiet_trainer()
+    trainer = quiet_trainer(max_epochs=1, num_sanity_val_steps=0)
     trainer.fit(model, datamodule=data)  # a warning would be an error
     trainer.test(model, datamodule=data, verbose=False)
     assert model.seen == {"train": 6, "validation": 0, "test": 6}
-
-
-def test_without_validation_rows_validating_says_what_to_pass():
-    message = "NoValidation has no validation rows.*Pass validation="
-    with pytest.raises(ConfigurationError, match=message):
-        quiet_trainer().validate(Recorder(), datamodule=NoValidation(), verbose=False)
+    with pytest.raises(ConfigurationError, match=r"NoValidation has no .* Pass validation="):
+        trainer.validate(model, datamodule=data, verbose=False)
 
 
 def test_loaders_are_plain_and_shuffle_only_for_training():
@@ -218,9 +150,9 @@ def test_loaders_are_plain_and_shuffle_only_for_training():
     assert [isinstance(loader.sampler, RandomSampler) for loader in loaders] == [True, False, False]
 
 
-def test_lightning_can_share_the_rows_between_processes(make_data):
+def test_lightning_can_share_the_rows_between_processes():
     # What a Trainer does to the loaders of a distributed run, here without the processes.
-    data = make_data()
+    data = Digits()
     data.setup()
     rows = data.splits.test
     shares = []
@@ -248,12 +180,6 @@ def test_training_size_leaves_something(validation):
         training_size(10, validation)
 
 
-def test_data_dir_wins_over_the_environment(monkeypatch):
-    monkeypatch.setenv("LIGHTNING_BNN_DATA", "/root-of-data")
-    assert data_folder("/given", "uci", "x") == Path("/given")
-    assert data_folder(None, "uci", "x") == Path("/root-of-data/uci")
-
-
 @pytest.mark.parametrize("make_data", ["UCIRegression", "MNIST", "CIFAR10"], indirect=True)
 def test_the_environment_variable_gives_the_root_of_each_set(make_data, monkeypatch):
     made = make_data()
@@ -266,23 +192,25 @@ def test_the_environment_variable_gives_the_root_of_each_set(make_data, monkeypa
     assert made.num_data == rows
 
 
-def test_home_is_expanded(monkeypatch):
+def test_data_dir_wins_over_the_environment_and_home_is_expanded(monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("LIGHTNING_BNN_DATA", "~/data")
-    assert data_folder("~/sets", "uci", "x") == Path("/home/someone/sets")
-    assert data_folder(None, "uci", "x") == Path("/home/someone/data/uci")
-
-
-@pytest.mark.parametrize("value", [None, ""])
-def test_neither_is_an_error_that_names_file_and_variable(monkeypatch, value):
-    monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
-    if value is not None:
-        monkeypatch.setenv("LIGHTNING_BNN_DATA", value)
+    assert data_folder("~/sets", "uci/x") == Path("/home/someone/sets")
+    assert data_folder(None, "uci/x") == Path("/home/someone/data/uci")
+    monkeypatch.setenv("LIGHTNING_BNN_DATA", "")
     with pytest.raises(ConfigurationError, match=r"LIGHTNING_BNN_DATA.*uci/yacht/data\.txt"):
-        data_folder(None, "uci", "yacht/data.txt")
+        data_folder(None, "uci/yacht/data.txt")
 
 
-def test_missing_files_are_all_named():
-    message = str(missing_files("Set", [Path("/a/b"), Path("/a/c")], "Try this."))
-    assert message.startswith("Set: expected /a/b, /a/c, which are not there. Pass data_dir=")
-    assert message.endswith("Try this.")
+@pytest.mark.parametrize("make_data", ["MNIST", "CIFAR10"], indirect=True)
+def test_download_only_when_asked_and_needed(make_data, tmp_path, monkeypatch):
+    asked, there = [], make_data()
+    monkeypatch.setattr(
+        torchvision.datasets, type(there).__name__, lambda root, download: asked.append(root)
+    )
+    there.download = True
+    there.prepare_data()
+    type(there)(tmp_path / "empty").prepare_data()
+    assert asked == []
+    type(there)(tmp_path / "empty", download=True).prepare_data()
+    assert asked == [tmp_path / "empty"]

@@ -1,6 +1,5 @@
 import gzip
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -21,29 +20,18 @@ def unpack(folder):
         path.unlink()
 
 
-@pytest.mark.parametrize("packed", [True, False])
-def test_images_and_labels_are_those_of_the_files(mnist_dir, mnist_arrays, packed):
-    if not packed:
-        unpack(mnist_dir)
-    data = loaded(mnist_dir, normalise=False)
-    images = torch.cat([data.splits.train.tensors[0], data.splits.validation.tensors[0]])
-    labels = torch.cat([data.splits.train.tensors[1], data.splits.validation.tensors[1]])
-    expected = torch.from_numpy(mnist_arrays["train-images-idx3-ubyte"])
-    assert torch.equal(images, expected[:, None].float() / 255)
-    assert labels.tolist() == mnist_arrays["train-labels-idx1-ubyte"].tolist()
-    test_images, test_labels = data.splits.test.tensors
-    expected = torch.from_numpy(mnist_arrays["t10k-images-idx3-ubyte"])
-    assert torch.equal(test_images, expected[:, None].float() / 255)
-    assert test_labels.tolist() == mnist_arrays["t10k-labels-idx1-ubyte"].tolist()
-    assert (data.num_data, len(data.splits.validation)) == (40, 10)
-
-
-def test_torchvision_reads_the_same(mnist_dir):
+def test_images_and_labels_are_those_that_torchvision_reads(mnist_dir):
+    packed = loaded(mnist_dir, normalise=False).splits
     unpack(mnist_dir)
-    reference = torchvision.datasets.MNIST(mnist_dir, train=False)
-    images, labels = loaded(mnist_dir, normalise=False).splits.test.tensors
-    assert torch.equal((images[:, 0] * 255).round().byte(), reference.data)
-    assert torch.equal(labels, reference.targets)
+    unpacked = loaded(mnist_dir, normalise=False).splits
+    for splits in (packed, unpacked):
+        parts = (splits.train, splits.validation, splits.test)
+        assert [len(part) for part in parts] == [40, 10, 20]
+        for train, rows in ((True, parts[:2]), (False, parts[2:])):
+            reference = torchvision.datasets.MNIST(mnist_dir, train=train)
+            images, labels = (torch.cat(c) for c in zip(*(r.tensors for r in rows), strict=True))
+            assert torch.equal(images, reference.data[:, None].float() / 255)
+            assert torch.equal(labels, reference.targets)
 
 
 def test_normalise_and_flatten(mnist_dir):
@@ -55,30 +43,12 @@ def test_normalise_and_flatten(mnist_dir):
     assert torch.equal(flat.splits.test.tensors[0], normalised.flatten(1))
 
 
-def test_missing_files_are_named(mnist_dir, monkeypatch):
+def test_missing_files_are_named(mnist_dir):
     raw = mnist_dir / "MNIST" / "raw"
     (raw / "t10k-labels-idx1-ubyte.gz").unlink()
-    expected = rf"expected {raw}/t10k-labels-idx1-ubyte\.gz, which is not there"
-    with pytest.raises(ConfigurationError, match=expected) as caught:
+    expected = rf"Expected {raw}/t10k-labels-idx1-ubyte\.gz, .*LIGHTNING_BNN_DATA.*download=True"
+    with pytest.raises(ConfigurationError, match=expected):
         loaded(mnist_dir)
-    assert "download=True" in str(caught.value)
-    assert "LIGHTNING_BNN_DATA" in str(caught.value)
-    assert "train-images" not in str(caught.value)
-    monkeypatch.delenv("LIGHTNING_BNN_DATA", raising=False)
-    with pytest.raises(ConfigurationError, match=r"MNIST/raw/train-images.*LIGHTNING_BNN_DATA"):
-        loaded(None)
-
-
-def test_download_only_when_asked_and_needed(mnist_dir, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        torchvision.datasets, "MNIST", lambda root, download: asked.append((root, download))
-    )
-    MNIST(mnist_dir, download=True).prepare_data()
-    MNIST(tmp_path / "empty").prepare_data()
-    assert asked == []
-    MNIST(tmp_path / "empty", download=True).prepare_data()
-    assert asked == [(tmp_path / "empty", True)]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +57,6 @@ def test_download_only_when_asked_and_needed(mnist_dir, tmp_path, monkeypatch):
         lambda whole: whole[:-12],
         lambda whole: b"no archive",
         lambda whole: gzip.compress(gzip.decompress(whole)[:-1]),
-        lambda whole: gzip.compress(b"\x00\x00\x08\x03\x00\x00"),
         lambda whole: gzip.compress(b""),
     ],
 )
@@ -95,13 +64,4 @@ def test_damaged_files_are_named(mnist_dir, damage):
     path = mnist_dir / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte.gz is damaged"):
-        loaded(mnist_dir)
-
-
-def test_images_and_labels_of_different_files(mnist_dir, mnist_arrays):
-    raw = mnist_dir / "MNIST" / "raw"
-    short = mnist_arrays["t10k-labels-idx1-ubyte"].tobytes()[:7]
-    header = bytes([0, 0, 8, 1]) + np.array([7], dtype=">u4").tobytes()
-    (raw / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(header + short))
-    with pytest.raises(DataError, match=r"lengths \[20, 7\]"):
         loaded(mnist_dir)

@@ -1,14 +1,8 @@
 import pytest
 import torch
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from lightning_bnn.data import TensorRows, collate_rows
-from lightning_bnn.errors import DataError
 
 INPUTS = torch.arange(22.0).reshape(11, 2)
 TARGETS = torch.arange(11)
@@ -21,8 +15,6 @@ def batches(loader):
 @pytest.mark.parametrize(
     "options",
     [
-        {"batch_size": 4},
-        {"batch_size": 4, "shuffle": True},
         {"batch_size": 4, "shuffle": True, "drop_last": True},
         {"batch_size": 4, "shuffle": True, "num_workers": 1},
     ],
@@ -47,18 +39,6 @@ def test_batches_equal_those_of_a_tensor_dataset(options):
         assert torch.equal(inputs, expected_inputs)
         assert torch.equal(targets, expected_targets)
         assert torch.equal(inputs[:, 0], 2.0 * targets)  # rows stay together
-
-
-def test_a_batch_is_gathered_in_one_call():
-    calls = []
-
-    class Counted(TensorRows):
-        def __getitems__(self, indices):
-            calls.append(len(indices))
-            return super().__getitems__(indices)
-
-    batches(DataLoader(Counted(INPUTS, TARGETS), batch_size=4, collate_fn=collate_rows))
-    assert calls == [4, 4, 3]
 
 
 def test_transform_sees_the_inputs_of_a_batch_only():
@@ -88,10 +68,3 @@ def test_single_rows_end_with_an_index_error():
     rows = TensorRows(INPUTS, TARGETS)
     assert [int(target) for _, target in rows] == list(range(11))
     assert int(rows[-1][1]) == 10
-
-
-def test_lengths_must_agree():
-    with pytest.raises(DataError, match=r"lengths \[11, 10\]"):
-        TensorRows(INPUTS, TARGETS[:10])
-    with pytest.raises(DataError, match=r"lengths \[\]"):
-        TensorRows()

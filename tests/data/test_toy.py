@@ -47,12 +47,6 @@ def test_the_noise_is_the_papers():
     assert noise.std() / 0.02 == pytest.approx(1, abs=4.4 / math.sqrt(2 * count))
 
 
-def test_without_noise_points_lie_on_the_curve():
-    data = loaded(noise=0.0)
-    inputs, targets = data.splits.test.tensors
-    assert torch.allclose(targets, data.noise_free(inputs), atol=1e-6)
-
-
 def test_splits_differ_and_do_not_depend_on_each_others_sizes():
     small, large = loaded(train_size=10), loaded(train_size=300)
     assert torch.equal(small.splits.test.tensors[0], large.splits.test.tensors[0])

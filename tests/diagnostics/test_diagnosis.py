@@ -62,7 +62,7 @@ def test_chains_that_agree() -> None:
         (noise(4, 100) + np.linspace(0, 9, 100)[:, None], "still drift.*longer burn-in"),
         (autoregressive(0.99, (4, 100, 3)), "still drift or move slowly"),
         (autoregressive(0.8, (4, 100, 3)) + 2 * np.eye(4)[:, :1, None], "still drift or move"),
-        (noise(2, 30) + 0.6 * np.arange(2)[:, None, None], "with 60 draws in all.*at least 200"),
+        (noise(2, 30) + 0.6 * np.arange(2)[:, None, None], "30 draws per chain are too few.*200"),
         (noise(2, 30) + 9 * np.arange(2)[:, None, None], "about its own place"),
         (np.where(np.arange(100)[:, None] == 50, np.nan, noise(4, 100)), "NaN or infinity"),
         (np.ones((4, 100, 3)), "Nothing moves"),
@@ -76,15 +76,16 @@ def test_what_is_wrong_and_what_to_do(values: np.ndarray, advice: str) -> None:
     assert "converged: no" in str(diagnosis)
 
 
-@pytest.mark.parametrize(("chains", "draws", "least"), [(2, 4, 20), (2, 19, 20), (1, 39, 40)])
-@pytest.mark.parametrize("apart", [0.0, 9.0])
+@pytest.mark.parametrize(
+    ("chains", "draws", "least", "apart"), [(2, 4, 20, 0.0), (2, 19, 20, 9.0), (1, 39, 40, 0.0)]
+)
 def test_so_few_draws_tell_nothing(chains: int, draws: int, least: int, apart: float) -> None:
     """Of 40 sets of 20 independent scalars R-hat passed 1.5 in all of 2 x 4, in 10 of 1 x 20."""
     values = noise(chains, draws, 20) + apart * np.arange(chains)[:, None, None]
     advice = of(values).advice
     assert f"{draws} draws per chain are too few to judge by it" in advice
     assert f"collect at least {least} per chain" in advice
-    assert "too few to judge" not in of(noise(chains, least, 20)).advice
+    assert "too few to judge" not in of(noise(chains, 200 // chains, 20)).advice
 
 
 def test_constant_scalars_are_named() -> None:
@@ -113,12 +114,15 @@ def test_of_a_posterior() -> None:
     assert diagnosis.converged
     lines = str(diagnosis).splitlines()
     assert lines[0] == "4 chains of 100 draws"
-    assert len({len(line) for line in lines[2:4]}) == 1
     assert max(map(len, lines)) <= 100
-    assert [line.split()[:2] for line in lines[4:10]] == [
+    assert [line.split()[:2] for line in lines[3:9]] == [
         ["function", "space"], ["mean_log_likelihood", "1"], ["prediction", "20"],
         ["weights"], ["0.weight", "8"], ["0.bias", "4"],
     ]  # fmt: skip
+    row, prediction = lines[5].split(), diagnosis.function["prediction"]
+    least = min(prediction.ess_tail)
+    assert (row[2], row[4]) == (f"{prediction.max_rhat:.3f}", f"{least:.0f}")
+    assert " ".join(row[6:]) == labels[int(np.argmax(prediction.rhat))]
 
 
 def permuted(draw: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -179,7 +183,7 @@ class Named(nn.Module):
         return x @ self.mean_log_likelihood[:, None] + self.prediction
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_inputs_get_the_precision_of_the_draws(dtype: torch.dtype) -> None:
     net = network().to(dtype)
     draws = [{k: v.to(dtype) for k, v in d.items()} for d in independent_draws(net, 40)]
@@ -194,7 +198,7 @@ def test_weights_alone() -> None:
     diagnosis = diagnose(chained(net, Categorical(), independent_draws(net, 400), 4), None, "*")
     assert diagnosis.function == {}
     assert diagnosis.converged
-    assert "function space" not in str(diagnosis).split("\n", 4)[4]
+    assert "function space" not in str(diagnosis)
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,6 @@ def test_inputs_of_several_tensors() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"a": INPUTS, "b": INPUTS[:3]}, r"lengths \[3, 20\]"),
-        (torch.tensor(1.0), r"lengths \[0\]"),
         ([], "gave no batch"),
         ((INPUTS, TARGETS, TARGETS), "pair"),
     ],

@@ -14,10 +14,9 @@ def names(count: int) -> list[str]:
     return [f"x{index}" for index in range(count)]
 
 
-@pytest.mark.parametrize("chains", [2, 5])
-def test_equals_arviz_on_a_data_set(chains: int) -> None:
+def test_equals_arviz_on_a_data_set() -> None:
     """Through ArviZ's own loop over a data set, where ours goes scalar by scalar."""
-    arviz = require_arviz()
+    arviz, chains = require_arviz(), 3
     values = autoregressive(0.6, (chains, 60, 7))
     values[0] += np.linspace(0, 2, 7)
     statistics = compute_statistics(values, names(7))
@@ -41,7 +40,6 @@ def test_independent_chains_agree() -> None:
     assert statistics.max_rhat < 1.005
     assert np.all(np.abs(statistics.ess_bulk / 4000 - 1) < 0.2)
     assert np.all(np.abs(statistics.ess_tail / 4000 - 1) < 0.2)
-    assert statistics.min_ess == min(statistics.ess_bulk.min(), statistics.ess_tail.min())
 
 
 @pytest.mark.parametrize("correlation", [0.5, 0.8])
@@ -62,7 +60,7 @@ def test_a_chain_elsewhere_or_of_another_width_is_found(shift: float, width: flo
     statistics = compute_statistics(values, names(3))
     assert (statistics.rhat > RHAT_LIMIT).tolist() == [False, True, False]
     assert statistics.worst(1) == [1]
-    assert statistics.min_ess < statistics.ess_bulk[0]
+    assert min(statistics.ess_bulk[1], statistics.ess_tail[1]) < statistics.ess_bulk[0]
 
 
 def test_constant_scalars_are_counted_and_not_in_the_way() -> None:
@@ -76,7 +74,6 @@ def test_constant_scalars_are_counted_and_not_in_the_way() -> None:
         assert np.isnan(array).tolist() == [False, True, True, False]
     assert np.isnan(statistics.chain_ess).all(0).tolist() == [False, True, True, False]
     assert np.isfinite(statistics.max_rhat)
-    assert np.isfinite(statistics.min_ess)
     assert statistics.worst(4)[2:] == [1, 2]
 
 
@@ -95,7 +92,7 @@ def test_one_value_that_is_not_finite(bad: float) -> None:
     statistics = compute_statistics(values, names(2))
     assert statistics.not_finite.tolist() == [True, False]
     assert statistics.max_rhat == np.inf
-    assert statistics.min_ess == 0
+    assert statistics.ess_bulk[0] == statistics.ess_tail[0] == 0
     assert statistics.rhat[1] < RHAT_LIMIT
     assert not statistics.constant.any()
 

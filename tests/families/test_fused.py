@@ -17,6 +17,7 @@ from lightning_bnn.families.workspace import Workspace
 from lightning_bnn.native import library
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, Prior
 from lightning_bnn.random import NormalStream
+from tests.random.normal_checks import check_distribution, check_moments
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
 
@@ -58,34 +59,11 @@ def with_key(
 # -------------------------------------------------------------------- the noise
 
 
-def test_moments_of_the_noise():
-    """Moments 1 to 6, and products at lags that lanes, pairs and chunks could tie together.
-
-    Every figure has its exact standard error under independence; 5 of them in 40 figures is a
-    false alarm in 40,000.
-    """
-    n = 1 << 22
-    numbers = noise_of(KEY, n).double()
-    moments = {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 5: (0, 945), 6: (15, 10170)}
-    for power, (mean, variance) in moments.items():
-        score = ((numbers**power).mean() - mean) / math.sqrt(variance / n)
-        assert abs(score) < 5, f"moment {power}: {score:.1f} standard errors"
-    squares = (numbers**2 - 1) / math.sqrt(2)
-    lags = [1, 2, 8, 15, 16, 17, 31, 32, 33, 512, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 16]
-    for lag in [*lags, 2 * CHUNK, 3 * CHUNK]:
-        for kind, values in (("values", numbers), ("squares", squares)):
-            score = (values[:-lag] * values[lag:]).mean() * math.sqrt(n - lag)
-            assert abs(score) < 5, f"{kind} at lag {lag}: {score:.1f} standard errors"
-
-
-def test_distribution_of_the_noise():
-    """Kolmogorov's distance exceeds 2.5/√n with probability 2·exp(−12.5) = 7e-6."""
-    n = 1 << 22
-    numbers = noise_of((5, 6), n).double().sort().values
-    ideal = torch.special.ndtr(numbers)
-    steps = torch.arange(1, n + 1, dtype=torch.float64) / n
-    distance = torch.maximum((steps - ideal).abs(), (steps - 1 / n - ideal).abs()).max()
-    assert distance < 2.5 / math.sqrt(n)
+def test_the_noise_is_standard_normal():
+    numbers = noise_of(KEY, 1 << 22)
+    lags = (1, 2, 8, 15, 16, 17, 31, 32, 33, 512)
+    check_moments(numbers, [*lags, CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 16, 2 * CHUNK, 3 * CHUNK])
+    check_distribution(numbers)
 
 
 def test_the_first_numbers_of_chunks_are_normal_too():
@@ -200,26 +178,14 @@ def test_draw_kl_and_gradients(prior: Prior | dict[str, Prior], weight: float):
     assert family.mean.grad.dtype == kl.dtype == torch.float32
 
 
-@pytest.mark.parametrize("used", ["weights", "kl", "one tensor"])
-def test_outputs_that_take_no_part(used: str):
+def test_a_tensor_that_takes_no_part():
     family, bound = make()
     weights, kl = family.draw_in(with_key(family, bound), bound)
-    gradient, weight = torch.zeros(family.layout.size), 0.0
-    parts = family.layout.views(gradient)
-    if used == "kl":
-        loss, weight = 0.5 * kl, 0.5
-    elif used == "weights":
-        loss = sum(part.sum() for part in weights.values())
-        gradient.fill_(1.0)
-    else:
-        loss, weight = weights["1.weight"].sum() + 0.5 * kl, 0.5
-        parts["1.weight"].fill_(1.0)
-    if used == "one tensor":
-        with pytest.warns(UserWarning, match=r"\(5 in all\) took no part"):
-            loss.backward()
-    else:
-        loss.backward()
-    _, _, by_mean, by_rho = reference(family, bound, gradient, weight)
+    gradient = torch.zeros(family.layout.size)
+    family.layout.views(gradient)["1.weight"].fill_(1.0)
+    with pytest.warns(UserWarning, match=r"\(5 in all\) took no part"):
+        (weights["1.weight"].sum() + 0.5 * kl).backward()
+    _, _, by_mean, by_rho = reference(family, bound, gradient, 0.5)
     close(family.mean.grad, by_mean)
     close(family.rho.grad, by_rho)
 
@@ -275,23 +241,6 @@ def test_any_size_and_nothing_else_is_written(size: int, count: int):
     assert kl == pytest.approx(float((precision * squares / 2 - r).sum()), rel=1e-6, abs=1e-5)
     close(by_mean, g + 0.5 * precision * (m - loc))
     close(by_rho, g * r.exp() * noise + 0.5 * (precision * (2 * r).exp() - 1))
-
-
-def test_defaults_of_the_user_do_not_matter():
-    found = []
-    for dtype, device in ((torch.float32, "cpu"), (torch.float64, "meta")):
-        family, bound = make()
-        torch.set_default_dtype(dtype)
-        try:
-            with torch.device(device):
-                weights, kl = family.draw_in(with_key(family, bound), bound)
-                loss = weights["0.weight"].sum() + weights["0.bias"].mean()  # expanded gradients
-                with pytest.warns(UserWarning, match="took no part"):
-                    (loss + kl).backward()
-        finally:
-            torch.set_default_dtype(torch.float32)
-        found.append((kl.detach(), family.mean.grad, family.rho.grad))
-    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
 def test_threads_change_no_bit():
@@ -350,53 +299,7 @@ def test_all_else_takes_the_ordinary_way(prior, options, dtype):
     assert torch.equal(space.noise, expected)
 
 
-def test_without_a_compiler_too(monkeypatch: pytest.MonkeyPatch):
-    family, bound = make()
-    monkeypatch.setattr(library, "load", lambda: None)
-    family.draw_noise(family.workspace(), NormalStream(3), bound)
-    assert family.workspace().key is None
-
-
-def test_both_ways_have_the_same_kl_and_gradients():
-    """The compiled way's noise, put into the ordinary one, to float32's accuracy."""
-    found = []
-    for fused in (True, False):
-        family, bound = make(PRIORS["of every tensor"])
-        space = with_key(family, bound)
-        if not fused:
-            space.key = None
-            space.noise.copy_(noise_of(KEY, family.layout.size))
-        weights, kl = family.draw_in(space, bound)
-        (sum(part.square().sum() for part in weights.values()) + 0.1 * kl).backward()
-        found.append((kl.detach(), family.mean.grad, family.rho.grad))
-    for one, other in zip(*found, strict=True):
-        close(one, other.double())
-
-
-def test_memory_of_noise_and_scales_is_not_taken():
-    family, bound = make()
-    space = with_key(family, bound)
-    _, kl = family.draw_in(space, bound)
-    kl.backward()
-    assert not {"noise", "sd"} & set(vars(space))
-
-
 # -------------------------------------------------------------------- autograd's rules
-
-
-@pytest.mark.parametrize("reuse", ["noise", "draw", "both"])
-def test_a_workspace_used_again_before_backward_raises(reuse: str):
-    family, bound = make()
-    space = with_key(family, bound)
-    weights, kl = family.draw_in(space, bound)
-    loss = sum(part.sum() for part in weights.values()) + kl
-    if reuse != "draw":
-        family.draw_noise(space, NormalStream(2), bound)
-    if reuse != "noise":
-        family.draw_in(space, bound)
-    with pytest.raises(RuntimeError, match="written over before backward"):
-        loss.backward()
-    assert family.mean.grad is None
 
 
 def test_weights_that_a_network_saved_are_guarded_by_autograd():
@@ -410,6 +313,10 @@ def test_weights_that_a_network_saved_are_guarded_by_autograd():
         with pytest.raises(RuntimeError, match=r"inplace operation|written over"):
             loss.backward()
         assert weights["0.weight"]._version == space.weights._version
+        _, kl = subject.draw_in(space, bound)
+        family.draw_noise(space, NormalStream(2), bound)
+        with pytest.raises(RuntimeError, match="written over before backward"):
+            kl.backward()
 
 
 def test_a_parameter_that_moved_before_backward_raises():
@@ -419,39 +326,3 @@ def test_a_parameter_that_moved_before_backward_raises():
         family.mean.add_(1.0)
     with pytest.raises(RuntimeError, match="inplace operation"):
         weights["0.weight"].sum().backward()
-
-
-def test_backward_twice_and_draws_that_live_together():
-    family, bound = make()
-    draws = [
-        family.draw_in(with_key(family, bound, (7, index), index), bound) for index in range(3)
-    ]
-    losses = [sum(part.square().sum() for part in weights.values()) + kl for weights, kl in draws]
-    sum(losses).backward(retain_graph=True)
-    once = family.mean.grad.clone(), family.rho.grad.clone()
-    for loss in losses:
-        loss.backward()
-    torch.testing.assert_close(family.mean.grad, 2 * once[0])
-    torch.testing.assert_close(family.rho.grad, 2 * once[1])
-
-
-def test_gradients_stay_in_kept_memory():
-    family, bound = make()
-    places = set()
-    for _ in range(4):
-        family.zero_grad()
-        _, kl = family.draw_in(with_key(family, bound), bound)
-        kl.backward()
-        places.add(family.rho.grad.data_ptr())
-        assert family.rho.grad._version > 0
-    assert len(places) == 1
-
-
-def test_a_draw_in_inference_mode_and_training_after_it():
-    family, bound = make()
-    with torch.inference_mode():
-        weights, kl = family.draw_in(with_key(family, bound), bound)
-        assert not kl.requires_grad
-    again, kl = family.draw_in(with_key(family, bound), bound)
-    (sum(part.sum() for part in again.values()) + kl).backward()
-    assert torch.equal(again["0.weight"], weights["0.weight"])

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
-from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.launch.units import plan_units, unit_seed
 
 
@@ -11,12 +8,6 @@ def test_every_member_is_in_one_unit_and_the_last_may_be_smaller() -> None:
     assert [len(unit.members) for unit in units] == [6, 6, 6, 2]
     assert [number for unit in units for number in unit.members] == list(range(20))
     assert [unit.name for unit in units] == ["00000", "00006", "00012", "00018"]
-
-
-@pytest.mark.parametrize(("members", "stack"), [(0, 1), (2.0, 1), (4, 0)])
-def test_numbers_that_are_none(members: object, stack: object) -> None:
-    with pytest.raises(ConfigurationError, match="whole number, at least 1"):
-        plan_units(members, stack)  # type: ignore[arg-type]
 
 
 def test_seeds_are_of_the_member_alone() -> None:

@@ -1,6 +1,4 @@
-"""The contract of every metric: adds up, resets, pickles, keeps state, syncs over processes."""
-
-import pickle
+"""The contract of every metric: adds up, resets, syncs over processes."""
 
 import pytest
 import torch
@@ -60,18 +58,6 @@ class TestEveryCollection:
         step = {name: value.item() for name, value in fresh(*batch(kind, 4, 1)).items()}
         assert values(metrics) == values(fresh) == pytest.approx(step)
 
-    def test_pickle_and_state_dict(self, kind):
-        metrics = MAKE[kind]()
-        metrics.persistent(True)
-        metrics.update(*batch(kind, 9, 0))
-        again = pickle.loads(pickle.dumps(metrics))
-        loaded = MAKE[kind]()
-        loaded.persistent(True)
-        loaded.load_state_dict(metrics.state_dict())
-        for other in (again, loaded):
-            other.update(*batch(kind, 4, 1))
-            assert values(other) == pytest.approx(whole(kind), rel=1e-5)
-
     def test_states_reduce(self, kind):
         """What synchronising does, without processes: the states of two metrics joined."""
         first, second = MAKE[kind](), MAKE[kind]()
@@ -82,17 +68,14 @@ class TestEveryCollection:
         assert values(first) == pytest.approx(whole(kind), rel=1e-5)
 
 
-@pytest.mark.parametrize("kind", MAKE)
-def test_equal_first_batch_does_not_merge_metrics(kind):
+def test_equal_first_batch_does_not_merge_metrics():
     """A first batch on which two scores agree must not tie them together for ever."""
-    metrics = MAKE[kind]()
-    if kind == "classification":  # sure and right: nll = brier = 0
-        first = CategoricalPredictive(torch.tensor([[[200.0, 0, 0, 0]]])), torch.tensor([0])
-        metrics.update(*first)
-        assert values(metrics)["nll"] == values(metrics)["brier"] == 0
-        metrics.update(*batch(kind, 9, 0))
-        assert values(metrics)["nll"] != pytest.approx(values(metrics)["brier"], rel=0.1)
-    assert not metrics._enable_compute_groups
+    metrics = classification_metrics()
+    sure_and_right = CategoricalPredictive(torch.tensor([[[200.0, 0, 0, 0]]])), torch.tensor([0])
+    metrics.update(*sure_and_right)
+    assert values(metrics)["nll"] == values(metrics)["brier"] == 0
+    metrics.update(*batch("classification", 9, 0))
+    assert values(metrics)["nll"] != pytest.approx(values(metrics)["brier"], rel=0.1)
 
 
 def worker(rank: int, folder: str) -> None:

@@ -11,10 +11,7 @@ from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.posteriors import weights
 from lightning_bnn.storage import store
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.posteriors.common import generator, network
 
 
 def make(net, likelihood=None, names=None, scale=0.3):
@@ -26,10 +23,6 @@ def make(net, likelihood=None, names=None, scale=0.3):
 
 def load_all(stored):
     return {name: stored.load(name) for name in stored.blob_names}
-
-
-def network():
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
 
 
 # ---------------------------------------------------------------- predicting
@@ -260,27 +253,21 @@ def test_only_likelihoods_are_made_by_name(tmp_path, name):
         Posterior.load(tmp_path, nn.Linear(2, 1))
 
 
-def test_unknown_kinds(tmp_path):
+def test_kinds_are_known_by_their_names(tmp_path):
+    class Named(GaussianPosterior):
+        """Has no kind of its own: it does not take the place of that which it derives from."""
+
+    make(nn.Linear(2, 1)).save(tmp_path)
+    assert type(Posterior.load(tmp_path, nn.Linear(2, 1))) is GaussianPosterior
     store.write(tmp_path, kind="laplace", blobs={}, fields={})
     known = r"\['draws', 'gaussian', 'low_rank', 'mixture'"
     with pytest.raises(PosteriorFormatError, match=f"kind 'laplace'; this version knows {known}"):
         Posterior.load(tmp_path, network())
 
 
-def test_a_subclass_of_a_kind_does_not_take_its_place(tmp_path):
-    class Named(GaussianPosterior):
-        """Has no kind of its own."""
-
-    assert Named.kind == "gaussian"
-    make(nn.Linear(2, 1)).save(tmp_path)
-    assert type(Posterior.load(tmp_path, nn.Linear(2, 1))) is GaussianPosterior
-
-
 def test_a_likelihood_given_beside_the_posterior_must_be_its_own(tmp_path):
-    net = nn.Linear(1, 1, bias=False)
-    GaussianPosterior(
-        net, Gaussian(0.1), {"weight": torch.zeros(1, 1)}, {"weight": torch.ones(1, 1)}
-    ).save(tmp_path)
+    net = nn.Linear(1, 1)
+    make(net, Gaussian(0.1)).save(tmp_path)
     assert Posterior.load(tmp_path, net, Gaussian(0.1)).likelihood.config()["scale"] == 0.1
     with pytest.raises(PosteriorFormatError, match=r"made with Gaussian.*0\.1.*given.*5\.0"):
         Posterior.load(tmp_path, net, Gaussian(5.0))

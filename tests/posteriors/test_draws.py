@@ -11,10 +11,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.pruning import prune
 from lightning_bnn.storage.stream import StoredDraws
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from tests.posteriors.common import weight_of
 
 
 def numbered(count):
@@ -24,11 +21,6 @@ def numbered(count):
     return DrawsPosterior(net, Gaussian(0.1), draws)
 
 
-def given(posterior, count, seed=0, chunk=8):
-    pieces = [piece["weight"] for piece in posterior.draws(count, generator(seed), chunk)]
-    return torch.cat(pieces).flatten().int().tolist()
-
-
 def network():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
@@ -36,26 +28,22 @@ def network():
 def test_as_many_as_it_holds_are_all_of_them_in_order():
     posterior = numbered(11)
     assert len(posterior) == posterior.default_draws == 11
-    assert given(posterior, 11) == list(range(11))
+    state = torch.get_rng_state()
+    assert posterior.sample(22)["weight"].flatten().tolist() == [*range(11)] * 2
+    assert torch.equal(torch.get_rng_state(), state)  # no matter of chance
     assert posterior.predict(torch.ones(2, 1)).outputs[:, 0, 0].tolist() == list(range(11))
 
 
-def test_fewer_are_a_random_choice_without_repetition():
+def test_fewer_or_more_are_equally_often_but_for_a_random_rest():
     posterior = numbered(11)
     seen = Counter()
     for seed in range(60):
-        chosen = given(posterior, 4, seed)
+        chosen = weight_of(posterior, 4, seed)
         assert chosen == sorted(set(chosen))
         seen.update(chosen)
     assert set(seen) == set(range(11))
-    assert given(posterior, 4, seed=1) == given(posterior, 4, seed=1)
-
-
-def test_more_are_equally_often_but_for_a_random_rest():
-    posterior = numbered(4)
-    counts = Counter(given(posterior, 14))
-    assert sorted(counts.values()) == [3, 3, 4, 4]
-    assert given(posterior, 8) == [0, 1, 2, 3] * 2
+    assert weight_of(posterior, 4, seed=1) == weight_of(posterior, 4, seed=1)
+    assert sorted(Counter(weight_of(numbered(4), 14)).values()) == [3, 3, 4, 4]
 
 
 def test_buffers_may_vary():
@@ -108,28 +96,17 @@ def test_what_cannot_be(draws, message):
         DrawsPosterior(nn.Linear(1, 1), Gaussian(0.1), draws)
 
 
-def test_all_draws_are_no_matter_of_chance():
-    net = nn.Linear(1, 1)
-    draws = [{"weight": torch.full((1, 1), float(i))} for i in range(3)]
-    posterior = DrawsPosterior(net, Gaussian(0.1), draws)
-    state = torch.get_rng_state()
-    assert posterior.sample(6)["weight"].flatten().tolist() == [0, 1, 2, 0, 1, 2]
-    assert torch.equal(torch.get_rng_state(), state)
-    posterior.sample(2)
-    assert not torch.equal(torch.get_rng_state(), state)
-
-
 def test_draws_that_are_small_on_the_disk_alone_stay_there(tmp_path, monkeypatch):
     """Pruned ones: what they take in memory decides, not what their files take."""
-    torch.manual_seed(0)
     net = nn.Linear(60, 40)
     sets = [{k: torch.randn(p.shape) for k, p in net.named_parameters()} for _ in range(4)]
-    prune(DrawsPosterior(net, Gaussian(0.1), sets), 0.95).save(tmp_path)
+    posterior = prune(DrawsPosterior(net, Gaussian(0.1), sets), 0.95)
+    posterior.save(tmp_path)
     dense = 4 * 4 * (60 * 40 + 40)
     assert sum(file.stat().st_size for file in (tmp_path / "blobs").iterdir()) < dense / 3
-    monkeypatch.setattr("lightning_bnn.posteriors.draws.CACHE_BYTES", dense - 1)
-    loaded = Posterior.load(tmp_path, net)
-    assert isinstance(loaded._draws, StoredDraws)
-    assert loaded._draws.bytes == dense
-    monkeypatch.setattr("lightning_bnn.posteriors.draws.CACHE_BYTES", dense)
-    assert isinstance(Posterior.load(tmp_path, net)._draws, list)
+    for limit, kept_as in ((dense - 1, StoredDraws), (dense, list)):
+        monkeypatch.setattr("lightning_bnn.posteriors.draws.CACHE_BYTES", limit)
+        loaded = Posterior.load(tmp_path, net)
+        assert type(loaded._draws) is kept_as
+        inputs = torch.randn(5, 60)
+        assert torch.equal(loaded.predict(inputs).outputs, posterior.predict(inputs).outputs)

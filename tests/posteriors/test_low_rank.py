@@ -9,47 +9,32 @@ from torch import nn
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import LowRankPosterior
+from tests.posteriors.common import generator, network
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def network():
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
-
-
-def parts(net, rank=5, bayesian=None):
-    mean = {
-        name: torch.randn_like(p).detach()
-        for name, p in net.named_parameters()
-        if bayesian is None or name in bayesian
-    }
+def parts(net, rank=5):
+    mean = {name: torch.randn_like(p).detach() for name, p in net.named_parameters()}
     variance = {name: torch.rand_like(tensor) + 0.1 for name, tensor in mean.items()}
     deviations = {name: torch.randn(rank, *tensor.shape) for name, tensor in mean.items()}
     return mean, variance, deviations
-
-
-def make(rank=5, likelihood=None, bayesian=None, scale=1.0):
-    net = network()
-    mean, variance, deviations = parts(net, rank, bayesian)
-    return LowRankPosterior(
-        net, likelihood or Gaussian(0.3), mean, variance, deviations if rank else None, scale=scale
-    )
 
 
 def flat(tensors, lead):
     return torch.cat([tensor.reshape(*lead, -1) for tensor in tensors.values()], -1).double()
 
 
-@pytest.mark.parametrize(("rank", "scale"), [(5, 1.0), (5, 0.3), (0, 2.0)])
+@pytest.mark.parametrize(("rank", "scale"), [(5, 0.3), (0, 2.0)])
 def test_the_covariance_is_half_diagonal_and_half_low_rank(rank, scale):
     """All 34 · 35 / 2 covariances and 34 means of 20,000 draws, within 5 standard errors.
 
     An estimated covariance of Gaussians has the variance (C_ii C_jj + C_ij²) / n. A false alarm is
-    one in 900 for the three cases (629 numbers each at 6e-7), and the seed is fixed.
+    one in 1,300 for the two cases (629 numbers each at 6e-7), and the seed is fixed.
     """
-    posterior, count = make(rank, scale=scale), 20_000
+    net, count = network(), 20_000
+    mean, variance, deviations = parts(net, rank)
+    posterior = LowRankPosterior(
+        net, Gaussian(0.3), mean, variance, deviations if rank else None, scale=scale
+    )
     draws = flat(posterior.sample(count, generator()), (count,))
     exact = torch.diag(flat(posterior.variance, ()))
     if rank:
@@ -99,21 +84,6 @@ def test_draws_need_no_more_memory_than_themselves():
         next(posterior.draws(8, generator()))
     # the deviations themselves (50,000 numbers) were there before
     assert max(size for size in sizes if size != 50 * 1000) == 8 * 1000
-
-
-def test_linear_regression_in_closed_form():
-    """For a linear network the epistemic variance is xᵀ C x, to 5 standard errors (1 in 10⁵)."""
-    net = nn.Linear(3, 1, bias=False)
-    columns = torch.randn(4, 1, 3)
-    one = torch.ones(1, 3)
-    posterior = LowRankPosterior(
-        net, Gaussian(0.3), {"weight": one}, {"weight": one}, {"weight": columns}
-    )
-    x = torch.randn(6, 3)
-    covariance = torch.eye(3) / 2 + columns[:, 0].T @ columns[:, 0] / 6
-    exact = torch.einsum("bi,ij,bj->b", x, covariance, x)
-    ratio = posterior.predict(x, draws=4000).epistemic.squeeze(1) / exact
-    assert (ratio - 1).abs().max() < 5 * math.sqrt(2 / 4000)
 
 
 @pytest.mark.parametrize(

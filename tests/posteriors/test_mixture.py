@@ -10,10 +10,8 @@ from torch import nn
 from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical, Gaussian
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+from lightning_bnn.network import network_tensors
+from tests.posteriors.common import generator, weight_of
 
 
 def point(value, likelihood=None):
@@ -23,36 +21,27 @@ def point(value, likelihood=None):
     return DrawsPosterior(net, likelihood or Gaussian(0.1), [draw])
 
 
-def network():
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
-
-
 def gaussian(seed, scale=0.1):
     """A last layer that varies; all else is fixed, and differs from member to member."""
     torch.manual_seed(seed)
-    net = network()
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
     net(torch.randn(16, 3))
     mean = {"3.weight": torch.randn(1, 4), "3.bias": torch.randn(1)}
     sd = {name: torch.full_like(tensor, 0.5) for name, tensor in mean.items()}
     return GaussianPosterior(net, Gaussian(scale, learn=True), mean, sd)
 
 
-def weights(mixture, count, seed=0, chunk=8):
-    pieces = [piece["weight"] for piece in mixture.draws(count, generator(seed), chunk)]
-    return torch.cat(pieces).flatten().int().tolist()
-
-
 def test_draws_are_shared_out_evenly():
     mixture = MixturePosterior([point(value) for value in range(4)])
     assert mixture.default_draws == 4
-    assert weights(mixture, 4) == [0, 1, 2, 3]
-    assert Counter(weights(mixture, 12)) == {0: 3, 1: 3, 2: 3, 3: 3}
+    assert weight_of(mixture, 4) == [0, 1, 2, 3]
+    assert Counter(weight_of(mixture, 12)) == {0: 3, 1: 3, 2: 3, 3: 3}
     seen = Counter()
     for seed in range(40):
-        chosen = Counter(weights(mixture, 6, seed))
+        chosen = Counter(weight_of(mixture, 6, seed))
         assert sorted(chosen.values()) == [1, 1, 2, 2]
         seen.update(value for value, count in chosen.items() if count == 2)
-        assert len(set(weights(mixture, 2, seed))) == 2
+        assert len(set(weight_of(mixture, 2, seed))) == 2
     assert set(seen) == {0, 1, 2, 3}
 
 
@@ -81,9 +70,7 @@ def test_fixed_tensors_of_a_component_go_with_its_draws():
     mixture = MixturePosterior(members)
     assert mixture.fixed == {}
     draws = mixture.sample(6, generator())
-    assert list(draws) == [name for name, _ in (*network().named_parameters(),)] + [
-        f"1.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
-    ]
+    assert list(draws) == list(network_tensors(mixture.net))
     for name, tensor in members[0].fixed.items():
         assert torch.equal(draws[name][:3], tensor.expand(3, *tensor.shape))
     for name, tensor in members[1].fixed.items():
@@ -107,7 +94,7 @@ def test_members_are_moved_by_different_noise(nested):
 def test_a_mixture_of_a_mixture_weighs_its_components():
     """{0, {1, 2}}: half of the draws are 0."""
     mixture = MixturePosterior([point(0), MixturePosterior([point(1), point(2)])])
-    assert Counter(weights(mixture, 8)) == {0: 4, 1: 2, 2: 2}
+    assert Counter(weight_of(mixture, 8)) == {0: 4, 1: 2, 2: 2}
     outputs = mixture.predict(torch.ones(1, 1), draws=8).outputs
     assert Counter(outputs.flatten().int().tolist()) == {0: 4, 1: 2, 2: 2}
 

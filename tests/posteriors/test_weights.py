@@ -43,22 +43,6 @@ def test_a_compact_posterior_takes_the_original_network_or_the_small_one(tmp_pat
         assert torch.equal(tensor, before[name])
 
 
-@pytest.mark.parametrize("original", [network(), None])
-def test_other_networks_are_refused(tmp_path, original):
-    posterior(network(hidden=5), original).save(tmp_path)
-    others = {
-        "a smaller one": network(hidden=4),
-        "a larger one": network(hidden=9),
-        "fewer outputs": network(outputs=1),
-        "other names": nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)),
-        **({} if original else {"not marked as compact": network()}),
-    }
-    for net in others.values():
-        with pytest.raises(PosteriorFormatError, match="of another network: tensor"):
-            Posterior.load(tmp_path, net)
-    assert Posterior.load(tmp_path, network(hidden=5)).net[0].out_features == 5
-
-
 def test_a_network_that_it_was_not_pruned_from_is_refused(tmp_path):
     """Larger than the small one everywhere, but not the original."""
 

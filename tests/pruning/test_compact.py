@@ -112,17 +112,18 @@ def test_removed_channels_leave_a_smaller_network_that_computes_the_same(name: s
     assert not any(p.requires_grad for p in smaller.net.parameters())
 
 
-def test_resnet18_shrinks_with_the_sums_of_its_blocks() -> None:
+def test_a_resnet_shrinks_with_the_sums_of_its_blocks() -> None:
     torch.manual_seed(0)
-    net = randomised(torchvision.models.resnet18(num_classes=3))
+    resnet = torchvision.models.resnet
+    net = randomised(resnet.ResNet(resnet.BasicBlock, [1, 1, 1, 1], num_classes=3))
     mean = dict(net.named_parameters())
     sd = {name: torch.full_like(p, 0.01) for name, p in mean.items()}
     posterior = GaussianPosterior(net, Categorical(), mean, sd)
     zeroed = prune(posterior, 0.5, unit="channel", scope="layer")
     smaller = compact(zeroed)
     assert isinstance(smaller.net, torchvision.models.ResNet)
-    assert smaller.net.layer4[1].conv1.out_channels == smaller.net.layer4[1].bn1.num_features == 256
-    assert smaller.net.layer4[1].conv2.out_channels == smaller.net.fc.in_features == 256
+    assert smaller.net.layer4[0].conv1.out_channels == smaller.net.layer4[0].bn1.num_features == 256
+    assert smaller.net.layer4[0].conv2.out_channels == smaller.net.fc.in_features == 256
     assert smaller.net.layer4[0].downsample[0].weight.shape == (256, 128, 1, 1)
     inputs = torch.randn(2, 3, 32, 32)
     ours, theirs = mean_network(smaller)(inputs), mean_network(zeroed)(inputs)
@@ -215,7 +216,7 @@ class Scaled(nn.Module):
 
 def test_a_forward_that_reads_the_size_of_a_layer_is_refused() -> None:
     zeroed = prune(gaussian_of(Scaled()), 0.5, unit="channel")
-    with pytest.raises(ConfigurationError, match=r"'one', 'two'.*truediv\(two, 2.8"):
+    with pytest.raises(ConfigurationError, match=r"truediv\]\(args = \(%two, 2.8"):
         compact(zeroed)
     same = compact(gaussian_of(Scaled()))  # nothing gets smaller
     assert same.net.one.out_features == 8
@@ -309,7 +310,7 @@ def networks(draw: st.DrawFn) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(features, 2)).double()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @given(networks(), st.integers(0, 2**31), st.floats(0, 1))
 def test_any_chain_with_any_zeros(net: nn.Module, seed: int, share: float) -> None:
     generator = torch.Generator().manual_seed(seed)

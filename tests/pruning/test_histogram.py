@@ -47,7 +47,7 @@ def test_counts_are_exact(layers: list[list[float]], bins: int) -> None:
     made = snr_histogram(snr, bins)
     flat = [value for values in layers for value in values]
     assert (list(made.counts), made.below, made.above, made.zero) == count_by_hand(made, flat)
-    assert made.total == len(flat)
+    assert sum(layer.total for layer in made.layers) == len(flat)
     assert 1 <= len(made.counts) <= bins
     assert list(made.log10_edges) == sorted(set(made.log10_edges))
     for layer, values in zip(made.layers, layers, strict=True):
@@ -78,7 +78,6 @@ def test_many_ratios_take_edges_from_some(monkeypatch: pytest.MonkeyPatch) -> No
     whole = snr_histogram(snr)
     monkeypatch.setattr(histogram, "_MOST_FOR_EDGES", 100)
     sparse = snr_histogram(snr)
-    assert sparse.total == whole.total == 1002
     assert abs(sparse.log10_edges[0] - whole.log10_edges[0]) < 0.1
     flat = torch.cat([*snr.values()]).double().tolist()
     assert (list(sparse.counts), sparse.below, sparse.above, 0) == count_by_hand(sparse, flat)

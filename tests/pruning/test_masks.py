@@ -80,22 +80,6 @@ def test_masks_are_those_of_a_plain_loop(tensors, fraction, scope):
         assert f"layer{number}" in str(caught[0].message)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(tensors=SCORES, fractions=st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)))
-def test_larger_fractions_keep_a_subset_and_each_tensor_keeps_one(tensors, fractions):
-    made = []
-    for fraction in sorted(fractions):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                made.append(keep_masks(named(tensors), fraction))
-        except ConfigurationError:
-            return
-    for name in made[0]:
-        assert not bool((made[1][name] & ~made[0][name]).any())
-        assert bool(made[1][name].any())
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_many_scores_in_any_shape(dtype):
     noise = torch.Generator().manual_seed(3)

@@ -29,7 +29,7 @@ def test_without_a_seed_the_global_generator_decides():
     assert NoiseGenerator().stream.seed == first.stream.seed != second.stream.seed
 
 
-def test_state_dict_goes_on_where_it_was():
+def test_state_dict_resumes():
     noise = NoiseGenerator(3)
     numbers(noise)
     noise.stream.integer()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import pickle
-from pathlib import Path
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import torch
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.native import library
 from lightning_bnn.random import NormalStream
+from tests.random.normal_checks import check_distribution, check_moments
 
 needs_compiler = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
 
@@ -27,42 +27,10 @@ def fill(stream: NormalStream, *shape: int, dtype: torch.dtype = torch.float32) 
 
 
 @needs_compiler
-def test_moments_of_the_compiled_numbers():
-    """Moments 1 to 6, and products at lags that the lanes and the pairs could tie together.
-
-    Every figure has its exact standard error under independence; 5 of them in 30 figures is a
-    false alarm in 60,000.
-    """
-    n = 1 << 22
-    numbers = fill(NormalStream(11), n).double()
-    moments = {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96), 5: (0, 945), 6: (15, 10170)}
-    for power, (mean, variance) in moments.items():
-        score = ((numbers**power).mean() - mean) / math.sqrt(variance / n)
-        assert abs(score) < 5, f"moment {power}: {score:.1f} standard errors"
-    squares = (numbers**2 - 1) / math.sqrt(2)
-    for lag in (1, 2, 8, 15, 16, 17, 31, 32, 33, 64, 512, 4096):
-        for kind, values in (("values", numbers), ("squares", squares)):
-            score = (values[:-lag] * values[lag:]).mean() * math.sqrt(n - lag)
-            assert abs(score) < 5, f"{kind} at lag {lag}: {score:.1f} standard errors"
-
-
-@needs_compiler
-def test_distribution_of_the_compiled_numbers():
-    """Kolmogorov's distance to the normal law, and the counts in the tails.
-
-    The distance exceeds 2.5/√n with probability 2·exp(−12.5) = 7e-6; each tail count is
-    within 5 standard errors.
-    """
-    n = 1 << 22
-    numbers = fill(NormalStream(12), n).double().sort().values
-    ideal = torch.special.ndtr(numbers)
-    steps = torch.arange(1, n + 1, dtype=torch.float64) / n
-    distance = torch.maximum((steps - ideal).abs(), (steps - 1 / n - ideal).abs()).max()
-    assert distance < 2.5 / math.sqrt(n)
-    for bound in (3.0, 3.5, 4.0, 4.5):
-        expected = n * math.erfc(bound / math.sqrt(2)) / 2
-        for count in ((numbers > bound).sum(), (numbers < -bound).sum()):
-            assert abs(count - expected) < 5 * math.sqrt(expected) + 1
+def test_the_compiled_numbers_are_standard_normal():
+    numbers = fill(NormalStream(11), 1 << 22)
+    check_moments(numbers, lags=(1, 2, 8, 15, 16, 17, 31, 32, 33, 64, 512, 4096))
+    check_distribution(numbers)
 
 
 @needs_compiler
@@ -132,7 +100,7 @@ def test_a_compiled_stream_needs_its_compiler_to_go_on(monkeypatch: pytest.Monke
         with pytest.raises(ConfigurationError, match="Install a C compiler, or set LIGHTNING_BNN"):
             use()
     monkeypatch.setenv("LIGHTNING_BNN_COMPILE", "0")
-    with pytest.warns(UserWarning, match="goes on from PyTorch's generator"):
+    with pytest.warns(UserWarning, match="continues from PyTorch's generator"):
         fill(stream, 5)
     fill(stream, 5)
     assert stream.key() is None
@@ -151,24 +119,15 @@ def test_a_stream_begun_without_the_compiler_stays_so(monkeypatch: pytest.Monkey
     assert torch.equal(fill(other, 50), expected)
 
 
-def test_a_copy_goes_on_where_the_stream_was():
+def test_a_copy_continues_where_the_stream_was():
+    """Also one for a spawned process, where a Generator is lost and memory of tensors is shared."""
     stream = NormalStream(seed=3)
     stream.fill_(torch.empty(5))
     stream.fill_(torch.empty(5, dtype=torch.float64))
-    copies = [pickle.loads(pickle.dumps(stream)), copy.deepcopy(stream)]
+    sent = ForkingPickler.dumps(stream)
+    assert b"Generator" not in bytes(sent)
+    copies = [ForkingPickler.loads(sent), copy.deepcopy(stream)]
     for dtype in (torch.float32, torch.float64):
         expected = stream.fill_(torch.empty(7, dtype=dtype))
         for other in copies:
             assert torch.equal(other.fill_(torch.empty(7, dtype=dtype)), expected)
-
-
-def draw_in_another_process(index: int, stream: NormalStream, path: str) -> None:
-    torch.save(stream.fill_(torch.empty(7, dtype=torch.float64)), path)
-
-
-def test_a_spawned_process_gets_the_stream(tmp_path: Path):
-    """As with Lightning's ddp_spawn; a torch.Generator by itself does not arrive."""
-    stream = NormalStream(seed=3)
-    path = tmp_path / "drawn.pt"
-    torch.multiprocessing.spawn(draw_in_another_process, (stream, str(path)), nprocs=1)
-    assert torch.equal(torch.load(path), stream.fill_(torch.empty(7, dtype=torch.float64)))

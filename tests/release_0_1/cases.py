@@ -1,7 +1,9 @@
 """What the files of version 0.1.0 were made with: networks, data, strategies and callbacks.
 
-``make.py`` fits and saves with them, ``test_files.py`` loads and resumes with them. Networks and
-data are closed formulas, so that nothing here depends on a generator of random numbers.
+``test_files.py`` loads and resumes with them. Networks and data are closed formulas, so that
+nothing here depends on a generator of random numbers. The script that fitted and saved with version
+0.1.0 is ``tests/release_0_1/make.py`` of commit e8e3cc7; later versions must load these files and
+must not write them anew.
 """
 
 from __future__ import annotations
@@ -154,9 +156,6 @@ class Fit:
         callbacks: Gives the callbacks, where draws are written to a given folder.
         likelihood: Of which kind the data are.
         batch_size: Of 24 examples; 24 makes an epoch one step.
-        saved_at: After which step the checkpoint was made.
-        saver_first: Whether it was made before the callbacks had had their turn in that step.
-        at_epoch_end: Whether it was made when an epoch was over, as Lightning does by default.
         compiled: Whether the noise came from the compiled generator, which a machine without a C
             compiler cannot resume.
     """
@@ -166,22 +165,14 @@ class Fit:
     callbacks: Callable[[Path], Sequence[pl.Callback]] = lambda folder: ()
     likelihood: Likelihood = Gaussian()  # noqa: RUF009
     batch_size: int = 6
-    saved_at: int = 10
-    saver_first: bool = False
-    at_epoch_end: bool = False
     compiled: bool = False
 
-    def run(
-        self, folder: Path, ckpt_path: Path | None = None, saver: pl.Callback | None = None
-    ) -> tuple[pl.LightningModule, list[pl.Callback]]:
-        """Fit from the start, or from a checkpoint to the end; the module and its callbacks."""
-        torch.manual_seed(0 if ckpt_path is None else 1)  # the checkpoint decides, not this
+    def run(self, folder: Path, ckpt_path: Path) -> tuple[pl.LightningModule, list[pl.Callback]]:
+        """Fit from a checkpoint to the end; the module and its callbacks."""
+        torch.manual_seed(1)  # the checkpoint decides, not this
         module, callbacks = self.module(**self.options()), list(self.callbacks(folder))
-        among = list(callbacks)
-        if saver is not None:
-            among.insert(0 if self.saver_first else len(among), saver)
         epochs = 16 * self.batch_size // 24
-        trainer = quiet_trainer(max_epochs=epochs, callbacks=among, log_every_n_steps=1)
+        trainer = quiet_trainer(max_epochs=epochs, callbacks=callbacks, log_every_n_steps=1)
         shuffle = self.module is not Plain
         with warnings.catch_warnings():
             # chains of 16 steps do not agree, of which ChainMonitor warns
@@ -327,9 +318,7 @@ def _batch_norm_chains() -> dict[str, Any]:
 
 FITS: dict[str, Fit] = {
     "variational": Fit(VariationalBNN, _variational, compiled=True),
-    "flipout": Fit(
-        VariationalBNN, _flipout, likelihood=Categorical(), saved_at=8, at_epoch_end=True
-    ),
+    "flipout": Fit(VariationalBNN, _flipout, likelihood=Categorical()),
     "pruned": Fit(
         VariationalBNN,
         _pruned,
@@ -346,8 +335,6 @@ FITS: dict[str, Fit] = {
         _members,
         lambda folder: [SWAGMoments(start=1, every_n_steps=2, rank=3, lr=0.1, anneal=12)],
         likelihood=Poisson(),
-        saved_at=9,
-        saver_first=True,
     ),
     "plain_swag": Fit(
         Plain,
@@ -355,7 +342,6 @@ FITS: dict[str, Fit] = {
         lambda folder: [SWAGMoments(0.25, net="model", likelihood=Categorical(), rank=4)],
         likelihood=Categorical(),
         batch_size=24,
-        at_epoch_end=True,  # where Lightning resumes any module exactly
     ),
     "sghmc": Fit(
         SGMCMC,
@@ -374,7 +360,6 @@ FITS: dict[str, Fit] = {
         _batch_norm_chains,
         lambda folder: [SampleCollector(every=5), SampleCollector(every=2, refresh_batch_norm=2)],
         likelihood=Categorical(),
-        saver_first=True,
     ),
     "psgld": Fit(SGMCMC, lambda: _chains(partial(PSGLD, lr=1e-3))),
     "sgnht": Fit(SGMCMC, lambda: _chains(partial(SGNHT, lr=1e-3))),

@@ -60,10 +60,9 @@ class Browser:
             "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(done));"
         )
 
-    def emulate(self, *, scheme: str = "light", media: str = "", motion: str = "") -> None:
+    def emulate(self, *, scheme: str = "light", media: str = "") -> None:
         features = [
             {"name": "prefers-color-scheme", "value": scheme},
-            {"name": "prefers-reduced-motion", "value": motion},
         ]
         self.command("Emulation.setEmulatedMedia", media=media, features=features)
 

@@ -41,16 +41,16 @@ def opener(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Callab
 
 @pytest.fixture(scope="session")
 def classes() -> Numbers:
-    """Two models on 10,000 examples: one that is right, one that is too sure."""
+    """Two models on 2,000 examples: one that is right, one that is too sure."""
     generator = np.random.default_rng(0)
-    scores = 2.5 * generator.normal(size=(10_000, 10))
+    scores = 2.5 * generator.normal(size=(2_000, 10))
 
     def softmax(values: np.ndarray) -> np.ndarray:
         powers = np.exp(values)
         return powers / powers.sum(-1, keepdims=True)
 
     right = softmax(scores)
-    targets = (right.cumsum(1) > generator.random((10_000, 1))).argmax(1)
+    targets = (right.cumsum(1) > generator.random((2_000, 1))).argmax(1)
     draws = softmax(1.8 * scores + 0.3 * generator.normal(size=(3, *scores.shape)))
     far, near = softmax(generator.normal(size=(2, 400, 10)))
     drawn = np.stack([far, near])
@@ -61,7 +61,7 @@ def classes() -> Numbers:
             "letters": {"honest net": far, "bold ensemble": drawn},
             "rotated": {"honest net": near, "bold ensemble": drawn},
         },
-        inputs=generator.random((10_000, 1, 8, 8)),
+        inputs=generator.random((2_000, 1, 8, 8)),
         title="Ten classes",
     ).numbers
 

@@ -6,12 +6,13 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_bnn.predictive import CategoricalPredictive, GaussianPredictive
 from lightning_bnn.report.document import make_report, model_block
-from lightning_bnn.report.statistics import OodScores, Statistics
+from lightning_bnn.report.statistics import Statistics
 
 
 def class_data(
@@ -64,15 +65,15 @@ def regression_statistics(
     return statistics
 
 
-def outside_of(predictive: object) -> OodScores:
-    outside = OodScores()
-    outside.update(predictive)  # type: ignore[arg-type]
+def outside_of(predictive: object) -> Statistics:
+    outside = Statistics()
+    outside.update(predictive, None)  # type: ignore[arg-type]
     return outside
 
 
 def with_others(
     models: Mapping[str, Statistics],
-    outside: Mapping[str, Mapping[str, OodScores]] | None = None,
+    outside: Mapping[str, Mapping[str, Statistics]] | None = None,
     validation: Mapping[str, Statistics] | None = None,
 ) -> dict[str, Statistics]:
     """Copies of the statistics with out-of-distribution scores and validation data."""
@@ -85,7 +86,7 @@ def with_others(
 
 def block_of(
     statistics: Statistics,
-    outside: Mapping[str, OodScores] | None = None,
+    outside: Mapping[str, Statistics] | None = None,
     validation: Statistics | None = None,
     risk: float = 0.1,
 ) -> dict[str, Any]:
@@ -99,3 +100,10 @@ def document_of(
 ) -> dict[str, Any]:
     """The document of several models."""
     return make_report(with_others(models, outside, validation), **options).numbers
+
+
+def drawn_rows(count: int, replicates: int = 3) -> tuple[Any, Any]:
+    """Weights of the bootstrap, and for each replicate the rows they stand for."""
+    rows = np.random.default_rng(0).integers(0, count, (replicates, count))
+    weights = np.stack([np.bincount(row, minlength=count) for row in rows])
+    return weights.astype(np.float32), rows

@@ -11,7 +11,7 @@ from scipy import stats
 from sklearn.metrics import log_loss, roc_auc_score
 
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.predictive import CategoricalPredictive, GaussianPredictive, PoissonPredictive
+from lightning_bnn.predictive import CategoricalPredictive, GaussianPredictive
 from lightning_bnn.report import arrays, report
 
 
@@ -29,13 +29,6 @@ def block(made: Any, index: int = 0) -> dict[str, Any]:
 
 
 # -------------------------------------------------------------------- what comes out
-
-
-def test_classes() -> None:
-    probabilities, targets = classes()
-    scalars = block(report(probabilities, targets))["scalars"]
-    assert scalars["nll"] == pytest.approx(log_loss(targets, probabilities), abs=1e-10)
-    assert scalars["accuracy"] == np.mean(probabilities.argmax(1) == targets)
 
 
 @pytest.mark.parametrize("kind", ["numpy", "float32", "torch", "list", "reversed", "readonly"])
@@ -78,17 +71,6 @@ def test_yes_or_no() -> None:
         assert block(made)["scalars"]["nll"] == pytest.approx(log_loss(came, yes), abs=1e-10)
 
 
-def test_numbers_with_scales() -> None:
-    generator = np.random.default_rng(2)
-    means, sd = generator.normal(size=300), generator.uniform(0.5, 2, size=300)
-    targets = generator.normal(means, sd)
-    made = report(means, targets, scales=sd)
-    assert made.numbers["task"] == "regression"
-    wanted = -stats.norm(means, sd).logpdf(targets).mean()
-    assert block(made)["scalars"]["nll"] == pytest.approx(wanted, abs=1e-10)
-    assert block(made)["scalars"]["rmse"] == pytest.approx(np.sqrt(np.mean((means - targets) ** 2)))
-
-
 def test_numbers_with_draws_and_outputs() -> None:
     generator = np.random.default_rng(3)
     means = generator.normal(size=(4, 50, 2))
@@ -99,16 +81,6 @@ def test_numbers_with_draws_and_outputs() -> None:
     assert block(made)["scalars"]["nll"] == pytest.approx(wanted, abs=1e-10)
     assert made.numbers["data"]["examples"] == 50
     assert made.numbers["data"]["rows"] == 100
-
-
-def test_predictives() -> None:
-    logits = torch.randn(3, 80, 4, 5, generator=torch.Generator().manual_seed(0))
-    targets = torch.randint(0, 4, (80, 5), generator=torch.Generator().manual_seed(1))
-    made = report(CategoricalPredictive(logits), targets)
-    assert made.numbers["data"]["rows"] == 400  # a row for each position
-    counts = PoissonPredictive(torch.randn(2, 60, generator=torch.Generator().manual_seed(2)))
-    made = report({"poisson": counts}, torch.arange(60) % 4)
-    assert made.numbers["task"] == "regression"
 
 
 def test_several_models_shift_and_validation() -> None:
@@ -267,25 +239,3 @@ def test_tenths_meet_their_edges_and_tie(dtype, draws):
         area += sum((wrong + errors * i / size) / (before + i) for i in range(1, size + 1))
         before, wrong = before + size, wrong + errors
     assert block["scalars"]["aurc"] == pytest.approx(area / len(top), abs=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-def test_permuted_classes_are_not_told_apart(dtype):
-    generator = np.random.default_rng(0)
-    one = np.array([generator.permutation([0.5, 0.3, 0.2]) for _ in range(400)]).astype(dtype)
-    other = np.array([generator.permutation([0.5, 0.3, 0.2]) for _ in range(300)]).astype(dtype)
-    made = report(
-        np.stack([one] * 5), generator.integers(0, 3, 400), ood={"same": np.stack([other] * 5)}
-    )
-    for score in made.numbers["models"][0]["shift"]["same"]["by"].values():
-        assert score["auroc"] == 0.5
-
-
-def test_very_sure_predictions_keep_their_order_and_their_nll():
-    rest = np.geomspace(1e-4, 1e-10, 60)
-    p = np.stack([1 - rest, rest], 1)
-    targets = (np.arange(60) == 30).astype(int)
-    scalars = report(p, targets).numbers["models"][0]["scalars"]
-    errors = np.cumsum(targets[::-1]) / np.arange(1, 61)
-    assert scalars["aurc"] == pytest.approx(errors.mean())
-    assert scalars["nll"] == pytest.approx(log_loss(targets, p, labels=[0, 1]))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning_fabric.utilities.distributed import DistributedSamplerWrapper
 from pytorch_lightning.overrides.distributed import UnrepeatedDistributedSampler
@@ -22,21 +22,19 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from lightning_bnn.errors import DataError
-from lightning_bnn.predictive import BernoulliPredictive, CategoricalPredictive, GaussianPredictive
+from lightning_bnn.predictive import CategoricalPredictive
 from lightning_bnn.report.gather import (
     ExampleNumbers,
     add,
-    batch_inputs,
     distributed_sampler,
-    kind_of,
     numbered_batches,
     undisturbed,
 )
-from lightning_bnn.report.statistics import OodScores, Statistics
+from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.strategies.resume import ResumableLoader
 
 
+@settings(max_examples=30)
 @given(
     examples=st.integers(1, 25), size=st.integers(1, 6), world=st.integers(1, 4), limit=st.just(3)
 )
@@ -87,36 +85,11 @@ def test_repeats_are_left_out() -> None:
     add(whole, CategoricalPredictive(logits), torch.full((6,), -1), targets)
     assert whole.examples == 4  # nothing but repeats
 
-    outside, other = OodScores(), OodScores()
+    outside, other = Statistics(), Statistics()
     add(outside, CategoricalPredictive(logits), numbers)
     add(outside, CategoricalPredictive(logits), torch.full((6,), -1))
     add(other, CategoricalPredictive(logits[:, kept]), numbers[kept])
     assert outside.examples == other.examples == 4
-
-
-def test_inputs_of_batches() -> None:
-    x, y = torch.zeros(3), torch.ones(3)
-    assert batch_inputs([x, y]) is x
-    assert batch_inputs((x,)) is x
-    assert batch_inputs(x) is x
-    named = {"a": x}
-    assert batch_inputs(named) is named
-    with pytest.raises(DataError, match="pair"):
-        batch_inputs([x, y, y])
-
-
-def test_kinds() -> None:
-    kinds = [
-        kind_of(CategoricalPredictive(torch.zeros(2, 4, 3))),
-        kind_of(CategoricalPredictive(torch.zeros(2, 4, 5))),
-        kind_of(BernoulliPredictive(torch.zeros(2, 4))),
-        kind_of(BernoulliPredictive(torch.zeros(2, 4, 3))),
-        kind_of(GaussianPredictive(torch.zeros(2, 4), torch.tensor(1.0))),
-        kind_of(GaussianPredictive(torch.zeros(2, 4, 2), torch.tensor(1.0))),
-    ]
-    assert len(set(kinds)) == len(kinds)
-    positions = CategoricalPredictive(torch.zeros(9, 1, 3, 7))
-    assert kind_of(positions) == kinds[0]
 
 
 def collected(loaders: list[Any]) -> tuple[list[int], list[int]]:
@@ -131,6 +104,7 @@ def collected(loaders: list[Any]) -> tuple[list[int], list[int]]:
     return numbers, values
 
 
+@settings(max_examples=30)
 @given(
     examples=st.integers(1, 30),
     world=st.integers(1, 5),
@@ -157,17 +131,6 @@ def test_every_example_counts_once(
         assert sorted(values) == list(range(examples))
     else:
         assert numbers == values  # the place in the data
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_dropping_the_last(drop_last: bool) -> None:
-    """A sampler that drops has no repeats; batches that are dropped were never seen."""
-    data = torch.arange(11)
-    samplers = [DistributedSampler(data, 2, r, shuffle=False, drop_last=True) for r in (0, 1)]
-    loaders = [DataLoader(data, 2, sampler=s, drop_last=drop_last) for s in samplers]
-    numbers, values = collected(loaders)
-    assert numbers == values
-    assert sorted(values) == list(range(8 if drop_last else 10))
 
 
 def test_lightnings_own_samplers() -> None:

@@ -34,7 +34,7 @@ def test_headlines() -> None:
         "classwise_ece": block["scalars"]["classwise_ece"],
         "aurc": block["scalars"]["aurc"],
         "coverage_at_risk": block["scalars"]["coverage_at_risk"],
-        "excess_nll": block["nll_parts"]["excess"],
+        "excess_nll": block["scalars"]["excess_nll"],
         "auroc_far": block["shift"]["far"]["by"]["entropy"]["auroc"],
     }
     means = generator.normal(size=100)

@@ -10,9 +10,6 @@ from html.parser import HTMLParser
 from importlib import resources
 from typing import Any
 
-import pytest
-
-from lightning_bnn.errors import DataError
 from lightning_bnn.report import page as module
 from lightning_bnn.report.page import page
 
@@ -95,9 +92,3 @@ def test_every_asset_is_used() -> None:
     folder = resources.files("lightning_bnn.report") / "assets"
     names = {entry.name for entry in folder.iterdir()}
     assert names == {"template.html", "style.css", *module._PROGRAM}
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}])
-def test_what_json_cannot_hold_is_refused(value: object) -> None:
-    with pytest.raises(DataError, match="plain JSON values"):
-        page(document(models=[{"name": "a", "scalars": {"ece": value}}]))

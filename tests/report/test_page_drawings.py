@@ -20,21 +20,22 @@ Opener = Callable[..., None]
 NEAR = 0.006
 
 
-@pytest.fixture(scope="module")
-def of_classes(browser: Browser, opener: Opener, classes: Numbers) -> tuple[Numbers, Any]:
-    """The figures of the second model, which has draws."""
-    opener(classes)
-    browser.run("document.querySelectorAll('#tabs button')[1].click()")
-    read = browser.run(READ)
-    return classes["models"][1], {name: Drawing(each) for name, each in read.items()}
-
-
-@pytest.fixture(scope="module")
-def of_numbers(browser: Browser, opener: Opener, numbers: Numbers) -> tuple[Numbers, Any]:
+def second_model(browser: Browser, opener: Opener, numbers: Numbers) -> tuple[Numbers, Any]:
+    """The numbers and the drawings of the second model, which has draws."""
     opener(numbers)
     browser.run("document.querySelectorAll('#tabs button')[1].click()")
     read = browser.run(READ)
     return numbers["models"][1], {name: Drawing(each) for name, each in read.items()}
+
+
+@pytest.fixture(scope="module")
+def of_classes(browser: Browser, opener: Opener, classes: Numbers) -> tuple[Numbers, Any]:
+    return second_model(browser, opener, classes)
+
+
+@pytest.fixture(scope="module")
+def of_numbers(browser: Browser, opener: Opener, numbers: Numbers) -> tuple[Numbers, Any]:
+    return second_model(browser, opener, numbers)
 
 
 def near(found: np.ndarray, expected: Any, share: float = NEAR) -> None:
@@ -52,19 +53,6 @@ def check_rings(drawn: Drawing, x: Any, y: Any, lower: Any, upper: Any) -> None:
         near(drawn.marks("outside", "circle"), np.column_stack([x, y])[outside], 0.015)
     else:
         assert drawn.layers["outside"] == []
-
-
-def test_rings(browser: Browser, opener: Opener, numbers: Numbers) -> None:
-    """The first model is too narrow: most of its points lie outside."""
-    opener(numbers)
-    read = browser.run(READ)
-    coverage, error = (numbers["models"][0][key] for key in ("coverage", "error_sd"))
-    limits = [(part["lower"], part["upper"]) for part in (coverage, error)]
-    check_rings(Drawing(read["coverage"]), coverage["nominal"], coverage["observed"], *limits[0])
-    check_rings(Drawing(read["error-sd"]), error["sd"], error["rmse"], *limits[1])
-    assert min(len(read[name]["layers"]["outside"]) for name in ("coverage", "error-sd")) > 3
-    browser.hover("#coverage .hit", 5)
-    assert "(outside)" in (browser.tooltip() or "")
 
 
 def test_reliability(of_classes: Any) -> None:
@@ -85,8 +73,9 @@ def test_reliability(of_classes: Any) -> None:
 
 def test_confidence(of_classes: Any) -> None:
     block, figures = of_classes
-    part = {key: np.array(value, float) for key, value in block["confidence"].items()}
-    right, wrong = part["right"], part["wrong"]
+    part = {key: np.array(value, float) for key, value in block["reliability"]["width"].items()}
+    right = np.round(np.nan_to_num(part["observed"]) * part["count"])
+    wrong = part["count"] - right
     drawn = figures["confidence"]
     near(drawn.marks("wrong", "rect")[:, 1], 0 * wrong[wrong > 0])
     near(drawn.marks("wrong", "rect")[:, 3], wrong[wrong > 0], 0.03)
@@ -97,28 +86,7 @@ def test_confidence(of_classes: Any) -> None:
     near(drawn.marks("marks", "line")[:, 0], [scalars["mean_confidence"], scalars["accuracy"]])
 
 
-def test_risk_against_coverage(of_classes: Any, classes: Numbers) -> None:
-    _, figures = of_classes
-    for index, each in enumerate(classes["models"]):
-        curve = each["risk_coverage"]
-        expected = np.column_stack([curve["coverage"], curve["risk"]])
-        near(figures["risk-coverage"].path(f"model-{index}"), expected)
-    scalars = classes["models"][1]["scalars"]
-    kept = [[scalars["coverage_at_risk"], scalars["risk"]]]
-    near(figures["risk-coverage"].marks("limit", "circle"), kept)
-
-
-def test_accuracy_against_entropy(of_classes: Any) -> None:
-    block, figures = of_classes
-    part = block["entropy_accuracy"]
-    known = [i for i, count in enumerate(part["count"]) if count]
-    found = figures["entropy-accuracy"].marks("accuracy", "rect")
-    near(found[:, 3], [part["accuracy"][i] for i in known])
-    near(found[:, 0], [part["edges"][i] for i in known])
-
-
 SUMS = {
-    "nll-parts": ("nll", "nll_parts", {"aleatoric": 1, "epistemic": 1, "excess": 1}),
     "nll-decomposition": (
         "nll", "nll_decomposition",
         {"uncertainty": 1, "resolution": -1, "reliability": 1, "which_class": 1},
@@ -140,23 +108,10 @@ def test_sums_add_up_step_by_step(of_classes: Any, name: str) -> None:
     at = 0.0
     for part, sign in signs.items():
         after = at + sign * block[key][part]
-        found = drawn.lengths(part.split("_")[0])[0] * pixel
+        found = drawn.lengths(part)[0] * pixel
         np.testing.assert_allclose(found, sorted([at, after]), atol=1.5 * pixel)
         at = after
     assert at == pytest.approx(total)
-
-
-def test_uncertainty_of_each_class(of_classes: Any) -> None:
-    block, figures = of_classes
-    drawn = figures["per-class"]
-    aleatoric, epistemic = (
-        np.array([each[key] for each in block["per_class"]]) for key in ("aleatoric", "epistemic")
-    )
-    ends = drawn.lengths("epistemic")[:, 1]
-    pixel = (aleatoric + epistemic).max() / ends.max()
-    near(drawn.lengths("aleatoric") * pixel, np.column_stack([0 * aleatoric, aleatoric]), 0.01)
-    near(ends * pixel, aleatoric + epistemic, 0.01)
-    near(drawn.lengths("epistemic")[:, 0] * pixel, aleatoric, 0.01)
 
 
 def test_temperature(of_classes: Any) -> None:
@@ -246,16 +201,6 @@ def test_error_against_spread(of_numbers: Any) -> None:
     sizes = np.column_stack([cloud["sd"], np.abs(cloud["error"])])
     points = drawn.marks("points", "circle")
     near(points, sizes[: len(points)], 0.01)
-
-
-def test_where_the_variance_comes_from(of_numbers: Any) -> None:
-    block, figures = of_numbers
-    part, drawn = block["uncertainty"], figures["uncertainty-sd"]
-    aleatoric, epistemic = np.array(part["aleatoric"]), np.array(part["epistemic"])
-    ends = drawn.lengths("epistemic")
-    pixel = (aleatoric + epistemic).max() / ends.max()
-    near(drawn.lengths("aleatoric")[:, 1] * pixel, aleatoric, 0.01)
-    near(ends * pixel, np.column_stack([aleatoric, aleatoric + epistemic]), 0.01)
 
 
 def test_fit(of_numbers: Any) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lightning_bnn.pruning.section import Pruning
-from tests.pruning.blocks import OF_CLASSES, OF_NUMBERS, hand_made
+from tests.pruning.blocks import OF_CLASSES, hand_made
 from tests.report.browser import Browser
 from tests.report.drawings import READ, Drawing, value_of
 
@@ -67,27 +67,16 @@ def test_histogram(drawn: dict[str, Any], pruned: Numbers) -> None:
     assert {"50%", "75%", "90%", "95%", "98%", "99%"} <= set(shown)
 
 
-@pytest.mark.parametrize("task", ["classes", "numbers"])
-def test_curves(
-    browser: Browser, opener: Opener, pruned: Numbers, numbers: Numbers, task: str
-) -> None:
-    if task == "numbers":
-        pruned = attached(numbers, *[hand_made(OF_NUMBERS)] * 2)
-    opener(pruned)
-    read = browser.run(READ)
+def test_curves(browser: Browser, drawn: dict[str, Any], pruned: Numbers) -> None:
     block = pruned["models"][0]["pruning"]
     shares = [-np.log10(1 - one["fraction"]) for one in block["results"]]
-    order = {
-        "classes": {"accuracy": "accuracy", "nll": "nll", "ece": "ece", "brier": "brier"},
-        "numbers": {"rmse": "rmse", "nll": "nll", "crps": "crps", "coverage": "coverage_90"},
-    }[task]
     rows = {row["key"]: row["values"][0] for row in pruned["comparison"]["rows"]}
-    for at, (name, row) in enumerate(order.items()):
+    for at, name in enumerate(("accuracy", "nll", "ece", "brier")):
         figure = on_logarithm(
-            read[f"pruning-curve/{at}" if at else "pruning-curve"], lambda f: -np.log10(1 - f)
+            drawn[f"pruning-curve/{at}" if at else "pruning-curve"], lambda f: -np.log10(1 - f)
         )
         values = np.array([one["scores"][name] for one in block["results"]])
-        ends = np.array([rows[row]["lower"], rows[row]["upper"]])
+        ends = np.array([rows[name]["lower"], rows[name]["upper"]])
         if name == "accuracy":
             values, ends = 1 - values, 1 - ends[::-1]
         near = 0.008 * (max(*values, *ends) - min(*values, *ends))
@@ -96,7 +85,7 @@ def test_curves(
             np.testing.assert_allclose(found[:, 1], values, atol=near)
         ((_, low, _, high),) = figure.marks("interval", "rect")
         np.testing.assert_allclose([low, high], ends, atol=near)
-        assert ("model-1" in figure.layers) == (task == "numbers")
+        assert "model-1" not in figure.layers
     assert browser.messages() == []
 
 
@@ -112,24 +101,6 @@ def test_a_layer_by_itself(browser: Browser, opener: Opener, pruned: Numbers) ->
     counts = np.array(pruned["models"][0]["pruning"]["histogram"]["layers"][1]["counts"])
     bars = figure.marks("counts", "rect")
     np.testing.assert_allclose(bars[:, 3], counts[counts > 0], atol=0.006 * counts.max())
-
-
-def test_mouse_and_keys(browser: Browser, opener: Opener, pruned: Numbers) -> None:
-    opener(pruned)
-    browser.hover("#pruning-curve svg:nth-of-type(2) .hit", 4)
-    tip = browser.tooltip() or ""
-    assert "Removed 95%, 230 left" in tip
-    assert "1.12" in tip
-    browser.run("document.querySelector('#snr .hit').focus()")
-    browser.run(
-        "document.activeElement.dispatchEvent(new KeyboardEvent('keydown',"
-        "{key: 'End', bubbles: true}))"
-    )
-    label = browser.run("return document.activeElement.getAttribute('aria-label')")
-    assert "weights" in label
-    # a share of which a bin goes is the smallest one whose line is to the right of it
-    browser.hover("#snr .hit", 0)
-    assert "50% removed" in (browser.tooltip() or "")
 
 
 def test_words_and_table(browser: Browser, opener: Opener, pruned: Numbers) -> None:

@@ -54,20 +54,6 @@ def test_it_is_uniform_over_rows_of_long_examples_too():
     assert counts.max() < 50  # no example has its rows kept as a block
 
 
-def test_hashes_are_uniform_and_unrelated():
-    """Kolmogorov–Smirnov and correlation at 1e-4 for the fixed hash."""
-    index, zero = np.arange(20_000), np.zeros(20_000, np.int64)
-    kept, drawn = priorities(index, zero), priorities(index, zero, stream=1)
-    assert stats.kstest(kept, "uniform").pvalue > 1e-4
-    assert stats.kstest(drawn, "uniform").pvalue > 1e-4
-    assert stats.pearsonr(kept, drawn).pvalue > 1e-4
-    assert stats.pearsonr(drawn[1:], drawn[:-1]).pvalue > 1e-4
-    assert (
-        len(np.unique(priorities(np.repeat(index[:500], 40), np.tile(np.arange(40), 500))))
-        == 20_000
-    )
-
-
 def test_memory_is_bounded_and_what_cannot_be_kept_is_refused():
     sample = Sample(100)
     for start in range(0, 20_000, 250):

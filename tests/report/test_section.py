@@ -13,8 +13,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import VariationalBNN
-from lightning_bnn.callbacks import CalibrationReport
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.predictive import GaussianPredictive
@@ -27,7 +25,6 @@ from lightning_bnn.report.statistics import Statistics
 from lightning_bnn.report.text import short
 from tests.report.browser import Browser
 from tests.report.drawings import READ, Drawing
-from tests.trainers import quiet_trainer
 
 
 class Residuals(Section):
@@ -138,17 +135,6 @@ def test_processes_merge_to_what_one_would_have() -> None:
         for each in (merged, gathered(slice(0, 200)))
     )
     assert found == pytest.approx(whole, rel=1e-12)
-
-
-def test_in_a_run(tmp_path: Path) -> None:
-    inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    data = DataLoader(TensorDataset(inputs, inputs[:, :1]), 20)
-    callback = CalibrationReport(tmp_path, sections=[Residuals()])
-    strategy = VariationalBNN(nn.Linear(3, 1), Gaussian(), num_data=40)
-    quiet_trainer(callbacks=[callback]).test(strategy, data, verbose=False)
-    (block,) = callback.reports["test.html"].numbers["models"]
-    assert len(block["residuals"]["mean"]) == 4
-    assert "residuals were looked at" in (tmp_path / "test.html").read_text()
 
 
 def test_a_section_that_asks_the_posterior() -> None:

@@ -15,23 +15,14 @@ from lightning_bnn.predictive import (
     GaussianPredictive,
     PoissonPredictive,
 )
-from lightning_bnn.report.statistics import OodScores, Statistics
+from lightning_bnn.report.statistics import Statistics
+from tests.callbacks.test_calibration_report import flat
 from tests.report.predictions import class_data, class_statistics, document_of, regression_data
 
 
-def assert_same(one, other, path="document"):
-    if isinstance(one, dict):
-        assert one.keys() == other.keys(), path
-        for name in one:
-            assert_same(one[name], other[name], f"{path}.{name}")
-    elif isinstance(one, list):
-        assert len(one) == len(other), path
-        for index, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_same(a, b, f"{path}[{index}]")
-    elif isinstance(one, float):
-        assert other == pytest.approx(one, rel=1e-9, abs=1e-9), path
-    else:
-        assert one == other, path
+def assert_same_numbers(one, other):
+    one, other = (flat(document_of({"net": each}) | {"made": "today"}) for each in (one, other))
+    assert other == pytest.approx(one, rel=1e-9, abs=1e-9)
 
 
 def split_statistics(update, count, parts, seed):
@@ -47,7 +38,7 @@ def split_statistics(update, count, parts, seed):
     return total
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5])
+@pytest.mark.parametrize("parts", [1, 5])
 def test_any_split_gives_the_same_numbers_of_a_classification(parts):
     logits, targets = class_data(count=400, draws=2)
     logits[0, 17] = math.nan
@@ -63,13 +54,10 @@ def test_any_split_gives_the_same_numbers_of_a_classification(parts):
     assert merged.examples == 400
     assert merged.invalid.tolist() == [17]
     np.testing.assert_array_equal(merged.sample.example, whole.sample.example)
-    assert_same(
-        document_of({"net": merged}, made="today"), document_of({"net": whole}, made="today")
-    )
+    assert_same_numbers(merged, whole)
 
 
-@pytest.mark.parametrize("parts", [1, 3])
-def test_any_split_gives_the_same_numbers_of_a_regression(parts):
+def test_any_split_gives_the_same_numbers_of_a_regression():
     predictive, targets = regression_data(count=400, outputs=1)
     inputs = torch.linspace(-1, 1, 400)[:, None]
 
@@ -79,16 +67,13 @@ def test_any_split_gives_the_same_numbers_of_a_regression(parts):
 
     whole = Statistics(bins=10, keep=150)
     update(whole, torch.arange(400))
-    merged = split_statistics(update, 400, parts, seed=parts)
-    assert_same(
-        document_of({"net": merged}, made="today"), document_of({"net": whole}, made="today")
-    )
+    assert_same_numbers(split_statistics(update, 400, parts=3, seed=3), whole)
 
 
-def test_a_million_rows_in_bounded_memory_with_exact_sums():
+def test_many_rows_in_bounded_memory_with_exact_sums():
     generator = torch.Generator().manual_seed(0)
     statistics = Statistics(keep=5000)
-    batch, batches = 20_000, 50
+    batch, batches = 10_000, 20
     sums = {"correct": 0.0, "nll": 0.0, "brier": 0.0}
     counts = np.zeros(15)
     held = []
@@ -106,17 +91,17 @@ def test_a_million_rows_in_bounded_memory_with_exact_sums():
         del logits, targets, p, y
         held.append(tracemalloc.get_traced_memory()[0])
     tracemalloc.stop()
-    assert statistics.rows == 1_000_000
+    assert statistics.rows == 200_000
     for name, total in sums.items():
-        assert statistics.sums.mean(name) == pytest.approx(total / 1e6, rel=1e-9), name
-    # float32 is taken to six digits: of a million rows a few lie that close to an edge
+        assert statistics.sums.mean(name) == pytest.approx(total / 2e5, rel=1e-9), name
+    # float32 is taken to six digits: a few rows lie that close to an edge
     assert np.abs(statistics.sums.confidence.count[0] - counts).max() <= 10
     assert len(statistics.sample) == len(statistics.kept) == 5000
     assert max(held) < 5e6
     assert held[-1] < 1.5 * max(held[:10])
     numbers = document_of({"net": statistics})
     assert numbers["data"]["sampled"] == 5000
-    assert "5,000 of 1,000,000 rows" in " ".join(line["text"] for line in numbers["summary"])
+    assert "5,000 of 200,000 rows" in " ".join(line["text"] for line in numbers["summary"])
 
 
 def test_the_probabilities_kept_are_bounded_with_many_classes(monkeypatch):
@@ -142,10 +127,6 @@ def test_what_does_not_go_together():
         Statistics(bins=1)
     with pytest.raises(ConfigurationError, match="at least 2 of them, got 1"):
         Statistics().update(CategoricalPredictive(torch.zeros(1, 3, 1)), torch.zeros(3).long())
-    outside = OodScores()
-    outside.update(CategoricalPredictive(logits))
-    with pytest.raises(ConfigurationError, match=r"classes: 4\), this one is regression"):
-        outside.update(PoissonPredictive(torch.zeros(1, 2)))
 
 
 def test_a_process_without_batches():
@@ -157,24 +138,3 @@ def test_a_process_without_batches():
     empty.merge(statistics)
     assert (empty.rows, empty.draws, empty.classes) == (20, 3, 4)
     assert Statistics().rows == 0
-
-
-def test_scores_of_a_classification():
-    logits, _ = class_data(count=50)
-    logits[0, 3] = math.nan
-    outside, other = OodScores(), OodScores()
-    outside.update(CategoricalPredictive(logits[:, :20].float()), torch.arange(20))
-    other.update(CategoricalPredictive(logits[:, 20:].float()), torch.arange(20, 50))
-    outside.merge(pickle.loads(pickle.dumps(other)))
-    outside.merge(OodScores())
-    p = logits.float().double().softmax(2)
-    entropy = torch.special.entr(p.mean(0)).sum(1)
-    within = torch.special.entr(p).sum(2).mean(0)
-    valid = [i for i in range(50) if i != 3]
-    assert (outside.examples, outside.invalid, outside.classes) == (50, 1, 4)
-    np.testing.assert_array_equal(outside.sample.example, valid)
-    np.testing.assert_allclose(outside.scores("entropy"), entropy[valid])
-    np.testing.assert_allclose(outside.scores("mutual_information"), (entropy - within)[valid])
-    np.testing.assert_allclose(
-        outside.scores("maximum_probability"), p.mean(0).amax(1)[valid], atol=1e-6
-    )

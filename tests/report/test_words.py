@@ -4,11 +4,8 @@ import math
 
 import pytest
 import torch
-from scipy import stats
 
 from lightning_bnn.predictive import CategoricalPredictive
-from lightning_bnn.report.sections.shift import told_apart
-from lightning_bnn.report.words import _about_comparison, summary
 from tests.report.predictions import (
     class_data,
     class_statistics,
@@ -34,32 +31,20 @@ def found(numbers, *words):
     return hits[0]
 
 
-def test_a_calibrated_model():
-    numbers = document_of({"net": class_statistics(*class_data(count=2000))})
-    level, text = lines(numbers, "net")[0]
-    assert level == "good"
-    assert text == "well calibrated: every bin lies within what 2,000 examples allow."
-
-
 def test_an_over_confident_model():
     data = class_data(count=2000, sharpen=2.0, draws=1)
     numbers = document_of({"net": class_statistics(*data)})
     level, text = found(numbers, "over-confident by", "would mend it")
     assert level == "bad"
     assert "temperature 2" in text or "temperature 1.9" in text
-    assert found(numbers, "one draw cannot tell")[0] == "note"
 
 
 def test_errors_of_the_surest_answers():
-    """The bound is SciPy's: the exact interval of Clopper and Pearson."""
-    models = {"net": class_statistics(*class_data(count=2000))}
+    models = {"net": class_statistics(*class_data(count=1000))}
     numbers = document_of(models, risk=0.1)
-    scalars = numbers["models"][0]["scalars"]
-    answered, errors = scalars["answered_at_risk"], scalars["errors_at_risk"]
-    exact = stats.binomtest(errors, answered, alternative="less").proportion_ci(0.95).high
+    coverage = numbers["models"][0]["scalars"]["coverage_at_risk"]
     assert found(numbers, "surest")[1] == (
-        f"the {100 * answered / 2000:.0f}% it is surest of had {100 * errors / answered:.0f}% "
-        f"errors here (up to {100 * exact:.0f}% allowing for chance)."
+        f"the {100 * coverage:.0f}% it is surest of had at most 10% errors here."
     )
     five = document_of({f"{i}": models["net"] for i in range(5)}, risk=0.1)
     assert "surest" not in str(lines(five))
@@ -79,7 +64,7 @@ def test_no_or_all_answers_may_be_given():
 @pytest.mark.parametrize(
     ("scale", "level", "words"),
     [
-        (0.01, "good", "told apart with AUROC"),
+        (0.01, "good", "letters: told apart (AUROC"),
         (0.5, "warn", "partly"),
         (1.0, "bad", "not told apart"),
     ],
@@ -111,23 +96,12 @@ def test_shift_of_several_models():
         block["name"]: max(by["auroc"] for by in block["shift"]["letters"]["by"].values())
         for block in numbers["models"]
     }
-    level, text = found(numbers, "letters: a tells it apart (AUROC 1.00")
-    assert level == "bad"  # of the worst model
+    assert found(numbers, "letters: told apart by a (AUROC 1.00")[0] == "good"
     low, high = sorted(f"{best[name]:.2f}" for name in "bc")
-    assert f"; b and c do not ({low} to {high}" in text
-    assert f"; d is surer there than on its own data ({best['d']:.2f}" in text
+    assert found(numbers, f"letters: not told apart by b and c (AUROC {low} to {high}")[0] == "bad"
+    worst = "letters: taken for more familiar than the data of the report by d"
+    assert found(numbers, f"{worst} (AUROC {best['d']:.2f}")[0] == "bad"
     assert found(numbers, "letters: 2 predictions not finite")[0] == "bad"
-
-
-def test_shift_that_nobody_or_everybody_sees():
-    found_ = [(0.81, "entropy", "a"), (0.81, "entropy", "b"), (0.6, "sd", "c")]
-    assert told_apart(found_) == (
-        "a and b partly tell it apart (AUROC 0.81 by entropy); c does not (0.60 by sd)"
-    )
-    assert told_apart(found_[2:]) == "c does not tell it apart (AUROC 0.60 by sd)"
-    assert told_apart([(0.95, "sd", "a"), (0.97, "entropy", "b")]) == (
-        "a and b tell it apart (AUROC 0.95 to 0.97)"
-    )
 
 
 def test_few_foreign_examples_decide_nothing():
@@ -142,7 +116,7 @@ def test_where_the_uncertainty_comes_from():
     """Agreeing draws leave it in the data; a model that is wrong is not asked."""
     logits, targets = class_data(count=2000, draws=1)
     agreeing = document_of({"net": class_statistics(logits.expand(4, -1, -1), targets)})
-    assert found(agreeing, "own account 100% of its uncertainty is noise in the data", "little")
+    assert found(agreeing, "own account 0% of its uncertainty is about its weights", "little")
     loud = 30 * torch.randn(8, 300, 4, generator=torch.Generator().manual_seed(0)).double()
     torn = document_of({"net": class_statistics(loud, targets[:300])})
     assert "own account" not in str(lines(torn))
@@ -169,49 +143,17 @@ def test_comparison():
     ]
     assert "NLL" in clear
     text = found(numbers, "clearly best")[1]
-    assert text.startswith(f"good is clearly best in {len(clear)} of 9 rows ({clear[0]}, ")
+    assert text.startswith(f"clearly best of 9 rows: good in {len(clear)} ({clear[0]}, ")
     equal = document_of({"a": models["good"], "b": models["good"]})
     assert found(equal, "no model is clearly best in any row")
 
 
-def test_clearly_best_is_who_has_no_one_beside():
-    first, tied, last = (
-        {"best": b, "tied": t} for b, t in ((True, False), (False, True), (False,) * 2)
-    )
-    rows = [
-        {"label": "A", "values": [first, last, last]},
-        {"label": "B", "values": [first, tied, last]},
-        {"label": "C", "values": [first, first, last]},
-        {"label": "D", "values": [last, first, last]},
-        {"label": "E", "values": [first, last, last]},
-        {"label": "F", "values": [last, last, last]},
-    ]
-    table = {"columns": ["x", "y", "z"], "rows": rows, "complete": True}
-    assert [text for _, _, text in _about_comparison(table)] == [
-        "x is clearly best in 2 of 5 rows (A and E); y in 1 (D)."
-    ]
-
-
-def test_the_worst_comes_first():
-    logits, targets = class_data(count=2000)
-    models = {
-        "good": class_statistics(logits, targets),
-        "bold": class_statistics(3 * logits, targets),
-    }
-    levels = [level for level, _ in lines(document_of(models))]
-    assert levels == sorted(levels, key=["bad", "warn", "good", "note"].index)
-    assert {"bad", "good", "note"} <= set(levels)
-
-
 def test_validation_predictions_that_are_not_finite():
     logits, targets = class_data(count=300)
-    other = logits.clone()
-    other[0, :20] = math.nan
-    numbers = document_of(
-        {"net": class_statistics(logits, targets)},
-        validation={"net": class_statistics(other, targets)},
-    )
-    assert found(numbers, "20 validation predictions are not finite")[0] == "bad"
+    other = class_statistics(logits.where(torch.arange(300)[:, None] >= 20, math.nan), targets)
+    models = {"net": class_statistics(logits, targets)}
+    numbers = document_of(models, validation={"net": other})
+    assert found(numbers, "20 validation predictions not finite")[0] == "bad"
 
 
 def test_invalid_predictions_are_counted_and_named():
@@ -231,10 +173,10 @@ def test_invalid_predictions_are_counted_and_named():
     numbers = document_of(models)
     assert lines(numbers, "three")[0] == (
         "bad",
-        "3 predictions are not finite and left out: examples 4, 9 and 17.",
+        "3 predictions not finite and left out: number 4, 9, 17.",
     )
-    assert lines(numbers, "one")[0][1] == "1 prediction is not finite and left out: example 5."
-    assert "examples 0, 1, 2, 3, 4, ..." in lines(numbers, "many")[0][1]
+    assert lines(numbers, "one")[0][1] == "1 prediction not finite and left out: number 5."
+    assert "number 0, 1, 2, 3, 4, ..." in lines(numbers, "many")[0][1]
     assert numbers["models"][2]["invalid"]["examples"] == list(range(20))
     assert "100 examples" in lines(numbers, "none")[0][1]
     assert found(numbers, "only the 50 examples that every model could predict")[0] == "warn"
@@ -247,19 +189,6 @@ def test_impossible_targets():
     assert numbers["models"][0]["scalars"]["nll"] is None
 
 
-def test_classes_that_never_occur():
-    logits, targets = class_data(count=200, classes=4)
-    targets[targets == 2] = 1
-    numbers = document_of({"net": class_statistics(logits, targets)})
-    assert found(numbers, "class 2 never occurs", "counts it with frequency 0")
-    assert numbers["models"][0]["per_class"][2]["accuracy"] is None
-    targets[targets == 3] = 1
-    numbers = document_of(
-        {"net": class_statistics(logits, targets)}, class_names=["ant", "bee", "cat", "dog"]
-    )
-    assert found(numbers, "classes cat and dog never occur", "counts them")
-
-
 def test_few_examples_are_said_to_be_few():
     few = document_of({"net": class_statistics(*class_data(count=40))})
     level, text = found(few, "40 examples would show only gaps above about", "in a bin")
@@ -268,7 +197,7 @@ def test_few_examples_are_said_to_be_few():
     assert "would be seen" not in str(lines(few))  # said once
     wrong = document_of({"net": class_statistics(*class_data(count=100, sharpen=5))})
     assert found(wrong, "with 100 examples, only gaps above", "in a single bin")[0] == "warn"
-    many = document_of({"net": class_statistics(*class_data(count=20_000), batch=20_000)})
+    many = document_of({"net": class_statistics(*class_data(count=8000), batch=8000)})
     assert "only gaps" not in str(lines(many))
     numbers = document_of({"net": regression_statistics(*regression_data(count=40))})
     assert found(numbers, "40 examples would show only gaps", "in the 90% interval")
@@ -278,8 +207,6 @@ def test_several_rows_an_example():
     numbers = document_of({"net": regression_statistics(*regression_data(count=100, outputs=2))})
     assert found(numbers, "100 examples have several rows each: verdicts and intervals allow")
     assert "200 outputs" in lines(numbers, "net")[0][1]
-    del numbers["models"][0]["verdict"]["clustered"]
-    assert "take them as independent" in str(summary(numbers, []))
 
 
 def test_one_draw_is_not_praised_for_what_it_cannot_say():
@@ -287,4 +214,4 @@ def test_one_draw_is_not_praised_for_what_it_cannot_say():
     logits, targets = class_data(count=200, draws=1)
     outside = {"net": {"letters": outside_of(CategoricalPredictive(5 * logits))}}
     numbers = document_of({"net": class_statistics(logits, targets)}, outside)
-    assert "mutual information" not in found(numbers, "letters: surer there")[1]
+    assert "mutual information" not in found(numbers, "letters: taken for more familiar")[1]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 
-from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.samplers import BAOA
 
 RATE, N, FRICTION, T = 0.1, 40, 0.3, 2.0
@@ -42,9 +40,3 @@ def test_the_rule_and_baoab() -> None:
         x = x + p / 2
         p = p - RATE / 2 * gradient(x)
         torch.testing.assert_close(weight.detach(), x, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("friction", [0.0, -0.1, float("inf")])
-def test_bad_friction(friction: float) -> None:
-    with pytest.raises(ConfigurationError, match="friction= above 0: got"):
-        BAOA([torch.zeros(1, requires_grad=True)], lr=0.1, num_data=5, friction=friction)

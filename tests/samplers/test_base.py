@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import io
+import math
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ExponentialLR
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.samplers import BAOA, PSGLD, SGHMC, SGLD, SGNHT, Cyclical, Sampler
-from lightning_bnn.samplers.base import check_number
+from lightning_bnn.samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, SGNHT, Cyclical, Sampler
 from tests.contract.cases import SAMPLERS as CONTRACT
 
 SAMPLERS: dict[str, Callable[..., Sampler]] = {
@@ -71,7 +70,7 @@ def grouped(make: Callable[..., Sampler], weights: list[Tensor], seed: int = 1) 
 
 
 @each_sampler
-@pytest.mark.parametrize("way", ["state_dict", "pickle", "deepcopy"])
+@pytest.mark.parametrize("way", ["state_dict", "pickle"])
 def test_resume_is_exact(make: Callable[..., Sampler], way: str) -> None:
     weights = fresh()
     sampler = grouped(make, weights)
@@ -90,9 +89,7 @@ def test_resume_is_exact(make: Callable[..., Sampler], way: str) -> None:
         other.load_state_dict(state)
         other_schedule.load_state_dict(schedule_state)
     else:
-        pair = (weights, sampler)
-        copied = copy.deepcopy(pair) if way == "deepcopy" else pickle.loads(pickle.dumps(pair))
-        others, other = copied
+        others, other = pickle.loads(pickle.dumps((weights, sampler)))
         other_schedule = Cyclical(other, cycle_length=5, exploration=0.4, last_epoch=6)
         assert other_schedule.last_epoch == schedule.last_epoch
 
@@ -102,16 +99,16 @@ def test_resume_is_exact(make: Callable[..., Sampler], way: str) -> None:
         assert torch.equal(one, two)
 
 
-@each_sampler
-def test_saved_state_holds_no_kept_memory(make: Callable[..., Sampler]) -> None:
+def test_working_memory_is_made_once_and_never_saved() -> None:
     weights = [torch.zeros(10_000, requires_grad=True)]
-    sampler = make(weights, lr=0.01, num_data=50, seed=1)
-    run(sampler, weights, 2)
+    sampler = PSGLD(weights, lr=0.01, num_data=50, seed=1)
+    run(sampler, weights, 1)
+    kept = [flat.data_ptr() for flat, _ in sampler._scratch.values()]
+    run(sampler, weights, 1)
+    assert kept == [flat.data_ptr() for flat, _ in sampler._scratch.values()] != []
     file = io.BytesIO()
     torch.save(sampler.state_dict(), file)
-    tensors = 1 + sum(len(state) for state in sampler.state.values())
-    assert len(file.getvalue()) < 4 * 10_000 * tensors
-    assert sampler._scratch
+    assert len(file.getvalue()) < 4 * 10_000 * 2  # the metric, and a little
     assert not pickle.loads(pickle.dumps(sampler))._scratch
 
 
@@ -176,26 +173,6 @@ def test_closure_gives_the_loss_of_the_start(make: Callable[..., Sampler]) -> No
 
 
 @each_sampler
-def test_groups_draw_their_own_noise_at_their_own_size(make: Callable[..., Sampler]) -> None:
-    weights = fresh()
-    sampler = grouped(make, weights)
-    drawn: list[tuple[int, list[Tensor]]] = []
-    noise = sampler.noise
-
-    def watch(group: dict[str, Any], tensors: list[Tensor], key: str = "noise") -> list[Tensor]:
-        numbers = noise(group, tensors, key)
-        drawn.append((len(tensors), [n.clone() for n in numbers]))
-        return numbers
-
-    sampler.noise = watch
-    run(sampler, weights, 1)
-    assert {count for count, _ in drawn} == {1, 2}
-    first = sampler.noise_scale(sampler.param_groups[0], 1.0)
-    assert first == pytest.approx((0.5 / 50) ** 0.5)
-    assert sampler.noise_scale(sampler.param_groups[1], 1.0) == pytest.approx((1 / 50) ** 0.5)
-
-
-@each_sampler
 def test_an_ordinary_scheduler_and_float64(make: Callable[..., Sampler]) -> None:
     weights = fresh(torch.float64)
     sampler = make(weights, lr=0.01, num_data=50, seed=1)
@@ -232,6 +209,18 @@ def test_measured_temperature(name: str) -> None:
     assert torch.stack(readings).mean(0).tolist() == pytest.approx([2.0, 2.0], rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("general", "limit"),
+    [(partial(SGHMC, friction=1.0), SGLD), (partial(SGNHT, coupling=0.0), SGHMC)],
+    ids=["SGHMC with full friction", "SGNHT without coupling"],
+)
+def test_limiting_cases(general: Callable[..., Sampler], limit: Callable[..., Sampler]) -> None:
+    ends = [fresh(torch.float64), fresh(torch.float64)]
+    for make, weights in zip((general, limit), ends, strict=True):
+        run(make(weights, lr=0.1, num_data=40, seed=3), weights, 5)
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-14)
+
+
 def test_numpy_numbers_are_stored_as_plain_ones() -> None:
     weights = fresh()
     sampler = SGLD(weights, lr=np.float64(0.1), num_data=np.int64(50), temperature=np.float32(1.0))
@@ -249,22 +238,31 @@ def test_saved_n_wins_as_the_saved_lr_does() -> None:
     assert (sampler.num_data, sampler.param_groups[0]["lr"]) == (50, 0.1)
 
 
-@each_sampler
 @pytest.mark.parametrize(
-    ("options", "word"),
+    ("make", "options", "word"),
     [
-        ({"lr": 0.0}, "lr="),
-        ({"lr": -1.0}, "-1.0"),
-        ({"lr": float("nan")}, "nan"),
-        ({"lr": "fast"}, "fast"),
-        ({"temperature": -0.1}, "temperature="),
-        ({"temperature": float("inf")}, "inf"),
-        ({"num_data": None}, "num_data="),
-        ({"num_data": 0}, "num_data="),
-        ({"seed": "abc"}, "seed="),
-        ({"seed": []}, "seed="),
-        ({"seed": [1, 1]}, "share their noise"),
-        ({"seed": [1, 2]}, r"leading axis .* \(3, 4\)"),
+        (SGLD, {"lr": 0.0}, "lr="),
+        (SGLD, {"lr": math.nan}, "nan"),
+        (SGLD, {"lr": "fast"}, "fast"),
+        (SGLD, {"temperature": -0.1}, "temperature="),
+        (SGLD, {"num_data": None}, "num_data="),
+        (SGLD, {"num_data": 0}, "num_data="),
+        (SGLD, {"seed": [1, 1]}, "share their noise"),
+        (SGLD, {"seed": [1, 2]}, r"leading axis .* \(3, 4\)"),
+        (PSGLD, {"decay": 1.0}, "decay="),
+        (PSGLD, {"decay": -0.1}, "decay="),
+        (PSGLD, {"damping": 0.0}, "damping="),
+        (PSGLD, {"freeze_after": 0}, "freeze_after="),
+        (SGHMC, {"friction": 0.0}, "friction="),
+        (SGHMC, {"friction": 1.1}, "friction= is above 0 and at most 1; got 1.1"),
+        (SGNHT, {"friction": 2}, "friction="),
+        (SGNHT, {"coupling": -1}, "coupling="),
+        (BAOA, {"friction": 0.0}, "friction="),
+        (HMC, {"leapfrog_steps": 0}, "leapfrog_steps= .*got 0"),
+        (HMC, {"adapt_steps": 2.5}, "adapt_steps= .*got 2.5"),
+        (HMC, {"target_acceptance": 1.0}, "target_acceptance= between 0 and 1.* got 1.0"),
+        (HMC, {"jitter": math.nan}, "jitter= from 0 to below 1.* nan"),
+        (HMC, {"temperature": 0.0}, r"one temperature= above 0 .* got \[0.0\]"),
     ],
 )
 def test_bad_options(make: Callable[..., Sampler], options: dict[str, Any], word: str) -> None:
@@ -272,31 +270,14 @@ def test_bad_options(make: Callable[..., Sampler], options: dict[str, Any], word
         make(fresh(), **{"lr": 0.01, "num_data": 50, **options})
 
 
-@each_sampler
-def test_num_data_left_out(make: Callable[..., Sampler]) -> None:
-    with pytest.raises(ConfigurationError, match="num_data="):
-        make(fresh(), lr=0.01)
-
-
-@each_sampler
-def test_bad_options_of_a_group(make: Callable[..., Sampler]) -> None:
+def test_bad_options_of_a_group() -> None:
     weights = fresh()
     with pytest.raises(ConfigurationError, match="lr="):
-        make([{"params": weights, "lr": -1.0}], lr=0.01, num_data=50)
-    sampler = make(weights, lr=0.01, num_data=50)
-    with pytest.raises(ConfigurationError, match="temperature="):
-        sampler.add_param_group({"params": fresh(), "temperature": -1.0})
-    assert len(sampler.param_groups) == 1
-
-
-def test_parameters_that_cannot_be_sampled() -> None:
+        SGLD([{"params": weights, "lr": -1.0}], lr=0.01, num_data=50)
+    with pytest.raises(ConfigurationError, match=r"got \[0.5, 1.0\]"):
+        grouped(HMC, weights)
     with pytest.raises(ConfigurationError, match="complex64"):
         SGLD([torch.zeros(2, dtype=torch.complex64, requires_grad=True)], lr=0.1, num_data=5)
-    embedding = torch.nn.Embedding(4, 2, sparse=True)
-    sampler = SGLD(embedding.parameters(), lr=0.1, num_data=5)
-    embedding(torch.tensor([1])).sum().backward()
-    with pytest.raises(ConfigurationError, match="sparse=False"):
-        sampler.step()
 
 
 def test_bad_states() -> None:
@@ -305,20 +286,8 @@ def test_bad_states() -> None:
     with pytest.raises(ConfigurationError, match="another optimizer"):
         sampler.load_state_dict(torch.optim.SGD(weights, lr=0.1).state_dict())
     many = SGLD([torch.zeros(2, 3, requires_grad=True)], lr=0.1, num_data=5, seed=[1, 2])
-    with pytest.raises(ConfigurationError, match="has 1 chains, this one 2"):
+    with pytest.raises(ConfigurationError, match="has 1 chains, this SGLD 2"):
         many.load_state_dict(sampler.state_dict())
-
-
-def test_check_number() -> None:
-    check_number("x:", 1, above=0, least=1, below=2, most=1)
-    for value, bounds in (
-        (0, {"above": 0}),
-        (1, {"least": 2}),
-        (2, {"below": 2}),
-        (3, {"most": 2}),
-    ):
-        with pytest.raises(ConfigurationError, match=f"x: got {value}"):
-            check_number("x:", value, **bounds)
 
 
 @pytest.mark.parametrize("sampler", [SGHMC, SGNHT, BAOA])

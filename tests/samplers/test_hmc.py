@@ -81,16 +81,18 @@ def test_a_transition_is_the_rule_of_the_docstring(leapfrog_steps: int) -> None:
 
 def test_stacked_chains_move_as_they_would_alone() -> None:
     """Two groups, jitter and adaptation included."""
-    together, weights, biases = make(SEEDS, adapt_steps=20)
-    alone = [make(seed, adapt_steps=20) for seed in SEEDS]
+    together, weights, biases = make(SEEDS, adapt_steps=10)
+    alone = [make(seed, adapt_steps=10) for seed in SEEDS]
     rejected = 0
-    for _ in range(50):
+    for _ in range(25):
         before = weights.detach().clone()
         together.step(closure_of(together, weights, biases))
-        rejected += int((weights == before).all(1).sum())
+        same = (weights == before).all(1)
+        assert torch.equal(same, (weights == before).any(1))  # put back to the bit, or moved
+        rejected += int(same.sum())
         for each in alone:
             each[0].step(closure_of(*each))
-    assert 0 < rejected < 200
+    assert 0 < rejected < 100
     torch.testing.assert_close(weights, torch.stack([w for _, w, _ in alone]), rtol=0, atol=1e-10)
     torch.testing.assert_close(biases, torch.stack([b for _, _, b in alone]), rtol=0, atol=1e-10)
     scales = torch.cat([one.lr_scale for one, _, _ in alone])
@@ -98,44 +100,33 @@ def test_stacked_chains_move_as_they_would_alone() -> None:
     assert len(scales.unique()) == 4
 
 
-@pytest.mark.parametrize("stop", [10, 30])
-@pytest.mark.parametrize("seeds", [3, SEEDS])
-def test_resume_is_bit_exact(stop: int, seeds: int | list[int]) -> None:
+@pytest.mark.parametrize("stop", [3, 8])
+def test_resume_is_bit_exact(stop: int) -> None:
     """In the middle of the adaptation and after it."""
-    sampler, weight, bias = make(seeds, adapt_steps=20)
+    sampler, weight, bias = make(SEEDS, adapt_steps=6)
     closure = closure_of(sampler, weight, bias)
     for _ in range(stop):
         sampler.step(closure)
     sampler.divergences += 3
     file = io.BytesIO()
     torch.save([sampler.state_dict(), weight.detach(), bias.detach()], file)
-    for _ in range(25):
+    for _ in range(8):
         sampler.step(closure)
 
     file.seek(0)
     state, *parameters = torch.load(file, weights_only=True)
-    other, *theirs = make(99 if isinstance(seeds, int) else [6, 7, 8, 9], adapt_steps=20)
+    other, *theirs = make([6, 7, 8, 9], adapt_steps=6)
     other.load_state_dict(state)
     with torch.no_grad():
         for one, saved in zip(theirs, parameters, strict=True):
             one.copy_(saved)
-    assert other.adapting == (stop < 20)
-    for _ in range(25):
+    assert other.adapting == (stop < 6)
+    for _ in range(8):
         other.step(closure_of(other, *theirs))
     assert torch.equal(theirs[0], weight)
     assert torch.equal(theirs[1], bias)
     assert torch.equal(other.lr_scale, sampler.lr_scale)
     assert torch.equal(other.divergences, sampler.divergences)
-
-
-def test_the_state_is_a_snapshot() -> None:
-    sampler, weight, bias = make(SEEDS, adapt_steps=5)
-    state = sampler.state_dict()
-    sampler.step(closure_of(sampler, weight, bias))
-    sampler.divergences += 1
-    assert state["adaptation"]["transitions"] == 0
-    assert state["adaptation"]["log_step"].tolist() == [0.0] * 4
-    assert state["divergences"].tolist() == [0] * 4
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e6])
@@ -187,19 +178,6 @@ def test_divergences_of_the_adaptation_do_not_count() -> None:
     assert sampler.acceptance.tolist() == [0.0]
     assert sampler.divergences.tolist() == [0]
     assert float(sampler.lr_scale) < 1
-
-
-def test_rejected_weights_are_put_back_to_the_bit() -> None:
-    sampler, weight, bias = make(SEEDS, lr=0.7, leapfrog_steps=2)
-    stayed = moved = 0
-    for _ in range(40):
-        before = weight.detach().clone()
-        sampler.step(closure_of(sampler, weight, bias))
-        same = (weight == before).all(1)
-        assert torch.equal(same, (weight == before).any(1))
-        stayed, moved = stayed + int(same.sum()), moved + int((~same).sum())
-    assert stayed > 10
-    assert moved > 10
 
 
 def test_closure_is_called_once_more_than_the_steps_and_its_first_value_returned() -> None:
@@ -308,30 +286,23 @@ def test_automatic_optimization_equals_a_loop_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "message"),
+    ("spoil", "message"),
     [
-        ("leapfrog_steps", 0, "leapfrog_steps= of 1 or more; got 0"),
-        ("leapfrog_steps", 2.5, r"whole numbers of steps; got \(2.5, 0\)"),
-        ("adapt_steps", -1, "adapt_steps= of 0 or more; got -1"),
-        ("target_acceptance", 1.0, "target_acceptance= between 0 and 1; got 1.0"),
-        ("target_acceptance", 0.0, "target_acceptance= between 0 and 1; got 0.0"),
-        ("jitter", 1.0, "jitter= from 0 to below 1; got 1.0"),
-        ("jitter", math.nan, "jitter= from 0 to below 1; got nan"),
-        ("lr", 0.0, "lr= above 0: got 0.0"),
-        ("lr", -0.1, "lr= above 0: got -0.1"),
-        ("num_data", 0, "num_data="),
-        ("temperature", 0.0, r"one temperature= above 0 .* got \[0.0\]"),
+        (lambda closure: None, r"step\(closure\)"),
+        (lambda closure: lambda: closure().sum(), r"shape \(4,\) .* got "),
+        (lambda closure: lambda: print(closure()), r"shape \(4,\) .* got None"),
+        (lambda closure: lambda: torch.zeros(4), "call backward"),
+        (
+            lambda closure: lambda: closure() + torch.tensor([0, 0, math.inf, 0]),
+            "inf where chain 2",
+        ),
     ],
 )
-def test_options_that_cannot_work(option: str, value: float, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        make(1, **{option: value})
-
-
-def test_groups_of_different_temperature() -> None:
-    groups = [{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "temperature": 2.0}]
-    with pytest.raises(ConfigurationError, match=r"got \[1.0, 2.0\]"):
-        HMC(groups, lr=0.1, num_data=1)
+def test_a_closure_that_cannot_work(spoil: Callable[[Any], Any], message: str) -> None:
+    sampler, weight, bias = make(SEEDS)
+    with pytest.raises((ConfigurationError, NonFiniteError), match=message):
+        sampler.step(spoil(closure_of(sampler, weight, bias)))
+    assert torch.equal(weight, torch.ones_like(weight))
 
 
 def test_a_step_without_noise_is_refused() -> None:
@@ -339,58 +310,3 @@ def test_a_step_without_noise_is_refused() -> None:
     sampler.param_groups[0]["explore"] = True
     with pytest.raises(ConfigurationError, match="cyclical"):
         sampler.step(closure_of(sampler, weight, bias))
-
-
-def test_a_step_needs_a_closure() -> None:
-    with pytest.raises(ConfigurationError, match=r"step\(closure\)"):
-        make(1)[0].step()
-
-
-@pytest.mark.parametrize(
-    ("spoil", "got"),
-    [
-        (lambda energies: energies.sum(), r"shape \(\)"),
-        (lambda energies: energies[:, None], r"shape \(4, 1\)"),
-        (lambda energies: None, "None"),
-        (lambda energies: 1.5, "1.5"),
-    ],
-)
-def test_a_closure_that_returns_something_else(spoil: Callable[[Tensor], Any], got: str) -> None:
-    sampler, weight, bias = make(SEEDS)
-    inner = closure_of(sampler, weight, bias)
-    with pytest.raises(ConfigurationError, match=rf"shape \(4,\) .* got .*{got}"):
-        sampler.step(lambda: spoil(inner()))
-    assert torch.equal(weight, torch.ones_like(weight))
-
-
-def test_a_closure_without_backward() -> None:
-    sampler, weight, bias = make(1)
-    with pytest.raises(ConfigurationError, match="call backward"):
-        sampler.step(lambda: mean_energy(weight, bias))
-
-
-def test_sparse_gradients() -> None:
-    embedding = nn.Embedding(4, 2, sparse=True)
-    sampler = HMC(embedding.parameters(), lr=0.1, num_data=1, seed=0)
-
-    def closure() -> Tensor:
-        sampler.zero_grad()
-        energy = embedding(torch.tensor([1])).square().sum()
-        energy.backward()
-        return energy
-
-    with pytest.raises(ConfigurationError, match="sparse=False"):
-        sampler.step(closure)
-
-
-def test_a_start_with_no_finite_energy_names_the_chain() -> None:
-    sampler, weight, bias = make(SEEDS)
-    with torch.no_grad():
-        bias[2] = math.inf
-    with pytest.raises(NonFiniteError, match="inf where chain 2 stands"):
-        sampler.step(closure_of(sampler, weight, bias))
-
-
-def test_a_state_of_another_number_of_chains() -> None:
-    with pytest.raises(ConfigurationError, match="has 1 chains, this one 4"):
-        make(SEEDS)[0].load_state_dict(make(1)[0].state_dict())

@@ -1,12 +1,10 @@
-"""SGHMC: the rule, its limit SGLD, and its readings."""
+"""SGHMC: the rule, and its readings."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.samplers import SGHMC, SGLD
+from lightning_bnn.samplers import SGHMC
 
 
 def test_the_rule() -> None:
@@ -24,21 +22,3 @@ def test_the_rule() -> None:
         torch.testing.assert_close(weight.detach(), w, rtol=0, atol=1e-15)
         reading = (1 - 0.3 / 2) * 40 * v.square().sum() / (0.1 * 2)
         torch.testing.assert_close(sampler.measured_temperature, reading.reshape(1))
-
-
-def test_full_friction_is_sgld() -> None:
-    ends = []
-    for make in (SGLD, lambda *a, **k: SGHMC(*a, friction=1.0, **k)):
-        weight = torch.ones(50, dtype=torch.float64, requires_grad=True)
-        sampler = make([weight], lr=0.1, num_data=40, seed=3)
-        for _ in range(5):
-            weight.grad = weight.detach().clone()
-            sampler.step()
-        ends.append(weight.detach())
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("friction", [0.0, -0.1, 1.1, float("nan")])
-def test_bad_friction(friction: float) -> None:
-    with pytest.raises(ConfigurationError, match=r"friction= in \(0, 1\]: got"):
-        SGHMC([torch.zeros(1, requires_grad=True)], lr=0.1, num_data=5, friction=friction)

@@ -1,4 +1,4 @@
-"""SGLD: the rule, and what it costs."""
+"""SGLD: the rule."""
 
 from __future__ import annotations
 
@@ -16,13 +16,3 @@ def test_the_rule() -> None:
     expected = weight.detach() - 0.1 * weight.grad + (2 * 0.1 * 2.0 / 40) ** 0.5 * noise
     sampler.step()
     torch.testing.assert_close(weight.detach(), expected, rtol=0, atol=1e-15)
-
-
-def test_noise_memory_is_made_once() -> None:
-    weight = torch.zeros(7, requires_grad=True)
-    weight.grad = torch.ones(7)
-    sampler = SGLD([weight], lr=0.1, num_data=40, seed=1)
-    sampler.step()
-    (kept,) = sampler._scratch.values()
-    sampler.step()
-    assert next(iter(sampler._scratch.values()))[0] is kept[0]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.samplers import SGHMC, SGNHT, Cyclical
+from lightning_bnn.samplers import SGNHT, Cyclical
 
 
 def test_the_rule_for_each_chain_and_group() -> None:
@@ -50,18 +49,6 @@ def test_the_rule_for_each_chain_and_group() -> None:
         torch.testing.assert_close(sampler.measured_temperature, heat / total)
 
 
-def test_without_coupling_it_is_sghmc() -> None:
-    ends = []
-    for make in (SGHMC, lambda *a, **k: SGNHT(*a, coupling=0.0, **k)):
-        weight = torch.ones(50, dtype=torch.float64, requires_grad=True)
-        sampler = make([weight], lr=0.1, num_data=40, seed=3)
-        for _ in range(5):
-            weight.grad = weight.detach().clone()
-            sampler.step()
-        ends.append(weight.detach())
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-15)
-
-
 def test_the_thermostat_is_held_when_cold_or_exploring() -> None:
     weight = torch.ones(5, requires_grad=True)
     sampler = SGNHT([weight], lr=0.1, num_data=40, temperature=0.0, seed=3)
@@ -96,12 +83,3 @@ def test_half_precision_keeps_a_finer_thermostat() -> None:
     sampler = SGNHT([weight], lr=0.1, num_data=40, seed=3)
     sampler.step()
     assert sampler.param_groups[0]["thermostat"].dtype == torch.float32
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [({"friction": 0.0}, "friction="), ({"friction": 2}, "friction="), ({"coupling": -1}, "coupl")],
-)
-def test_bad_options(options: dict[str, float], word: str) -> None:
-    with pytest.raises(ConfigurationError, match=word):
-        SGNHT([torch.zeros(1, requires_grad=True)], lr=0.1, num_data=5, **options)

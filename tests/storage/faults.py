@@ -2,7 +2,22 @@
 
 import builtins
 import errno
+import json
+import os
+from contextlib import contextmanager
 from pathlib import Path
+
+import fsspec
+import pytest
+
+from lightning_bnn.storage import files
+from lightning_bnn.storage.manifest import encode
+
+BROKEN = OSError(errno.EIO, "broken disk")
+FAULTS = [
+    ("open", OSError(errno.ENOSPC, "No space left on device")),
+    *((name, error) for name in ("fsync", "replace") for error in (BROKEN, KeyboardInterrupt())),
+]
 
 
 def files_of(directory):
@@ -14,18 +29,45 @@ def files_of(directory):
     }
 
 
-class FullDisk:
-    """A disk on which the n-th new file gets half of its bytes, then no more."""
+def forge(path, change):
+    """Change a sealed file and give it a good hash again, as a stranger's program could."""
+    body = json.loads(path.read_bytes())
+    del body["sha256"]
+    change(body)
+    path.write_bytes(encode(body))
 
-    def __init__(self, fail_at):
-        self.left = fail_at
 
-    def open(self, path, mode="r"):
-        file = builtins.open(path, mode)  # noqa: SIM115
-        if mode == "xb":
-            self.left -= 1
-            if self.left < 0:
-                file.write(b"half")
-                file.close()
-                raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return file
+@contextmanager
+def failing(function, error, fail_at):
+    """The n-th call of a system call raises; a file that could not be opened is half-written."""
+    module, real = (files, builtins.open) if function == "open" else (os, getattr(os, function))
+    count = iter(range(100))
+
+    def call(*arguments):
+        if next(count) != fail_at:
+            return real(*arguments)
+        if function == "open":
+            Path(arguments[0]).write_bytes(b"half")
+        raise type(error)(*error.args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, function, call, raising=False)
+        yield
+
+
+@contextmanager
+def lost_reply(ending, arrived):
+    """A remote put of such a name raises, and has arrived all the same or not."""
+    memory = type(fsspec.filesystem("memory"))
+    pipe = memory.pipe_file
+
+    def lossy(self, path, value, **options):
+        if arrived or not path.endswith(ending):
+            pipe(self, path, value, **options)
+        if path.endswith(ending):
+            raise OSError("connection lost")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "pipe_file", lossy)
+        with pytest.raises(OSError, match="connection lost"):
+            yield

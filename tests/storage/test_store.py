@@ -1,12 +1,9 @@
 import ast
-import errno
 import hashlib
 import json
 import os
 import pickle
-import subprocess
-import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -17,8 +14,8 @@ from hypothesis import strategies as st
 
 import lightning_bnn
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
-from lightning_bnn.storage import files, manifest, store
-from tests.storage.faults import FullDisk, files_of
+from lightning_bnn.storage import files, store
+from tests.storage.faults import FAULTS, failing, files_of, forge, lost_reply
 
 FIELDS = {"step": 7, "rate": 1e-5, "names": ["é", "b"], "nested": {"none": None, "yes": True}}
 
@@ -52,17 +49,6 @@ def assert_holds(directory, blobs, fields=FIELDS):
             assert torch.equal(loaded[name][key], tensor)
 
 
-def forge(directory, change):
-    """Change the manifest and give it a good hash again, as a stranger's program could."""
-    path = Path(directory) / "manifest.json"
-    manifest = json.loads(path.read_bytes())
-    del manifest["sha256"]
-    change(manifest)
-    text = json.dumps(manifest, separators=(",", ":"))
-    manifest["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    path.write_bytes(json.dumps(manifest, separators=(",", ":")).encode())
-
-
 def blob_path(directory, name="draw-0"):
     (path,) = (Path(directory) / "blobs").glob(f"{name}-*.safetensors")
     return path
@@ -92,6 +78,7 @@ def test_manifest_can_be_read_without_this_package(tmp_path):
     assert manifest["written_by"]["lightning_bnn"][0].isdigit()
     names = {"manifest.json"}
     for entry in manifest["blobs"]:
+        assert list(entry) == ["name", "file", "bytes", "sha256", "tensors"]
         data = (tmp_path / "blobs" / entry["file"]).read_bytes()
         assert entry["bytes"] == len(data)
         assert entry["sha256"] == hashlib.sha256(data).hexdigest()
@@ -105,7 +92,7 @@ def test_manifest_can_be_read_without_this_package(tmp_path):
     assert files_of(tmp_path).keys() == names
 
 
-def test_tensors_of_every_kind(place):
+def test_tensors_of_every_kind(tmp_path):
     base = torch.arange(24.0).reshape(2, 3, 4)
     shared = torch.arange(6.0)
     tensors = {
@@ -125,24 +112,19 @@ def test_tensors_of_every_kind(place):
         "not a number": torch.tensor([float("inf"), -0.0]),
         "a.name/with ünusual\ncharacters": torch.ones(1),
         "": torch.ones(1),
-        **{f"as {name}": torch.tensor([0, 1]).to(getattr(torch, name)) for name in manifest.CODES},
+        **{f"as {name}": torch.tensor([0, 1]).to(getattr(torch, name)) for name in store.CODES},
     }
     for blobs in ({"all": tensors}, {"none": {}}, {}):
-        save(place, blobs=blobs)
-        assert_holds(place, blobs)
+        save(tmp_path, blobs=blobs)
+        assert_holds(tmp_path, blobs)
 
 
-def test_unchanged_blob_is_kept_but_a_damaged_one_is_written_again(tmp_path):
-    save(tmp_path)
-    path = blob_path(tmp_path)
-    inode = path.stat().st_ino
-    save(tmp_path)
-    assert path.stat().st_ino == inode
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    save(tmp_path)
-    assert_holds(tmp_path, draws())
+def test_a_damaged_posterior_can_be_written_over(tmp_path):
+    for path in (blob_path, lambda directory: directory / "manifest.json"):
+        save(tmp_path)
+        path(tmp_path).write_bytes(path(tmp_path).read_bytes()[:50])
+        save(tmp_path)
+        assert_holds(tmp_path, draws())
 
 
 def test_permissions_follow_the_umask(tmp_path):
@@ -156,42 +138,26 @@ def test_permissions_follow_the_umask(tmp_path):
         assert (tmp_path / "p" / name).stat().st_mode & 0o777 == 0o644
 
 
-def test_files_of_others_stay(tmp_path):
+def test_leftovers_of_crashes_are_removed_and_files_of_others_stay(tmp_path):
+    save(tmp_path)
     others = ["notes.txt", "blobs/mine.safetensors", "blobs/.tmp-mine", ".tmp-0"]
-    (tmp_path / "blobs").mkdir()
-    for name in others:
-        (tmp_path / name).write_text("mine")
-    save(tmp_path)
+    temporary = ["blobs/.tmp-0123456789abcdef", ".tmp-0123456789abcdef"]
+    for name in (*others, *temporary, "blobs/gone-0123456789abcdef.safetensors"):
+        (tmp_path / name).write_text("text")
     save(tmp_path, 5.0)
+    assert len(files_of(tmp_path)) == 3 + len(others)
     assert set(others) <= files_of(tmp_path).keys()
-
-
-def test_leftovers_are_removed(tmp_path):
-    save(tmp_path)
-    for name in ("blobs/.tmp-0123456789abcdef", ".tmp-0123456789abcdef"):
-        (tmp_path / name).write_text("half")
-    (tmp_path / "blobs" / "gone-0123456789abcdef.safetensors").write_text("old")
-    save(tmp_path)
-    assert len(files_of(tmp_path)) == 3
 
 
 def test_writers_at_the_same_time_leave_one_of_them(tmp_path):
     contents = [draws(float(index)) for index in range(4)]
-    errors = []
 
     def work(index):
-        try:
-            for _ in range(5):
-                save(tmp_path, blobs=contents[index], fields={"writer": index})
-        except Exception as error:
-            errors.append(error)
+        for _ in range(3):
+            save(tmp_path, blobs=contents[index], fields={"writer": index})
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     last = store.read(tmp_path).fields["writer"]
     assert_holds(tmp_path, contents[last], {"writer": last})
     assert len(files_of(tmp_path)) == 3
@@ -232,14 +198,6 @@ def test_a_file_or_another_programs_manifest_is_not_written_over(tmp_path):
     assert files_of(tmp_path) == {"manifest.json": b'{"name": "a web page"}'}
 
 
-def test_a_damaged_posterior_can_be_written_over(tmp_path):
-    save(tmp_path)
-    path = tmp_path / "manifest.json"
-    path.write_bytes(path.read_bytes()[:50])
-    save(tmp_path, 2.0)
-    assert_holds(tmp_path, draws(2.0))
-
-
 def test_locations_that_cannot_be(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for call in (save, store.read):
@@ -253,72 +211,38 @@ def test_locations_that_cannot_be(tmp_path, monkeypatch):
 # Failures in the middle of a write
 
 
-@pytest.mark.parametrize("fail_at", [0, 1, 2], ids=["first blob", "second blob", "manifest"])
+@pytest.mark.parametrize(("function", "error"), FAULTS)
 @pytest.mark.parametrize("existing", [True, False])
-def test_full_disk(tmp_path, monkeypatch, fail_at, existing):
+def test_a_failing_call_leaves_old_or_new(tmp_path, function, error, existing):
     kept = {"kept": {"w": torch.ones(3)}}  # of both posteriors: a failure must not take it away
-    if existing:
-        save(tmp_path, blobs=kept | draws())
-    before = files_of(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "open", FullDisk(fail_at).open, raising=False)
-        with pytest.raises(OSError, match="No space left"):
-            save(tmp_path, blobs=kept | draws(5.0))
-    assert files_of(tmp_path) == before
-    save(tmp_path, blobs=kept | draws(5.0))
-    assert_holds(tmp_path, kept | draws(5.0))
-
-
-@pytest.mark.parametrize("function", ["fsync", "replace"])
-@pytest.mark.parametrize("error", [OSError(errno.EIO, "broken disk"), KeyboardInterrupt()])
-def test_a_failing_call_leaves_old_or_new(tmp_path, monkeypatch, function, error):
-    real = getattr(os, function)
     for fail_at in range(20):
-        save(tmp_path)
-        before = files_of(tmp_path)
-        count = iter(range(100))
-
-        def failing(*arguments, fail_at=fail_at, count=count):
-            if next(count) == fail_at:
-                raise error
-            return real(*arguments)
-
+        place = tmp_path / str(fail_at)
+        if existing:
+            save(place, blobs=kept | draws())
+        before = files_of(place)
         try:
-            with monkeypatch.context() as patch:
-                patch.setattr(os, function, failing)
-                save(tmp_path, 5.0)
+            with failing(function, error, fail_at):
+                save(place, blobs=kept | draws(5.0))
         except type(error):
-            after = files_of(tmp_path)
-            if after != before:  # the last step: the new manifest is in place
-                assert_holds(tmp_path, draws(5.0))
-                assert not any(".tmp-" in name for name in after)
+            if files_of(place) != before:  # the last step: the new manifest is in place
+                assert_holds(place, kept | draws(5.0))
+                assert len(files_of(place)) == 4
         else:
-            assert fail_at > 2
+            assert fail_at > 3
             return
     pytest.fail("the failing call was never passed")
 
 
 @pytest.mark.parametrize("arrived", [False, True])
-def test_remote_manifest_put_that_raises(monkeypatch, arrived):
+def test_remote_manifest_put_that_raises(arrived):
     """A lost reply must not cost the new posterior its blobs."""
-    memory = fsspec.filesystem("memory")
     place = "memory://store-lost/p"
-    pipe = type(memory).pipe_file
-
-    def lossy(self, path, value, **options):
-        if not path.endswith("manifest.json") or arrived:
-            pipe(self, path, value, **options)
-        if path.endswith("manifest.json"):
-            raise OSError("connection lost")
-
     save(place)
-    with monkeypatch.context() as patch:
-        patch.setattr(type(memory), "pipe_file", lossy)
-        with pytest.raises(OSError, match="connection lost"):
-            save(place, 5.0)
+    with lost_reply("manifest.json", arrived):
+        save(place, 5.0)
     assert_holds(place, draws(5.0 if arrived else 0.0))
-    if not arrived:
-        assert len(memory.ls("/store-lost/p/blobs")) == 2
+    memory = fsspec.filesystem("memory")
+    assert len(memory.ls("/store-lost/p/blobs")) == 2
     memory.rm("/store-lost", recursive=True)
 
 
@@ -341,66 +265,6 @@ def test_remote_order_is_blobs_manifest_then_removal(monkeypatch):
     memory.rm("/store-order", recursive=True)
 
 
-# Crashes
-
-
-@pytest.fixture(scope="module")
-def crashes(tmp_path_factory):
-    script = Path(__file__).with_name("crash_store.py")
-    directory = tmp_path_factory.mktemp("crash")
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script), str(directory)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("old", ["A", "nothing"])
-def test_kill_at_any_step_leaves_old_or_new(crashes, old):
-    reached = [crash["point"].split("-")[0] for crash in crashes[old]["crashes"]]
-    assert {
-        *(f"{moment} write temporary blob" for moment in ("before", "middle")),
-        *(f"{moment} write temporary manifest" for moment in ("before", "middle")),
-        *(f"{moment} replace blob changed" for moment in ("before", "after")),
-        *(f"{moment} replace manifest" for moment in ("before", "after")),
-        "before fsync directory blobs",
-    } <= set(reached)
-    if old == "A":
-        assert {"before unlink blob changed", "after unlink blob only"} <= set(reached)
-    switch = reached.index("after replace manifest")
-    for index, crash in enumerate(crashes[old]["crashes"]):
-        assert crash["signal"] == 9, crash
-        assert crash["found"] == ("B" if index >= switch else old), crash
-        assert crash["again"] == "B", crash
-        assert crash["leftovers"] == [], crash
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("old", ["A", "nothing"])
-def test_everything_is_on_the_disk_before_it_is_relied_on(crashes, old):
-    """A killed process keeps the page cache; a power cut does not, so the order is checked."""
-    steps = [tuple(step) for step in crashes[old]["steps"]]
-    for index, (name, _) in enumerate(steps):
-        if name == "replace":
-            assert steps[index - 1][0] == "fsync"
-            assert steps[index - 1][1].startswith("temporary")
-            assert steps[index + 1][0] == "fsync"
-            assert steps[index + 1][1].startswith("directory")
-    manifest = steps.index(("replace", "manifest"))
-    last_blob = max(i for i, s in enumerate(steps) if s[0] == "replace" and "blob" in s[1])
-    assert ("fsync", "directory blobs") in steps[last_blob:manifest]
-    assert steps[manifest + 1][1] not in ("directory blobs", "temporary manifest")
-    assert all(index > manifest + 1 for index, step in enumerate(steps) if step[0] == "unlink")
-    for index, (name, _) in enumerate(steps):
-        if name == "mkdir":
-            assert steps[index + 1][0] == "fsync"
-
-
 # Damage
 
 
@@ -414,24 +278,20 @@ JSON = st.recursive(
     max_leaves=8,
 )
 TENSORS = st.builds(
-    lambda shape, dtype: (
-        (torch.arange(max(1, torch.Size(shape).numel())) % 2)[: torch.Size(shape).numel()]
-        .reshape(shape)
-        .to(dtype)
-    ),
+    lambda shape, name: torch.ones(shape).to(getattr(torch, name)),
     st.lists(st.integers(0, 3), max_size=3),
-    st.sampled_from([getattr(torch, name) for name in manifest.CODES]),
+    st.sampled_from(sorted(store.CODES)),
 )
 TENSOR_NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 BLOBS = st.dictionaries(
-    st.from_regex(manifest.BLOB_NAME, fullmatch=True).filter(lambda name: len(name) < 40),
+    st.from_regex(store.BLOB_NAME, fullmatch=True).filter(lambda name: len(name) < 40),
     st.dictionaries(TENSOR_NAMES, TENSORS, max_size=3),
     max_size=3,
 )
 
 
 @settings(
-    max_examples=60,
+    max_examples=25,
     deadline=None,
     derandomize=True,
     database=None,
@@ -469,11 +329,8 @@ def test_any_posterior_comes_back_and_any_damage_is_found(tmp_path, blobs, field
     ("written", "altered"),
     [
         (b'"rate":1e-05', b'"rate":1E-05'),
-        (b'"rate":1e-05', b'"rate":1.0e-05'),
         (rb"\u00e9", rb"\u00E9"),
         (b'{"format"', b'{ "format"'),
-        (b'"step":7', b'"step":7,"step":7'),
-        (b'"step":7', b'"step":NaN'),
         (b'"step":7', b'"step":8'),
     ],
 )
@@ -487,10 +344,6 @@ def test_altered_manifest(tmp_path, written, altered):
         store.read(tmp_path)
 
 
-def entry_change(**changes):
-    return lambda manifest: manifest["blobs"][0].update(changes)
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -501,25 +354,44 @@ def entry_change(**changes):
         (b'{"format":"lightning_bnn.posterior","version":3}', "3.*reads up to version 2.*Update"),
         (b'{"format":"lightning_bnn.posterior","version":"1"}', "version '1'"),
         (b'{"format":"lightning_bnn.posterior","version":1}', "altered"),
-        # with a good hash, as a stranger's program could write it
-        (entry_change(file="../secret-0123456789abcdef.safetensors"), "wrong contents"),
-        (entry_change(file="/etc/secret-0123456789abcdef.safetensors"), "wrong contents"),
-        (entry_change(file="a-0123456789abcdef.safetensors\n"), "wrong contents"),
-        (entry_change(file=3), "wrong contents"),
-        (entry_change(tensors=[]), "wrong contents"),
-        (lambda manifest: manifest["blobs"][0].pop("sha256"), "wrong contents"),
-        (lambda manifest: manifest["blobs"].append("text"), "wrong contents"),
-        (lambda manifest: manifest.update(fields=[]), "wrong contents"),
-        (lambda manifest: manifest.pop("kind"), "wrong contents"),
     ],
 )
 def test_manifests_that_are_not(tmp_path, data, message):
     save(tmp_path)
-    if callable(data):
-        forge(tmp_path, data)
-    else:
-        (tmp_path / "manifest.json").write_bytes(data)
+    (tmp_path / "manifest.json").write_bytes(data)
     with pytest.raises(PosteriorFormatError, match=message):
+        store.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("kind", value) for value in (None, 3)),
+        *(("fields", value) for value in (None, [])),
+        *(("blobs", value) for value in (None, 3, ["text"], [[]], {"a": 1})),
+        ("blobs.name", []),
+        # a place outside of the folder, or no file name at all
+        *(("blobs.file", f"{place}-0123456789abcdef.safetensors") for place in ("../a", "/etc/a")),
+        *(("blobs.file", value) for value in ("..\\a-0123456789abcdef.safetensors", "passwd", 3)),
+        ("blobs.file", "a-0123456789abcdef.safetensors\n"),
+        *(("blobs.bytes", value) for value in ("12", None, 1.5, True)),
+        ("blobs.sha256", 3),
+        *(("blobs.tensors", value) for value in ([], None)),
+    ],
+)
+def test_forged_manifests_are_refused(tmp_path, key, value):
+    """With a good hash, as a stranger's program could write it."""
+    save(tmp_path)
+    inside = key.removeprefix("blobs.")
+
+    def change(manifest):
+        (manifest if inside == key else manifest["blobs"][0])[inside] = value
+
+    forge(tmp_path / "manifest.json", change)
+    with pytest.raises(PosteriorFormatError, match="good hash but wrong contents"):
+        store.read(tmp_path)
+    forge(tmp_path / "manifest.json", lambda manifest: manifest.pop(key.partition(".")[0]))
+    with pytest.raises(PosteriorFormatError, match="wrong contents \\(KeyError"):
         store.read(tmp_path)
 
 
@@ -527,27 +399,42 @@ def test_damaged_and_strange_blobs(tmp_path):
     save(tmp_path)
     stored, path = store.read(tmp_path), blob_path(tmp_path)
     data = path.read_bytes()
-    for wrong in (data[:-5], data + b"\0", b"", data[:-1] + b"\x55"):
+    size = len(data)
+    for wrong, told in (
+        (data[:-5], f"{size - 5} of another"),
+        (data[:-1] + b"\x55", f"{size} of another"),
+        (data + bytes(9), f"more than {size}"),
+    ):
         path.write_bytes(wrong)
-        message = f"{path.name} is damaged: expected {len(data)} bytes.*found {len(wrong)}"
+        message = f"{path.name} is damaged: expected {size} bytes.*found {told}"
         with pytest.raises(PosteriorFormatError, match=message):
             stored.load("draw-0")
+    os.truncate(path, 2**36)  # 64 GB of zeros that take no room: not read to the end
+    with pytest.raises(PosteriorFormatError, match=f"found more than {size}"):
+        stored.load("draw-0")
     stored.load("draw-1")  # each is read alone
     path.unlink()
     with pytest.raises(PosteriorFormatError, match=f"{path.name} is missing.*again"):
         stored.load("draw-0")
     with pytest.raises(PosteriorFormatError, match=r"no blob 'mean'; it has \['draw-0'"):
         stored.load("mean")
-    path.write_bytes(data)
-    other = {"dtype": "float64", "shape": [2, 3]}
-    forge(tmp_path, lambda manifest: manifest["blobs"][0]["tensors"].update(weight=other))
-    with pytest.raises(PosteriorFormatError, match=r"promises .*float64.*has .*float32"):
-        store.read(tmp_path).load("draw-0")
-    data = pickle.dumps({"w": 1})
-    path.write_bytes(data)
-    forge(tmp_path, entry_change(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
-    with pytest.raises(PosteriorFormatError, match="not written by this package"):
-        store.read(tmp_path).load("draw-0")
+    pickled = pickle.dumps({"w": 1})
+    sealed = {"bytes": len(pickled), "sha256": hashlib.sha256(pickled).hexdigest()}
+    wide = {"weight": {"dtype": "float64", "shape": [2, 3]}}
+    for contents, changes, message in (
+        (data, {"tensors": wide}, r"promises .*float64.*has .*float32"),
+        (data, {"tensors": {"weight": 3}}, "promises"),
+        (data, {"bytes": size - 1}, f"found more than {size - 1}"),
+        (pickled, sealed, "not written by this package"),
+    ):
+        save(tmp_path)
+        path.write_bytes(contents)
+        forge(
+            tmp_path / "manifest.json",
+            lambda manifest, changes=changes: manifest["blobs"][0].update(changes),
+        )
+        with pytest.raises(PosteriorFormatError, match=message):
+            store.read(tmp_path).load("draw-0")
 
 
 # Not a posterior at all
@@ -571,9 +458,12 @@ def test_places_without_a_posterior(tmp_path):
 
 def test_package_has_no_unpickling():
     """No module of the package names pickle or torch.load; readers trust only manifests."""
-    root = Path(lightning_bnn.__file__).parent
-    for path in root.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "torch.load"}
+    for path in Path(lightning_bnn.__file__).parent.rglob("*.py"):
+        text = path.read_text()
+        if not any(name in text for name in forbidden):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -582,7 +472,6 @@ def test_package_has_no_unpickling():
                 names = [f"{node.value.id}.{node.attr}"]
             else:
                 continue
-            forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "torch.load"}
             assert not forbidden & {*names, *(name.split(".")[0] for name in names)}, path
 
 

@@ -110,7 +110,7 @@ def test_a_compiled_fit_does_not_go_on_without_its_compiler(
     with pytest.raises(ConfigurationError, match="Install a C compiler"):
         other.loss(batch)
     monkeypatch.setenv("LIGHTNING_BNN_COMPILE", "0")
-    with pytest.warns(UserWarning, match="goes on from PyTorch's generator"):
+    with pytest.warns(UserWarning, match="continues from PyTorch's generator"):
         other.loss(batch).backward()
     assert other.family.workspace().key is None
 

@@ -2,8 +2,6 @@
 
 const AIMS = { lower: "\u2193 lower is better", higher: "\u2191 higher is better" };
 
-const ON_PAPER = 5;
-
 // As many decimals as the narrowest interval of the row can tell apart.
 function decimalsOf(values) {
   const widths = values.map((each) => each && each.upper - each.lower).filter((width) => isNumber(width) && width > 0);
@@ -28,14 +26,14 @@ function comparisonTable(report) {
   const several = data.columns.length > 1;
   const level = percent(isNumber(data.level) ? data.level : 0.95, 0);
   const indices = range(data.columns.length);
-  const rowsOf = (shown) => data.rows.map((row) => {
+  const rows = data.rows.map((row) => {
     const values = data.columns.map((_, index) => (row.values || [])[index] || {});
     const decimals = decimalsOf(values);
     const number = (value) => (decimals === null ? plain(value) : fixed(value, decimals));
     const span = domain([row.aim, ...values.flatMap((each) => [each.value, each.lower, each.upper])], { air: 0 });
     const aim = row.better === "near" && isNumber(row.aim) ? `\u2192 near ${plain(row.aim)}` : lookup(AIMS, row.better, "");
     const label = shorten(String(row.label), 60);
-    const cells = shown.map((index) => {
+    const cells = indices.map((index) => {
       const each = values[index];
       const known = (value) => (row.key === "nll" ? nllOf(report.models[index], each.value, value) : value);
       const text = known(number(each.value));
@@ -51,23 +49,15 @@ function comparisonTable(report) {
     });
     return element("tr", { "data-row": row.key }, element("th", { scope: "row", title: row.label }, label, element("span", { class: "aim" }, aim)), cells);
   });
-  const table = (shown) => {
-    const made = element("table", { class: "comparison" },
-      element("thead", {}, element("tr", {}, element("td", {}, ""), shown.map((index) => element("th", { scope: "col", title: data.columns[index] }, element("span", { class: "column" }, several && modelSwatch(index), element("span", {}, shorten(String(data.columns[index]), 30))))))),
-      element("tbody", {}, rowsOf(shown)));
-    made.style.setProperty("--columns", String(shown.length));
-    walkable(made);
-    return made;
-  };
-  // paper does not scroll: there the columns stand in blocks below each other
-  const many = indices.length > ON_PAPER;
-  const blocks = many ? range(Math.ceil(indices.length / ON_PAPER)).map((at) => table(indices.slice(at * ON_PAPER, (at + 1) * ON_PAPER))) : [];
+  const table = element("table", { class: "comparison" },
+    element("thead", {}, element("tr", {}, element("td", {}, ""), indices.map((index) => element("th", { scope: "col", title: data.columns[index] }, element("span", { class: "column" }, several && modelSwatch(index), element("span", {}, shorten(String(data.columns[index]), 30))))))),
+    element("tbody", {}, rows));
+  table.style.setProperty("--columns", String(indices.length));
+  walkable(table);
   return element("section", { id: "comparison", "aria-labelledby": "comparison-title" },
     element("h2", { id: "comparison-title" }, several ? "Comparison" : "The numbers"),
     element("p", { class: "lead" },
       several ? "Bold: the best of the row. \u2248: not clearly different from the best (paired bootstrap). " : "",
       `Small type and whiskers: ${level} bootstrap interval`, isNumber(data.replicates) ? ` (${count(data.replicates)} resamples of the examples).` : "."),
-    element("div", { class: many ? "scroll many" : "scroll", tabindex: 0, role: "region", "aria-labelledby": "comparison-title" },
-      table(indices)),
-    many && element("div", { class: "on-paper", "aria-hidden": "true" }, blocks));
+    element("div", { class: "scroll", tabindex: 0, role: "region", "aria-labelledby": "comparison-title" }, table));
 }

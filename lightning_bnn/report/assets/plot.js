@@ -127,7 +127,7 @@ const SHAPES = {
     const [from, to] = [f.X(m.x) + 0.5, Math.max(f.X(m.x) + 1, f.X(m.x2) - 0.5)];
     return rect(f, from, to, m, { "fill-opacity": isNumber(m.weight) ? (0.3 + 0.7 * Math.sqrt(m.weight)).toFixed(2) : null });
   }, "x2", "y2"),
-  boxes: each((f, m, mark) => rect(f, f.X(m.x), f.X(m.x2), m, { "fill-opacity": has(mark, "pale") ? 0.35 : null }), "x2", "y2"),
+  boxes: each((f, m) => rect(f, f.X(m.x), f.X(m.x2), m), "x2", "y2"),
   // a histogram; empty bars in between keep the outline on the axis
   steps(f, mark) {
     const bins = range(mark.y.length).filter((i) => [mark.x[i], mark.x[i + 1], mark.y[i]].every(isNumber));
@@ -195,7 +195,7 @@ function marksOf(figure, context) {
     const { model } = mark;
     const ofModel = { series: `model-${model}`, tone: `m${model % 8}`, dash: DASHES[dashOf(model)], label: context.name(model), swatch: `line d${dashOf(model)}` };
     if (mark.shared === "models") return { ...mark, ...ofModel };
-    if (mark.twin) return { ...mark, series: "others", tone: "c-muted", label: "other models", swatch: "line", off: true };
+    if (mark.twin) return { ...mark, series: "others", tone: "c-muted", label: "other models", swatch: "line" };
     if (mark.colour === "model") return { ...mark, ...ofModel, label: "", dash: null };
     return { ...mark, series: mark.key || "", tone: `c-${mark.colour || "main"}`, swatch: swatchOf(mark) };
   };
@@ -212,8 +212,8 @@ function swatchOf(mark) {
 // Entries of the legend, each once; those of models in their order.
 function legendOf(marks) {
   const entries = new Map();
-  for (const { series, tone, label, swatch, off } of marks) {
-    if (label && !entries.has(series)) entries.set(series, { key: series, label, colour: tone, kind: swatch, off });
+  for (const { series, tone, label, swatch } of marks) {
+    if (label && !entries.has(series)) entries.set(series, { key: series, label, colour: tone, kind: swatch });
   }
   const order = (key) => (key.startsWith("model-") ? Number(key.slice(6)) : 0);
   return [...entries.values()].sort((a, b) => (a.key.startsWith("model-") && b.key.startsWith("model-") ? order(a.key) - order(b.key) : 0));

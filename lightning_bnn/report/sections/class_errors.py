@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import betaincinv
 
 from lightning_bnn.calibration.decomposition import brier_decomposition, nll_decomposition
 from lightning_bnn.calibration.selective import risk_coverage
 from lightning_bnn.report import figure as fig
 from lightning_bnn.report.figure import Mark
 from lightning_bnn.report.sections.base import Line, Numbers, Section
-from lightning_bnn.report.sections.reliability import waterfall
-from lightning_bnn.report.text import count, fixed, percent, ranges, short
+from lightning_bnn.report.text import count, percent, short
 from lightning_bnn.report.words import rounded_percent
 
 if TYPE_CHECKING:
@@ -23,8 +21,17 @@ if TYPE_CHECKING:
 __all__ = ["ClassErrors"]
 
 CURVE_POINTS = 200
-# What the surest answers cost is said of at most so many models.
+# What the surest answers cost is said of at most so many models, and from so many expected errors:
+# of fewer answers a share of errors says little.
 FEW_MODELS = 4
+FEWEST_ERRORS = 5
+# How the two scores are made up of their parts: name, sign, colour.
+STEPS = (
+    ("uncertainty", 1, "muted"),
+    ("resolution", -1, "right"),
+    ("reliability", 1, "wrong"),
+    ("which_class", 1, "epistemic"),
+)
 
 
 class ClassErrors(Section):
@@ -36,74 +43,79 @@ class ClassErrors(Section):
     task = "classification"
 
     def numbers(self, model: Statistics, block: Numbers) -> dict[str, Any]:
-        """Risk and coverage, accuracy by entropy, decompositions of NLL and Brier score."""
+        """Risk and coverage, decompositions of NLL and Brier score."""
         sums, sample = model.sums, model.sample
-        curve = risk_coverage(sample["confidence"], 1.0 - sample["correct"])
-        shown = np.unique(np.linspace(0, len(curve.risk) - 1, CURVE_POINTS).round().astype(int))
-        counts = sums.entropy.count[0]
-        accuracy = sums.entropy.observed[0] / np.where(counts > 0, counts, np.nan)
+        risk = risk_coverage(sample["confidence"], 1.0 - sample["correct"])
+        shown = np.unique(np.linspace(0, len(risk) - 1, CURVE_POINTS).round().astype(int))
         # A yes-or-no label's Brier score is that of its 1 alone, half of the sum over both values.
         scale = 0.5 if model.labels else 1.0
         brier = brier_decomposition(sums.classwise)
-        nll = nll_decomposition(sums.confidence, sums.mean("nll"), sums.mean("which_class"))
-        entropy = {"edges": sums.entropy.edges, "count": counts, "accuracy": accuracy}
         return {
-            "risk_coverage": {"coverage": curve.coverage[shown], "risk": curve.risk[shown]},
-            "entropy_accuracy": entropy,
-            "nll_decomposition": nll,
+            "risk_coverage": {"coverage": (shown + 1) / len(risk), "risk": risk[shown]},
+            "nll_decomposition": nll_decomposition(
+                sums.confidence, sums.mean("nll"), sums.mean("which_class")
+            ),
             "brier_decomposition": {part: scale * value for part, value in brier.items()},
         }
 
     def words(self, document: Numbers) -> Iterator[Line]:
-        """What the surest answers cost, where there are enough of them to say."""
+        """What the surest answers cost."""
         blocks = document["models"]
         for block in blocks if len(blocks) <= FEW_MODELS else ():
-            scalars = block["scalars"]
-            coverage, risk = scalars["coverage_at_risk"], scalars["risk"]
-            answered, errors = scalars["answered_at_risk"], scalars["errors_at_risk"]
-            if coverage is None or coverage >= 1:
-                continue
+            coverage, risk = (block["scalars"][key] for key in ("coverage_at_risk", "risk"))
+            errors = rounded_percent(risk)
             if coverage <= 0:
-                text = f"had more than {rounded_percent(risk)} errors here."
-                yield block["name"], "warn", f"even the answers it is surest of {text}"
-            elif answered:
-                # Clopper and Pearson's upper end, at 95 percent. It cannot be below the risk, since
-                # the coverage is the largest one at that risk; twice as much would be of no use.
-                upper = float(betaincinv(errors + 1, max(answered - errors, 0.5), 0.95))
-                if upper <= 2 * risk:
-                    had = f"{rounded_percent(errors / answered)} errors" if errors else "no errors"
-                    chance = f"up to {rounded_percent(upper)} allowing for chance"
-                    surest = f"the {rounded_percent(coverage)} it is surest of"
-                    yield block["name"], "note", f"{surest} had {had} here ({chance})."
+                text = f"even the answers it is surest of had more than {errors} errors here."
+                yield block["name"], "warn", text
+            elif coverage < 1 and coverage * document["data"]["rows"] * risk >= FEWEST_ERRORS:
+                surest = f"the {rounded_percent(coverage)} it is surest of"
+                yield block["name"], "note", f"{surest} had at most {errors} errors here."
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
-        """Risk against coverage, accuracy against entropy, and the decompositions."""
+        """Risk against coverage, and the decompositions."""
         yield _risk(block)
-        yield _entropy(block["entropy_accuracy"])
-        parts, two = block["nll_decomposition"], document["data"]["classes"] == 2
-        steps = [
-            ("uncertainty", parts["uncertainty"], 1, "muted"),
-            ("resolution", parts["resolution"], -1, "right"),
-            ("reliability", parts["reliability"], 1, "wrong"),
-        ]
-        which = [] if two else [("which class", parts["which_class"], 1, "epistemic")]
-        rest = "Which class is the cost of guessing among the rest when the top class is wrong."
-        yield from waterfall(
+        two = document["data"]["classes"] == 2
+        rest = " Which class is the cost of guessing among the rest when the top class is wrong."
+        yield from _waterfall(
             "nll-decomposition", "What the NLL is made of",
             "Uncertainty is the score of always stating the accuracy. Resolution is what telling "
             "sure from unsure predictions gains. Reliability is what miscalibration costs: it "
-            f"would be zero if every confidence were true. {'' if two else rest}".rstrip(),
-            [*steps, *which], ("NLL", block["scalars"]["nll"]),
+            f"would be zero if every confidence were true.{'' if two else rest}",
+            block["nll_decomposition"], STEPS[: 3 if two else 4], ("NLL", block["scalars"]["nll"]),
         )  # fmt: skip
-        parts = block["brier_decomposition"]
-        yield from waterfall(
+        yield from _waterfall(
             "brier-decomposition", "What the Brier score is made of",
             "The same split for the squared error of the probabilities, summed over all classes: "
             "the spread of the classes themselves, less what the predictions tell, plus what "
             "miscalibration costs.",
-            [(name, parts[name], sign, colour) for name, _, sign, colour in steps],
-            ("Brier", block["scalars"]["brier"]),
+            block["brier_decomposition"], STEPS[:3], ("Brier", block["scalars"]["brier"]),
         )  # fmt: skip
+
+
+def _waterfall(
+    id_: str,
+    title: str,
+    read: str,
+    values: Numbers,
+    steps: Sequence[tuple[str, int, str]],
+    total: tuple[str, float | None],
+) -> Iterator[fig.Bars]:
+    """Steps (name, sign, colour) that add up to a total; nothing if one is not known."""
+    if None in (total[1], *(values[name] for name, *_ in steps)):
+        return
+    rows, at, ends = [], 0.0, [0.0, total[1] or 0.0]
+    for name, sign, colour in steps:
+        step = sign * (values[name] if abs(values[name]) >= 1e-12 else 0.0)
+        parts = [fig.Part(at, at + step, short(step), key=name, colour=colour)]
+        at += step
+        ends.append(at)
+        rows.append(fig.BarRow(name.replace("_", " "), short(step), parts, line=at))
+    parts = [fig.Part(0, total[1], short(total[1]), key="total", colour="total")]
+    rows.append(fig.BarRow(total[0], short(total[1]), parts, strong=True))
+    table = fig.Table(["part", "value"], [[row.name, row.text] for row in rows])
+    yield fig.Bars(
+        id_, title, read, logged=False, rows=rows, domain=(min(ends), max(ends)), table=table
+    )
 
 
 def _risk(block: Numbers) -> fig.Plot:
@@ -139,26 +151,4 @@ def _risk(block: Numbers) -> fig.Plot:
             note if len(told) < len(risks) else "",
         ),
         spans=fig.spans_between(coverage[told], (0, 1)),
-    )  # fmt: skip
-
-
-def _entropy(data: Numbers) -> fig.Plot:
-    edges, counts, accuracy = fig.arrays(data, "edges", "count", "accuracy")
-    return fig.Plot(
-        "entropy-accuracy",
-        "Accuracy against entropy",
-        "Where the model says that it is unsure, it should be wrong more often: the bars should "
-        "fall from left to right. Pale bars rest on few predictions.",
-        x=fig.Axis("predictive entropy (nats)", (edges[0], edges[-1])),
-        y=fig.Axis("accuracy"),
-        marks=[
-            Mark("bars", edges[:-1], 0 * accuracy, edges[1:], fig.only(accuracy, counts > 0),
-                 key="accuracy", weight=counts)
-        ],
-        table=fig.table({
-            "entropy": ranges(edges[:-1], edges[1:], lambda edge: fixed(edge, 2)),
-            "accuracy": map(percent, accuracy),
-            "predictions": map(count, counts),
-        }),
-        spans=(edges[:-1], edges[1:]),
     )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,15 +11,14 @@ import numpy as np
 from lightning_bnn.report import figure as fig
 from lightning_bnn.report.classification import PER_CLASS
 from lightning_bnn.report.sample import Sample
-from lightning_bnn.report.sections.base import Line, Numbers, Section
-from lightning_bnn.report.sections.reliability import ONE_DRAW, two_kinds
-from lightning_bnn.report.text import count, fixed, percent, short
-from lightning_bnn.report.words import class_name, listed
+from lightning_bnn.report.sections.base import Numbers, Section
+from lightning_bnn.report.text import count, percent, short
+from lightning_bnn.report.words import ONE_DRAW, class_name
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
 
-__all__ = ["ClassUncertainty"]
+__all__ = ["ClassUncertainty", "two_kinds"]
 
 # The share of rows that are called the most uncertain, and how many classes and pairs are shown.
 UNCERTAIN_SHARE = 0.1
@@ -49,18 +47,6 @@ class ClassUncertainty(Section):
             ],
             "confusion": _confusion(model.sample, len(counts)),
         }
-
-    def words(self, document: Numbers) -> Iterator[Line]:
-        """The classes that the data lack."""
-        counted = document["models"][0]["per_class"]
-        missing = [class_name(document, each["class"]) for each in counted if not each["count"]]
-        if len(missing) == 1:
-            which, it, its = f"class {missing[0]} never occurs", "it", "its"
-        else:
-            which, it, its = f"classes {listed(missing)} never occur", "them", "their"
-        if missing:
-            known = f"{its} accuracy is unknown, and the classwise ECE counts {it} with frequency 0"
-            yield None, "note", f"{which} in these data: {known}."
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
         """Uncertainty by true class, and the confusion of the most uncertain."""
@@ -96,20 +82,29 @@ def _confusion(sample: Sample, classes: int) -> dict[str, Any]:
     }
 
 
+def two_kinds(
+    name: str, title: str, aleatoric: float, epistemic: float | None, unit: str = ""
+) -> fig.BarRow:
+    """A bar of aleatoric and epistemic uncertainty; of one draw (None) the first alone."""
+    total = aleatoric + (epistemic or 0.0)
+    first, second = f"aleatoric{unit}", f"epistemic{unit}"
+    parts = [fig.Part(0, aleatoric, short(aleatoric), first, "aleatoric", "aleatoric")]
+    if epistemic is not None:
+        text = short(epistemic)
+        parts.append(fig.Part(aleatoric, total, text, second, "epistemic", "epistemic"))
+    return fig.BarRow(name, short(total), parts, title)
+
+
 def _per_class(block: Numbers, known: list[Numbers], document: Numbers) -> fig.Bars:
     alone = block["draws"] == 1
-
-    def total(each: Numbers) -> float:
-        return float(each["aleatoric"] + (each["epistemic"] or 0.0))
-
-    shown = sorted(known, key=lambda each: -total(each))[:MOST_BARS]
+    shown = sorted(known, key=lambda each: -each["aleatoric"] - each["epistemic"])[:MOST_BARS]
     rows = []
     for each in sorted(shown, key=lambda each: each["class"]):
         name = class_name(document, each["class"])
         title = f"Class {name}: {count(each['count'])} examples, accuracy"
         title += f" {percent(each['accuracy'])}"
-        row = two_kinds(name, title, each["aleatoric"], None if alone else each["epistemic"])
-        rows.append(replace(row, text=fixed(total(each), 3)))
+        epistemic = None if alone else each["epistemic"]
+        rows.append(two_kinds(name, title, each["aleatoric"], epistemic))
     columns = {
         "class": [class_name(document, each["class"]) for each in block["per_class"]],
         "examples": [count(each["count"]) for each in block["per_class"]],
@@ -125,7 +120,8 @@ def _per_class(block: Numbers, known: list[Numbers], document: Numbers) -> fig.B
         "Aleatoric uncertainty (expected entropy, in nats) is noise that more data of the same "
         f"kind would leave{'. ' + ONE_DRAW if alone else f'; {doubt} more data would shrink.'}",
         f"{note} The table has all." if len(shown) < len(block["per_class"]) else "",
-        logged=False, rows=rows, domain=(0.0, max(map(total, shown)) or 1.0),
+        logged=False, rows=rows,
+        domain=fig.domain([row.parts[-1].end for row in rows], zero=True, air=0),
         step=24 if len(shown) > 12 else 32, table=fig.table(columns),
     )  # fmt: skip
 

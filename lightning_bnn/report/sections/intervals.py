@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from lightning_bnn.calibration.bins import outside_band
 from lightning_bnn.calibration.pit import coverage_curve, pit_histogram
 from lightning_bnn.report import figure as fig
 from lightning_bnn.report import words
@@ -33,13 +34,8 @@ class Intervals(Section):
 
     def numbers(self, model: Statistics, block: Numbers) -> dict[str, Any]:
         """The histogram of the PIT, and the coverage of central intervals."""
-        histogram = pit_histogram(model.sums.pit)
         coverage = coverage_curve(model.sums.central, LEVELS, model.sums.count)
-        parts = ("edges", "count", "lower", "upper"), ("nominal", "observed", "lower", "upper")
-        return {
-            "pit": {name: getattr(histogram, name) for name in parts[0]},
-            "coverage": {name: getattr(coverage, name) for name in parts[1]},
-        }
+        return {"pit": pit_histogram(model.sums.pit), "coverage": coverage}
 
     def words(self, document: Numbers) -> Iterator[Line]:
         """The verdict of each model, and what is not finite."""
@@ -56,7 +52,7 @@ class Intervals(Section):
 def _pit(data: Numbers) -> fig.Plot:
     edges, counts, lower, upper = fig.arrays(data, "edges", "count", "lower", "upper")
     left, right = edges[:-1], edges[1:]
-    outside = fig.outside(counts, lower, upper)
+    outside = outside_band(counts, lower, upper)
     expected = counts.sum() / len(counts)
     inside, beyond = fig.only(counts, ~outside), fig.only(counts, outside)
     return fig.Plot(
@@ -85,7 +81,7 @@ def _pit(data: Numbers) -> fig.Plot:
 
 def _coverage(data: Numbers) -> fig.Plot:
     nominal, observed, lower, upper = fig.arrays(data, "nominal", "observed", "lower", "upper")
-    outside = fig.outside(observed, lower, upper)
+    outside = outside_band(observed, lower, upper)
     return fig.Plot(
         "coverage",
         "Coverage of the intervals",
@@ -125,7 +121,6 @@ def regression_headline(block: Numbers, said: str) -> tuple[str, str]:
     """
     label, scalars = block["verdict"]["label"], block["scalars"]
     held = f"the 90% interval holds {words.rounded_percent(scalars['coverage_90'])}"
-    groups = len(block["verdict"].get("spread_outside") or ())
     if label == "nothing found":
         return words.nothing_found(block, said, "the 90% interval")
     if label == "calibrated":
@@ -133,47 +128,36 @@ def regression_headline(block: Numbers, said: str) -> tuple[str, str]:
     if label == "biased":
         score = scalars["mean_score"]
         side = "low" if score > 0 else "high"
-        size = f"{abs(score):.2g}" if abs(score) < 10 else f"{abs(score):,.0f}"
-        return "bad", f"biased: predicts too {side} by {size} sd on average; {held}."
+        return "bad", f"biased: predicts too {side} by {short(abs(score))} sd on average; {held}."
     if label in ("over-confident", "under-confident"):
-        return _wrong_spread(block, label, held, groups)
-    if groups and not fig.outside(*fig.arrays(block["pit"], "count", "lower", "upper")).any():
+        return _wrong_spread(block, label, held)
+    if not outside_band(*fig.arrays(block["pit"], "count", "lower", "upper")).any():
         off = "the stated spread does not follow the errors"
         return "warn", f"calibrated on average, but {off}; {held}."
     return "bad", f"miscalibrated: the shape of the distribution is wrong; {held}."
 
 
-def _wrong_spread(block: Numbers, label: str, held: str, groups: int) -> tuple[str, str]:
-    holds, factor = block["scalars"]["coverage_90"], block["scalars"]["widening_90"]
-    over = label == "over-confident"
-    level, kind = ("bad", "narrow") if over else ("warn", "wide")
+def _wrong_spread(block: Numbers, label: str, held: str) -> tuple[str, str]:
+    over, factor = label == "over-confident", block["scalars"]["widening_90"]
+    level, kind, size = ("bad", "narrow", "larger") if over else ("warn", "wide", "smaller")
+    gap = block["scalars"]["coverage_90"] - 0.9
     ratio = _spread_ratio(block)
-    if not groups and abs(ratio - 1) <= words.NEAR_ONE and abs(holds - 0.9) < IMMATERIAL_GAP:
-        small = f"too small to matter for most uses ({held})"
-        return (
-            "note",
-            f"intervals too {kind} by about {words.rounded_percent(abs(ratio - 1))}: {small}.",
-        )
-    if (
-        (holds < 0.9 and factor > 1 + words.NEAR_ONE)
-        if over
-        else (holds > 0.9 and factor < 1 - words.NEAR_ONE)
-    ):
+    somewhere = bool(block["verdict"]["spread_outside"])
+    if not somewhere and abs(ratio - 1) <= words.NEAR_ONE and abs(gap) < IMMATERIAL_GAP:
+        by = words.rounded_percent(abs(ratio - 1))
+        return "note", f"intervals too {kind} by about {by}: too small to matter ({held})."
+    side = 1 if over else -1  # of a factor that mends the coverage too
+    if side * gap < 0 and side * (factor - 1) > words.NEAR_ONE:
         verb = "widening" if over else "narrowing"
         fix = f"{verb} by a factor {factor:.2f} would make the 90% interval hold 90%"
         return level, f"intervals too {kind}: {held}; {fix}."
-    if groups:
-        size = "larger" if over else "smaller"
-        where = f"at some stated spreads the errors are {size} than stated"
-        return level, f"intervals too {kind} for some: {held}, but {where}."
-    if over:
-        return level, f"intervals too narrow far out: {held}, but the largest errors go beyond."
-    return level, f"intervals too wide: {held}, and large errors are rarer than stated."
+    where = "at some stated spreads" if somewhere else "beyond it"
+    return level, f"intervals too {kind}: {held}, but {where} the errors are {size} than stated."
 
 
 def _spread_ratio(block: Numbers) -> float:
     """Errors in units of what was stated: z of the verdict is (Σz² − n) / √(2n)."""
-    z, count = block["verdict"].get("z"), sum(block["pit"]["count"])
-    if z is None or not count or block["verdict"].get("clustered"):
+    z, count = block["verdict"]["z"], sum(block["pit"]["count"])
+    if z is None or block["verdict"]["clustered"]:
         return math.inf  # not known from z
     return math.sqrt(max(0.0, 1 + z * math.sqrt(2 / count)))

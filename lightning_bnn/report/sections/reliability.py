@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lightning_bnn.calibration.bins import ReliabilityCurve, bin_sums, mass_edges, reliability_curve
+from lightning_bnn.calibration.bins import outside_band, reliability_curve
 from lightning_bnn.calibration.temperature import scaled
 from lightning_bnn.report import figure as fig
 from lightning_bnn.report import words
@@ -23,14 +23,11 @@ from lightning_bnn.report.text import count, fixed, percent, ranges, short
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
 
-__all__ = ["ONE_DRAW", "Reliability", "class_headline", "two_kinds", "waterfall"]
+__all__ = ["Reliability", "class_headline"]
 
 # A fault is immaterial below a mean gap of one point, a temperature within 5 percent of 1, and
-# no gap of 5 words.points in any bin that leaves the band.
+# no gap of 5 points in any bin that leaves the band.
 IMMATERIAL_GAP, IMMATERIAL_TEMPERATURE, IMMATERIAL_BIN = 0.01, 0.05, 0.05
-# The temperature is searched in [0.01, 100]: at the ends there is no best one.
-COLDEST, HOTTEST = 0.011, 99.0
-ONE_DRAW = "One draw cannot show disagreement."
 
 
 class Reliability(Section):
@@ -42,25 +39,13 @@ class Reliability(Section):
     task = "classification"
 
     def numbers(self, model: Statistics, block: Numbers) -> dict[str, Any]:
-        """Reliability in bins of equal width and mass, confidence, temperature, the NLL's parts."""
-        sums, sample = model.sums, model.sample
-        by_mass = bin_sums(
-            sample["confidence"], sample["correct"], mass_edges(sample["confidence"], model.bins)
-        )
-        right = sums.confidence.observed[0]
-        parts = {name: sums.mean(name) for name in ("aleatoric", "epistemic")}
+        """Reliability in bins of equal width and of equal mass, confidence, temperature."""
         return {
             "reliability": {
-                "width": _curve(reliability_curve(sums.confidence)),
-                "mass": _curve(reliability_curve(by_mass)),
-            },
-            "confidence": {
-                "edges": sums.confidence.edges,
-                "right": right,
-                "wrong": sums.confidence.count[0] - right,
+                "width": reliability_curve(model.sums.confidence),
+                "mass": reliability_curve(model.sums.by_mass(model)),
             },
             "temperature": _temperature(model),
-            "nll_parts": parts | {"excess": sums.mean("nll") - sum(parts.values())},
         }
 
     def words(self, document: Numbers) -> Iterator[Line]:
@@ -68,48 +53,22 @@ class Reliability(Section):
         for block in document["models"]:
             yield block["name"], *class_headline(block, words.statements(document))
             yield from words.about_invalid(block)
-            left_out = block["temperature"]["invalid"]
-            if left_out:
-                are = "is" if left_out == 1 else "are"
-                text = f"{words.plural(left_out, 'validation prediction')} {are} not finite"
-                yield block["name"], "bad", f"{text}; the temperature is fitted without."
+            if number := block["temperature"]["invalid"]:
+                text = f"{words.plural(number, 'validation prediction')} not finite and left out."
+                yield block["name"], "bad", text
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
-        """Reliability diagram, histogram of confidence, temperature scaling, parts of the NLL."""
+        """Reliability diagram, histogram of confidence, temperature scaling."""
         curves = block["reliability"]
         views = {"Equal width": _diagram(curves["width"]), "Equal mass": _diagram(curves["mass"])}
         yield fig.Views("reliability", "Reliability diagram", switch="bins", views=views)
         yield _confidence(block)
         if block["temperature"]["value"] is not None:
             yield _scaling(block["temperature"])
-        parts = block["nll_parts"]
-        steps = [("aleatoric", parts["aleatoric"], 1, "aleatoric")]
-        expects = (
-            "The model expects a loss equal to its entropy: an aleatoric part (noise in the data) "
-            "and an epistemic part (draws that disagree)."
-        )
-        if block["draws"] == 1:
-            steps = [("entropy", parts["aleatoric"], 1, "aleatoric")]
-            expects = f"The model expects a loss equal to its entropy. {ONE_DRAW}"
-        else:
-            steps.append(("epistemic", parts["epistemic"], 1, "epistemic"))
-        yield from waterfall(
-            "nll-parts", "Loss that was foreseen, and surprise",
-            f"{expects} The excess is surprise on top: near zero for a calibrated model, positive "
-            "for an over-confident one.",
-            [*steps, ("excess", parts["excess"], 1, "wrong")],
-            ("NLL", block["scalars"]["nll"]),
-        )  # fmt: skip
-
-
-def _curve(curve: ReliabilityCurve) -> dict[str, Any]:
-    names = ("edges", "count", "stated", "lower", "upper")
-    return {name: getattr(curve, name) for name in names} | {"observed": curve.observed}
 
 
 def _temperature(model: Statistics) -> dict[str, Any]:
-    kept, other = model.kept, None
-    validation = model.validation
+    kept, other, validation = model.kept, None, model.validation
     if validation is not None and validation.rows:
         other = validation.kept["log_probabilities"], validation.kept["target"]
     result = scaled(kept["log_probabilities"], kept["target"], other, kept.example, model.bins)
@@ -130,7 +89,7 @@ def _diagram(curve: Numbers) -> fig.Plot:
     stated, observed, lower, upper = (
         values[known] for values in fig.arrays(curve, "stated", "observed", "lower", "upper")
     )
-    outside = fig.outside(observed, lower, upper)
+    outside = outside_band(observed, lower, upper)
     return fig.Plot(
         "reliability",
         "Reliability diagram",
@@ -163,10 +122,11 @@ def _diagram(curve: Numbers) -> fig.Plot:
 
 
 def _confidence(block: Numbers) -> fig.Plot:
-    edges, right, wrong = fig.arrays(block["confidence"], "edges", "right", "wrong")
-    total = right + wrong
+    curve = block["reliability"]["width"]
+    edges, total, shares = fig.arrays(curve, "edges", "count", "observed")
+    right = np.round(total * np.nan_to_num(shares))
+    wrong = total - right
     mean, accuracy = block["scalars"]["mean_confidence"], block["scalars"]["accuracy"]
-    shares = right / np.where(total, total, np.nan)
     return fig.Plot(
         "confidence",
         "How sure the model is",
@@ -221,7 +181,7 @@ def _scaling(data: Numbers) -> fig.Bars:
         ]  # fmt: skip
         rows.append(fig.BarRow(name, " → ".join(texts), parts))
         table.append([name, *texts])
-    verdict = data.get("verdict_after")
+    verdict = data["verdict_after"]
     return fig.Bars(
         "temperature", f"Temperature scaling, T = {fixed(data['value'], 2)}",
         "The scores as they are, and after dividing all log-probabilities by one temperature. "
@@ -230,44 +190,6 @@ def _scaling(data: Numbers) -> fig.Bars:
         logged=False, rows=rows, step=46,
         table=fig.Table(["score", "as it is", "with the temperature"], table),
     )  # fmt: skip
-
-
-def waterfall(
-    id_: str,
-    title: str,
-    read: str,
-    steps: list[tuple[str, float | None, int, str]],
-    total: tuple[str, float | None],
-) -> Iterator[fig.Bars]:
-    """Steps (name, value, sign, colour) that add up to a total; nothing if one is not known."""
-    if None in (total[1], *(value for _, value, *_ in steps)):
-        return
-    rows, at, ends = [], 0.0, [0.0, total[1] or 0.0]
-    for name, value, sign, colour in steps:
-        step = sign * (value if value and abs(value) >= 1e-12 else 0.0)
-        parts = [fig.Part(at, at + step, short(step), key=name.split(" ")[0], colour=colour)]
-        at += step
-        ends.append(at)
-        rows.append(fig.BarRow(name, short(step), parts, line=at))
-    parts = [fig.Part(0, total[1], short(total[1]), key="total", colour="total")]
-    rows.append(fig.BarRow(total[0], short(total[1]), parts, strong=True))
-    table = fig.Table(["part", "value"], [[row.name, row.text] for row in rows])
-    yield fig.Bars(
-        id_, title, read, logged=False, rows=rows, domain=(min(ends), max(ends)), table=table
-    )
-
-
-def two_kinds(
-    name: str, title: str, aleatoric: float, epistemic: float | None, unit: str = ""
-) -> fig.BarRow:
-    """A bar of aleatoric and epistemic uncertainty; of one draw (None) the first alone."""
-    total = aleatoric + (epistemic or 0.0)
-    first, second = f"aleatoric{unit}", f"epistemic{unit}"
-    parts = [fig.Part(0, aleatoric, short(aleatoric), first, "aleatoric", "aleatoric")]
-    if epistemic is not None:
-        text = short(epistemic)
-        parts.append(fig.Part(aleatoric, total, text, second, "epistemic", "epistemic"))
-    return fig.BarRow(name, short(total), parts, title)
 
 
 # ------------------------------------------------------------------ words
@@ -280,24 +202,19 @@ def class_headline(block: Numbers, said: str) -> tuple[str, str]:
         block: The model's numbers.
         said: What they are about, such as "719 examples".
     """
-    label, clustered = block["verdict"]["label"], block["verdict"].get("clustered")
-    curve = block["reliability"]["width"]
+    label, curve = block["verdict"]["label"], block["reliability"]["width"]
     over, under = _misses(curve, "over"), _misses(curve, "under")
     if label == "nothing found":
         return words.nothing_found(block, said, "a bin")
-    if label == "calibrated" and clustered:  # by the score alone
+    if label == "calibrated" and block["verdict"]["clustered"]:  # by the score alone
         return "good", f"neither over- nor under-confident on the whole, as far as {said} show."
-    if label == "calibrated" and not (over or under):
-        return "good", f"well calibrated: every bin lies within what {said} allow."
-    if label == "calibrated":  # the band that is drawn is a little narrower than the verdict's
-        return "good", f"well calibrated: no gap is clearly beyond chance in {said}."
+    if label == "calibrated":
+        return "good", f"well calibrated: no gap is beyond what {said} allow."
     if label == "miscalibrated":
         parts = " and ".join(part for part in (over, under) if part)
         return "bad", f"miscalibrated: {parts or 'some bins leave the band'}."
     if _immaterial(block):
-        small = (
-            f"too small to matter for most uses (temperature {block['temperature']['value']:.2f})"
-        )
+        small = f"too small to matter (temperature {block['temperature']['value']:.2f})"
         return "note", f"{label} by less than a point on average: {small}."
     level, text = ("bad", over) if label == "over-confident" else ("warn", under)
     text = text or f"{label} on the whole, though no single bin shows it"
@@ -307,12 +224,12 @@ def class_headline(block: Numbers, said: str) -> tuple[str, str]:
 def _immaterial(block: Numbers) -> bool:
     """Whether a significant fault is too small to matter."""
     error, value = block["scalars"]["ece"], block["temperature"]["value"]
-    if error is None or value is None or block["invalid"].get("impossible"):
+    if error is None or value is None or block["invalid"]["impossible"]:
         return False
     stated, observed, lower, upper = fig.arrays(
         block["reliability"]["width"], "stated", "observed", "lower", "upper"
     )
-    gaps = np.abs(stated - observed)[fig.outside(observed, lower, upper)]
+    gaps = np.abs(stated - observed)[outside_band(observed, lower, upper)]
     near = abs(value - 1) <= IMMATERIAL_TEMPERATURE
     return bool(error < IMMATERIAL_GAP and near and gaps.max(initial=0) < IMMATERIAL_BIN)
 
@@ -331,40 +248,25 @@ def _misses(curve: Numbers, side: str) -> str:
             runs.append([index])
     heaviest = sorted(sorted(runs, key=lambda run: -counts[run].sum())[:2])
     gaps = [np.average(np.abs(stated - observed)[run], weights=counts[run]) for run in heaviest]
+    edges = curve["edges"]
     parts = [
-        f"by {words.points(gap)} {_where(curve['edges'], run)}"
+        f"by {words.points(gap)} between {edges[run[0]]:.3g} and {edges[run[-1] + 1]:.3g}"
         for gap, run in zip(gaps, heaviest, strict=True)
     ]
     return f"{side}-confident {' and '.join(parts)}" if parts else ""
-
-
-def _where(edges: list[float], run: list[int]) -> str:
-    digits = 2 if len(edges) <= 51 else 3
-    start, end = edges[run[0]], edges[run[-1] + 1]
-    if start <= 0 and end >= 1:
-        return "everywhere"
-    if end >= 1:
-        return f"above {start:.{digits}g}"
-    if start <= 0:
-        return f"below {end:.{digits}g}"
-    return f"between {start:.{digits}g} and {end:.{digits}g}"
 
 
 def _remedy(block: Numbers, label: str) -> str:
     """What a temperature would do: mend it if the scaled rows pass where a fault would show."""
     temperature = block["temperature"]
     value, before, after = temperature["value"], temperature["before"], temperature["after"]
-    useless = "no single temperature mends it"
-    if value is None or None in (*before.values(), *after.values()):
-        return useless
-    if not COLDEST < value < HOTTEST:
-        return "the confidences carry almost no information"
-    right = value > 1 + words.NEAR_ONE if label == "over-confident" else value < 1 - words.NEAR_ONE
-    falls = [name for name in ("nll", "ece", "brier") if after[name] < before[name]]
-    if not right or "nll" not in falls:
-        return useless
-    name = "ece" if "ece" in falls else "nll"
-    change = f"{name.upper()} {before[name]:.3f} to {after[name]:.3f}"
-    if temperature.get("verdict_after") == "calibrated" and words.unseen_gap(block) <= words.COARSE:
-        return f"temperature {value:.2f} would mend it ({change})"
-    return f"temperature {value:.2f} would help ({change})" if len(falls) == 3 else useless
+    falls = [
+        None not in (before[name], after[name]) and after[name] < before[name]
+        for name in ("nll", "ece")
+    ]
+    side = 1 if label == "over-confident" else -1
+    if value is None or side * (value - 1) <= words.NEAR_ONE or not all(falls):
+        return "no single temperature mends it"
+    mends = temperature["verdict_after"] == "calibrated" and words.unseen_gap(block) <= words.COARSE
+    change = f"ECE {before['ece']:.3f} to {after['ece']:.3f}"
+    return f"temperature {value:.2f} would {'mend it' if mends else 'help'} ({change})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,19 +13,23 @@ from lightning_bnn.report import figure as fig
 from lightning_bnn.report.figure import Mark
 from lightning_bnn.report.rows import Array
 from lightning_bnn.report.sections.base import Line, Numbers, Section
-from lightning_bnn.report.sections.reliability import ONE_DRAW
 from lightning_bnn.report.text import count, fixed, percent, ranges
-from lightning_bnn.report.words import listed, plural
+from lightning_bnn.report.words import ONE_DRAW, listed, plural
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
 
-__all__ = ["Shift", "as_ood_score", "told_apart"]
+__all__ = ["Shift", "as_ood_score"]
 
 HISTOGRAM_BINS = 30
-# AUROC from which shifted data count as told apart, below which as not seen, and below which
-# the model is surer of them than of its own data: a little below chance, which is 0.5.
-TOLD_APART, NOT_SEEN, SURER = 0.9, 0.7, 0.45
+# From which AUROC data count as told apart, how good that is, and what is said of it. A little
+# below chance, which is 0.5, the model is surer of them than of its own data.
+KINDS = (
+    (0.9, "good", "told apart"),
+    (0.7, "warn", "partly told apart"),
+    (0.45, "bad", "not told apart"),
+    (-1.0, "bad", "taken for more familiar than the data of the report"),
+)
 # Of fewer examples an AUROC says little.
 FEW_EXAMPLES = 30
 # What a score is called on the page, in a sentence, and its unit.
@@ -36,14 +40,6 @@ SCORES = {
     "sd": ("Standard deviation", "predicted sd", ""),
     "epistemic_sd": ("Epistemic sd", "epistemic sd", ""),
 }
-# How well a group does: from which AUROC, and what one model and what several do; then the same
-# where no better group was named before, to which the short form could refer.
-KINDS = (
-    (TOLD_APART, "tells it apart", "tell it apart", "tells it apart", "tell it apart"),
-    (NOT_SEEN, "does in part", "do in part", "partly tells it apart", "partly tell it apart"),
-    (SURER, "does not", "do not", "does not tell it apart", "do not tell it apart"),
-    (-1.0, *2 * ("is surer there than on its own data", "are surer there than on their own data")),
-)
 
 
 class Shift(Section):
@@ -69,16 +65,18 @@ class Shift(Section):
                 inside, values = model.scores(score), ood.scores(score)
                 edges = _edges(score, model.classes, inside, values)
                 scores[score] = {
+                    "chance": len(values) / (len(inside) + len(values)),
                     **separation(as_ood_score(score, inside), as_ood_score(score, values)),
                     "edges": edges,
                     "inside": _shares(inside, edges),
                     "outside": _shares(values, edges),
                 }
-            numbers[name] = {"examples": ood.examples, "invalid": ood.invalid, "by": scores}
+            invalid = len(ood.invalid)
+            numbers[name] = {"examples": ood.examples, "invalid": invalid, "by": scores}
         return {"shift": numbers}
 
     def words(self, document: Numbers) -> Iterator[Line]:
-        """Of each data set, who tells it apart and who does not; the level is of the worst."""
+        """Of each data set, how well the models tell it apart."""
         blocks = document["models"]
         for name in dict.fromkeys(name for block in blocks for name in block["shift"]):
             for block in blocks:
@@ -87,17 +85,23 @@ class Shift(Section):
                     text = f"{name}: {plural(bad, 'prediction')} not finite and left out."
                     yield block["name"], "bad", text
             judged = [(*best, block) for block in blocks if (best := _best(block, name))]
-            if not judged:
-                continue
-            worst = min(area for area, *_ in judged)
-            level = "good" if worst >= TOLD_APART else "warn" if worst >= NOT_SEEN else "bad"
-            several = len(blocks) > 1
-            named = [(area, score, block["name"]) for area, score, block in judged]
-            text = told_apart(named) if several else _seen(*named[0][:2])
-            examples = min(block["shift"][name]["examples"] for *_, block in judged)
-            if examples < FEW_EXAMPLES:
-                level, text = "note", f"{text}; {plural(examples, 'example')} cannot say much"
-            yield None if several else blocks[0]["name"], level, f"{name}: {text}."
+            highest = math.inf
+            for lowest, level, kind in KINDS:
+                group = [each for each in judged if lowest <= each[0] < highest]
+                highest = lowest
+                if not group:
+                    continue
+                areas = sorted({f"{area:.2f}" for area, *_ in group})
+                shown = areas[0] if len(areas) == 1 else f"{areas[0]} to {areas[-1]}"
+                scores = {score for _, score, _ in group}
+                by = f" by {scores.pop()}" if len(scores) == 1 else ""
+                names = [block["name"] for *_, block in group]
+                who = f" by {listed(names)}" if len(blocks) > 1 else ""
+                text = f"{name}: {kind}{who} (AUROC {shown}{by})"
+                examples = min(block["shift"][name]["examples"] for *_, block in group)
+                if examples < FEW_EXAMPLES:
+                    level, text = "note", f"{text}; {plural(examples, 'example')} cannot say much"
+                yield names[0] if len(blocks) == 1 else None, level, f"{text}."
 
     def figures(self, block: Numbers, document: Numbers) -> Iterator[fig.Figure]:
         """Histograms of each score on both kinds of data, with a switch between scores."""
@@ -147,21 +151,13 @@ def _histograms(
         [SCORES[name][0], *(fixed(by[kind], 3) for kind in ("auroc", "aupr", "fpr95"))]
         for name, by in data["by"].items()
     ]
-    # the average precision of guessing is the share of out-of-distribution examples
-    own = document["data"]["examples"] - block["invalid"]["count"]
-    other = data["examples"] - data["invalid"]
-    chance = ""
-    if document["data"]["sampled"] is None:
-        chance = f" An AUPR of {fixed(other / (own + other), 2)} is chance."
-    notes = [ONE_DRAW] if block["draws"] == 1 else []
-    if data["invalid"]:
-        notes.append(f"{count(data['invalid'])} predictions were not finite and are left out.")
     return fig.Plot(
         id_,
         name,
         "The more the two histograms lie apart, the better the score tells out-of-distribution "
-        f"data. {count(data['examples'])} examples.{chance}",
-        " ".join(notes),
+        f"data. {count(data['examples'])} examples. An AUPR of {fixed(chosen['chance'], 2)} is "
+        "chance.",
+        ONE_DRAW if block["draws"] == 1 else "",
         logged=score == scores[0],
         x=fig.Axis(label.lower() + SCORES[score][2], (edges[0], max(edges[-1], edges[0] + 1e-12))),
         y=fig.Axis("share", fig.domain([*inside, *outside], zero=True), "percent"),
@@ -182,32 +178,3 @@ def _best(block: Numbers, name: str) -> tuple[float, str] | None:
     by = block["shift"].get(name, {}).get("by", {}).items()
     known = [(each["auroc"], SCORES[score][1]) for score, each in by if each["auroc"] is not None]
     return max(known, key=lambda each: each[0], default=None)
-
-
-def _seen(area: float, score: str) -> str:
-    if area >= TOLD_APART:
-        return f"told apart with AUROC {area:.2f} by {score}"
-    if area >= NOT_SEEN:
-        return f"partly told apart: AUROC {area:.2f} by {score}"
-    if area >= SURER:
-        return f"not told apart: AUROC {area:.2f} at best, by {score}"
-    return f"surer there than on its own data: AUROC {area:.2f} at best, by {score}"
-
-
-def told_apart(judged: Sequence[tuple[float, str, str]]) -> str:
-    """Several models (AUROC, score, name), grouped by how well they do, with their AUROC."""
-    parts: list[str] = []
-    left = list(judged)
-    for lowest, *verbs in KINDS:
-        group = [entry for entry in left if entry[0] >= lowest]
-        left = [entry for entry in left if entry[0] < lowest]
-        if not group:
-            continue
-        verb = verbs[(len(group) > 1) + 2 * (not parts)]
-        areas = sorted({f"{area:.2f}" for area, _, _ in group})
-        shown = areas[0] if len(areas) == 1 else f"{areas[0]} to {areas[-1]}"
-        scores = {score for _, score, _ in group}
-        by = f" by {scores.pop()}" if len(scores) == 1 else ""
-        names = listed([name for _, _, name in group])
-        parts.append(f"{names} {verb} ({'' if parts else 'AUROC '}{shown}{by})")
-    return "; ".join(parts)

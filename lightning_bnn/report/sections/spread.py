@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_bnn.calibration.bins import bin_index, mass_edges
+from lightning_bnn.calibration.bins import bin_index, mass_edges, outside_band
 from lightning_bnn.calibration.pit import error_by_sd
 from lightning_bnn.report import figure as fig
 from lightning_bnn.report.figure import Mark
@@ -17,8 +17,9 @@ from lightning_bnn.report.regression import SD_BINS
 from lightning_bnn.report.rows import Array, Rows
 from lightning_bnn.report.sample import Sample
 from lightning_bnn.report.sections.base import Numbers, Section
-from lightning_bnn.report.sections.reliability import ONE_DRAW, two_kinds
+from lightning_bnn.report.sections.class_uncertainty import two_kinds
 from lightning_bnn.report.text import count, percent, ranges, short
+from lightning_bnn.report.words import ONE_DRAW
 
 if TYPE_CHECKING:
     from lightning_bnn.report.statistics import Statistics
@@ -53,20 +54,16 @@ class Spread(Section):
         if not chosen.any():
             return
         places = torch.from_numpy(rows.place[chosen])
-        part = rows.predictive[places]
-        lower, upper = part.interval(FIT_LEVEL)
+        drawn = rows.predictive[places]
         tails = torch.tensor([(1 - FIT_LEVEL) / 2, (1 + FIT_LEVEL) / 2], dtype=torch.float64)
-        within = part.component_means.quantile(tails, dim=0)
-        columns = {
-            "x": inputs.detach().cpu().double().reshape(-1)[places],
-            "mean": part.mean,
-            "lower": lower,
-            "upper": upper,
-            "epistemic_lower": within[0],
-            "epistemic_upper": within[1],
-        }
-        kept = {name: values.reshape(-1).numpy() for name, values in columns.items()}
-        kept["y"] = rows.columns["target"][chosen]
+        columns = (
+            inputs.detach().cpu().double().reshape(-1)[places],
+            torch.from_numpy(rows.columns["target"][chosen]),
+            drawn.mean,
+            *drawn.interval(FIT_LEVEL),
+            *drawn.component_means.quantile(tails, dim=0),
+        )
+        kept = {name: each.reshape(-1).numpy() for name, each in zip(FIT, columns, strict=True)}
         self.fit.add(rows.example[chosen], rows.position[chosen], kept)
 
     def merge(self, other: Spread) -> None:
@@ -110,7 +107,7 @@ def _short(values: Array) -> list[float]:
 def _error(data: Numbers, scatter: Numbers) -> fig.Plot:
     sd, rmse, lower, upper = fig.arrays(data, "sd", "rmse", "lower", "upper")
     cloud, sizes = fig.as_array(scatter["sd"]), np.abs(fig.as_array(scatter["error"]))
-    outside = fig.outside(rmse, lower, upper)
+    outside = outside_band(rmse, lower, upper)
     # a few wild errors must not squeeze the rest: the frame ends at three times the largest bin
     largest = fig.domain([*rmse, *sd, *upper], zero=True, air=0)[1]
     top = min(3 * largest, fig.domain([*sizes, *rmse, *upper], zero=True, air=0)[1])
@@ -171,8 +168,7 @@ def _variance(block: Numbers) -> fig.Bars:
 
 
 def _fit(data: Numbers, alone: bool) -> fig.Plot:
-    order = np.argsort(fig.as_array(data["x"]), kind="stable")
-    x, y, mean, lower, upper, inner, outer = (fig.as_array(data[name])[order] for name in FIT)
+    x, y, mean, lower, upper, inner, outer = fig.arrays(data, *FIT)
     level, places = percent(data["level"], 0), fig.domain(x, air=0.01)
     told = np.arange(0, len(x), -(-len(x) // 60))
     note = f"{count(len(told))} of {count(len(x))} points; the JSON file has all of them."

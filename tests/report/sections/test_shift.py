@@ -9,7 +9,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.predictive import CategoricalPredictive
-from lightning_bnn.report.statistics import OodScores
+from lightning_bnn.report.statistics import Statistics
 from tests.report.predictions import (
     block_of,
     class_data,
@@ -72,7 +72,7 @@ def test_of_one_draw_nothing_is_epistemic(inside, outside):
 def test_a_loader_of_another_kind():
     statistics = class_statistics(*class_data(count=30))
     other = outside_of(CategoricalPredictive(torch.zeros(1, 5, 7)))
-    for name, wrong in (("sevens", other), ("empty", OodScores())):
+    for name, wrong in (("sevens", other), ("empty", Statistics())):
         with pytest.raises(
             ConfigurationError, match=rf"net is .*classes: 4\), net, ood\['{name}'\]"
         ):
