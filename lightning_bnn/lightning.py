@@ -137,7 +137,7 @@ else:
     def __getattr__(name: str) -> object:
         # only what is asked for: the command line and the loggers take long to import
         if name == "pl_load":
-            return import_module(f"{_FABRIC}.utilities.cloud_io")._load
+            return vars(import_module(f"{_FABRIC}.utilities.cloud_io"))["_load"]
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(_HOMES[name]), name)

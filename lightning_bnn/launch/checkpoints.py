@@ -81,18 +81,6 @@ class UnitCheckpoint(Checkpoint):
         torch.save([part.state_dict() for part in parts], states)
         states.seek(0)
         _check_readable(states)
-        loop = trainer.fit_loop
-        if loop.restarted_on_epoch_end:
-            # Where max_steps ends the fit and the data have no length, Lightning does the end of
-            # the epoch a second time and then fits an epoch less. It has no public way to say that
-            # the epoch is over; and without checkpoints at the end of epochs, fits of one batch an
-            # epoch would have none at all.
-            loop.epoch_progress.increment_completed()
-            loop._restarting = loop.epoch_loop.restarting = False
-            loop.reset_restart_stage()
-            loop.epoch_loop.reset_restart_stage()
-            assert loop._data_fetcher is not None
-            iter(loop._data_fetcher)  # a batch of the epoch before may have been fetched
 
     def on_train_batch_end(
         self,

@@ -37,7 +37,7 @@ from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.recipes import allow, make, network_recipe, recipe
 from lightning_bnn.samplers import Cyclical
 from lightning_bnn.stacked import Mode, with_output
-from lightning_bnn.strategies.resume import ResumableLoader
+from lightning_bnn.strategies.resume import Restart, ResumableLoader
 from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import (
     Keys,
@@ -160,6 +160,7 @@ class Strategy(pl.LightningModule, ABC):
         self._random_before_validation: dict[str, Any] | None = None
         self._order: int | None = None
         self._restored_order: int | None = None
+        self._restart: Restart | None = None
         self._unwrap: Callable[[], None] | None = None
         self._diverged_at: Tensor | None = None  # by row, the step of the first energy not finite
         self.finished: dict[str, Tensor] = {}  # what finish() has found, by name
@@ -595,7 +596,7 @@ class Strategy(pl.LightningModule, ABC):
 
     def on_fit_start(self) -> None:
         """Make every loader resumable, with one seed for all ranks."""
-        # A validation that died in an earlier fit has left them: Lightning calls no teardown then.
+        # A fit or a validation that died has left them: Lightning calls no teardown then.
         self._random_before_validation = None
         self._drop_snapshot()
         strategy = self.trainer.strategy
@@ -625,15 +626,13 @@ class Strategy(pl.LightningModule, ABC):
         if isinstance(limit, float):
             length = sized_len(loader)
             limit = int(length * limit) if limit < 1.0 and length is not None else float("inf")
-        epochs, by_epochs = trainer.fit_loop.epoch_progress, trainer.max_steps == -1
+        epochs: Any = trainer.fit_loop.epoch_progress
         batches: Any = trainer.fit_loop.epoch_loop.batch_progress
         return ResumableLoader(
             loader,
             seed,
             trainer.global_rank,
-            # Of a fit that goes on after the end of an epoch Lightning corrects what is completed,
-            # but not before it has fetched a first batch; where steps decide, not at all.
-            epoch=lambda: getattr(epochs.current, "processed" if by_epochs else "completed"),
+            epoch=lambda: epochs.current.processed,
             limit=limit,
             progress=lambda: batches.current.processed,
         )
@@ -643,6 +642,9 @@ class Strategy(pl.LightningModule, ABC):
         self._checked.clear()
         self._diverged_at = None
         self.target.num_data = self._count_examples()
+        if self._restart is not None:
+            self._restart.check(self.trainer)
+            self._restart.begin(self.trainer)
         if self._random_state is not None:
             ranks = len(self._random_state)
             restore_random_state(self._random_state[self.global_rank % ranks])
@@ -656,6 +658,9 @@ class Strategy(pl.LightningModule, ABC):
         """Finish the last epoch of a fit before its checkpoint is written."""
         self._read_diverged()
         trainer = self.trainer
+        if self._restart is not None:
+            self._restart.end_epoch(trainer)
+            self._restart = None
         epochs = trainer.max_epochs
         by_epochs = epochs is not None and 0 <= epochs <= self.current_epoch + 1
         if by_epochs or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
@@ -720,6 +725,7 @@ class Strategy(pl.LightningModule, ABC):
         self._finished_at, self.finished = own.get("finished_at"), own.get("finished", {})
         if not self._is_fitting():
             return  # a test or a loaded module must not turn back a later fit
+        self._restart = Restart(checkpoint["loops"]["fit_loop"])
         self._random_state = own.get("random_state")
         self._restored_order = own.get("order")
         self._mode = own.get("mode", "auto")

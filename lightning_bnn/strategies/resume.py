@@ -1,23 +1,30 @@
-"""Exact resume: the order of the data.
+"""Exact resume: the order of the data, and the loops of Lightning.
 
 A Lightning checkpoint holds weights, optimizers and counters, but not where a shuffled
 data loader was.
 Here a training loader is wrapped so that the order of its epoch k is a function of one seed
 and k alone. Its place is saved with the loop; on resume the same order is made again and the
 batches that were seen are passed over. So the next batch is the one that would have come.
+
+Lightning resumes well in the middle of an epoch. From a checkpoint of an epoch's last batch it
+leaves out the end of the epoch and then counts one epoch too few, so that a second resume goes
+wrong; from one of an epoch's end, where steps decide the length of the fit, it ends the epoch
+twice. :class:`Restart` puts that right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from itertools import chain, islice
 from typing import Any
 
 import torch
 
+from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.random import isolated_random_state, mix_seeds
 
-__all__ = ["ResumableLoader", "loader_generators"]
+__all__ = ["Restart", "ResumableLoader", "loader_generators"]
 
 
 class ResumableLoader:
@@ -127,3 +134,77 @@ def loader_generators(loader: Any) -> list[torch.Generator]:
     owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
     generators = [getattr(owner, "generator", None) for owner in owners]
     return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
+
+
+class Restart:
+    """Where a checkpoint was made, and how Lightning's loops resume from there.
+
+    It uses names that are private to Lightning, which has no other way to say where a fit stands.
+
+    Args:
+        loops: The state of the fit loop in a checkpoint.
+    """
+
+    def __init__(self, loops: Mapping[str, Any]) -> None:
+        self._epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
+        total, counts = self._epochs["total"], batches["total"]
+        self._between_epochs = 0 < total["ready"] == total["processed"]
+        saved_in_batch = counts["completed"] == counts["processed"] - 1
+        self._after_last_batch = (
+            not self._between_epochs and batches["is_last_batch"] and saved_in_batch
+        )
+        self._batches = batches["current"]["ready"]
+
+    def check(self, trainer: pl.Trainer) -> None:
+        """Warn where gradients had been accumulated when the checkpoint was made, and are lost."""
+        window = trainer.accumulate_grad_batches
+        whole = self._between_epochs or self._after_last_batch
+        if not whole and self._batches % window:
+            rank_zero_warn(
+                f"The checkpoint was made after {self._batches} batches of an epoch, in the middle "
+                f"of the {window} batches whose gradients are accumulated, and holds none of them: "
+                "the resumed fit will differ a little. Validate, and save, after a multiple of "
+                f"{window} batches."
+            )
+
+    def begin(self, trainer: pl.Trainer) -> None:
+        """Correct the loops, when they have restored themselves and before the first batch."""
+        loop = trainer.fit_loop
+        inner: Any = loop.epoch_loop
+        if self._between_epochs:
+            counters: Any = (loop.epoch_progress.total, loop.epoch_progress.current)
+            for progress in counters:
+                progress.ready = progress.started = progress.completed = progress.processed
+            loop._restarting = inner.restarting = False
+            loop.reset_restart_stage()
+            self._reset(inner)
+            assert loop._data_fetcher is not None
+            iter(loop._data_fetcher)  # a batch of the epoch before may have been fetched
+        elif self._after_last_batch:
+            loop.epoch_progress.load_state_dict(dict(self._epochs))
+            inner.batch_progress.increment_completed()
+            self._reset(inner)
+            inner.val_loop.restarting = False
+            if inner._should_check_val_fx(loop._data_fetcher):
+                stages = import_module(type(inner).__module__).RestartStage
+                # it validates before it looks for a next batch, and counts the step then
+                inner._restart_stage = stages.RESTARTED_ON_LAST
+                stages = import_module(type(inner.val_loop).__module__).RestartStage
+                inner.val_loop._restart_stage = stages.RESTARTED_MID_EVALUATION
+            else:
+                inner.val_loop._has_run = True  # there is nothing to do but the end of the epoch
+        else:
+            for callback in trainer.checkpoint_callbacks:
+                # else it saves this step again, with gradients that no checkpoint holds
+                callback._last_global_step_saved = trainer.global_step  # type: ignore[attr-defined]
+
+    def end_epoch(self, trainer: pl.Trainer) -> None:
+        """Let the next epoch start anew: an epoch of which nothing was left has reset nothing."""
+        if self._after_last_batch:
+            trainer.fit_loop.epoch_loop.restarting = False
+            self._reset(trainer.fit_loop.epoch_loop)
+
+    @staticmethod
+    def _reset(inner: Any) -> None:
+        inner.reset_restart_stage()
+        inner.val_loop.reset_restart_stage()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,15 @@ def network(norm: bool = True) -> nn.Module:
 
 
 STRATEGIES: dict[str, Any] = {
-    "variational": lambda: VariationalBNN(network(), Categorical(), Normal(0.0, 1.0), num_data=EXAMPLES),
-    "flipout": lambda: VariationalBNN(network(), Categorical(), num_data=EXAMPLES, estimator="flipout"),
+    "variational": lambda: VariationalBNN(
+        network(), Categorical(), Normal(0.0, 1.0), num_data=EXAMPLES
+    ),
+    "flipout": lambda: VariationalBNN(
+        network(), Categorical(), num_data=EXAMPLES, estimator="flipout"
+    ),
     "chains": lambda: SGMCMC(
-        network(), Categorical(), num_data=EXAMPLES, sampler=partial(SGHMC, lr=1e-3), chains=2, warm_up=5, seed=3,
-        mode="stacked",
+        network(), Categorical(), sampler=partial(SGHMC, lr=1e-3), chains=2, warm_up=5, seed=3,
+        mode="stacked", num_data=EXAMPLES,
     ),
     "HMC": lambda: SGMCMC(
         network(norm=False), Categorical(), sampler=partial(HMC, lr=1e-3, leapfrog_steps=3),
@@ -89,6 +94,7 @@ def draw_case(chance: random.Random) -> dict[str, Any]:
     strategy = chance.choice(list(STRATEGIES))
     indexed = strategy == "ensemble"
     full = strategy == "HMC"
+    kinds = ["table", "sized"] if strategy == "snapshots" else ["table", "sized", "stream"]
     accumulate = 1 if full else chance.choice([1, 1, 2, 3])
     rule = chance.choice(
         [
@@ -97,16 +103,18 @@ def draw_case(chance: random.Random) -> dict[str, Any]:
             {"every_n_epochs": 1},
             {"every_n_epochs": 1, "save_on_train_epoch_end": True},
             {"every_n_train_steps": 2, "save_last": True},
+            {"train_time_interval": timedelta(seconds=0)},
         ]
     )
+    whole = accumulate in (1, 3)  # validations do not fall between accumulated gradients
     return {
         "strategy": strategy,
-        "data": "table" if indexed or full else chance.choice(["table", "stream", "sized"]),
+        "data": "table" if indexed or full else chance.choice(kinds),
         "batch_size": EXAMPLES if full else 8,
         "workers": 0 if full else chance.choice([0, 0, 0, 1]),
         "accumulate": accumulate,
         "length": chance.choice([{"max_epochs": 5}, {"max_steps": 13, "max_epochs": -1}]),
-        "validation": chance.choice([None, {}, {"val_check_interval": 3}]),
+        "validation": chance.choice([None, {}, {"val_check_interval": 3 if whole else 2}]),
         "rule": rule,
         "crashes": [chance.randint(1, 14) for _ in range(chance.randint(1, 4))],
     }
