@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binom
 from typing_extensions import Self
 
 __all__ = [
@@ -238,4 +237,6 @@ def binomial_band(
         (array([42.]), array([58.]))
     """
     tail = false_alarm / 2
+    from scipy.stats import binom  # takes long to import, and only bands need it
+
     return binom.ppf(tail, trials, probability), binom.isf(tail, trials, probability)

@@ -132,8 +132,8 @@ class Strategy(pl.LightningModule, ABC):
         monitor: str | None = None,
     ) -> None:
         super().__init__()
-        self._note_options()
         _check_network(net)
+        self._note_options()
         for name, factory in (("optimizer", optimizer), ("scheduler", scheduler)):
             if factory is not None:
                 check_factory(name, factory)
@@ -184,7 +184,8 @@ class Strategy(pl.LightningModule, ABC):
             for name, value in flat.items()
         }
         lost = {k: {"text": str(texts[k])} for k, r in recipes.items() if r is None and flat[k]}
-        self._set_hparams({**recipes, **lost})
+        self._options = {**recipes, **lost}
+        self._set_hparams(texts)
         self._hparams_initial = self._to_hparams_dict(texts)
         self._log_hyperparams = True
 
@@ -210,7 +211,7 @@ class Strategy(pl.LightningModule, ABC):
                 what is to be different.
         """
         saved = pl_load(checkpoint_path, map_location="cpu", weights_only=True)
-        noted = saved.get(cls.CHECKPOINT_HYPER_PARAMS_KEY, {})
+        noted = saved.get("lightning_bnn", {}).get("options", {})
         lost = {k: v["text"] for k, v in noted.items() if isinstance(v, dict) and "text" in v}
         if missing := {name: text for name, text in lost.items() if name not in options}:
             raise ConfigurationError(
@@ -652,15 +653,15 @@ class Strategy(pl.LightningModule, ABC):
 
     def on_train_epoch_start(self) -> None:
         """Find N again: a trainer may load other data for an epoch."""
+        if self._restart is not None:
+            self._restart.begin_epoch(self.trainer)
+            self._restart = None
         self.target.num_data = self._count_examples()
 
     def on_train_epoch_end(self) -> None:
         """Finish the last epoch of a fit before its checkpoint is written."""
         self._read_diverged()
         trainer = self.trainer
-        if self._restart is not None:
-            self._restart.end_epoch(trainer)
-            self._restart = None
         epochs = trainer.max_epochs
         by_epochs = epochs is not None and 0 <= epochs <= self.current_epoch + 1
         if by_epochs or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
@@ -705,7 +706,10 @@ class Strategy(pl.LightningModule, ABC):
         if self._trainer is not None and self.trainer.world_size > 1:
             states = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(states, state)
+        # texts, which no constructor takes: the options are ours
+        checkpoint.pop(self.CHECKPOINT_HYPER_PARAMS_KEY, None)
         checkpoint["lightning_bnn"] = {
+            "options": self._options,
             "random_state": states,
             "order": self._order,
             "mode": getattr(self._snapshot, "mode", self._mode),

@@ -194,15 +194,24 @@ class Restart:
             else:
                 inner.val_loop._has_run = True  # there is nothing to do but the end of the epoch
         else:
-            for callback in trainer.checkpoint_callbacks:
-                # else it saves this step again, with gradients that no checkpoint holds
-                callback._last_global_step_saved = trainer.global_step  # type: ignore[attr-defined]
+            self._note_saved(trainer)
 
-    def end_epoch(self, trainer: pl.Trainer) -> None:
-        """Let the next epoch start anew: an epoch of which nothing was left has reset nothing."""
+    def begin_epoch(self, trainer: pl.Trainer) -> None:
+        """Let an epoch start anew: the one before, of which nothing was left, has reset nothing."""
         if self._after_last_batch:
             trainer.fit_loop.epoch_loop.restarting = False
             self._reset(trainer.fit_loop.epoch_loop)
+        self._note_saved(trainer)
+
+    @staticmethod
+    def _note_saved(trainer: pl.Trainer) -> None:
+        """Keep callbacks from saving this step again among the batches that are accumulated next.
+
+        Such a checkpoint would take the place of the good one, and hold none of their gradients.
+        """
+        for callback in trainer.checkpoint_callbacks:
+            if hasattr(callback, "_last_global_step_saved"):
+                callback._last_global_step_saved = trainer.global_step
 
     @staticmethod
     def _reset(inner: Any) -> None:

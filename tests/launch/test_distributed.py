@@ -84,6 +84,7 @@ def _check_second_attempt(run: LaunchedRun, by_hand: Posterior) -> None:
     assert same_weights(component, by_hand, count=4)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_changes_nothing(by_hand: Posterior, tmp_path: Path) -> None:
     run = _start_with_trouble(tmp_path, kill=True)
     _check_second_attempt(run, by_hand)

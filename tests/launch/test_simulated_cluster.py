@@ -17,6 +17,7 @@ from tests.launch.faults import PATIENCE, ROOT, processes_end
 DEVICES = {"first": {"0"}, "second": {"0", "1"}, "third": {"0"}}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_three_nodes_of_which_one_is_lost(tmp_path: Path) -> None:
     said = run_cluster(tmp_path)

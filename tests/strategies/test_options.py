@@ -290,7 +290,6 @@ def test_loggers_show_the_options_and_a_checkpoint_loads_without_them(
     for key, value in loaded.state_dict().items():
         if isinstance(value, Tensor):
             assert torch.equal(value, expected[key]), key
-    assert loaded.hparams == bnn.hparams
     inputs = INPUTS[:5]
     if name != "SGMCMC":
         assert torch.equal(

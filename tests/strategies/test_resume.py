@@ -167,7 +167,8 @@ def test_resume_inside_of_an_accumulation_window_draws_noise_first(tmp_path: Pat
         save_on_train_epoch_end=False,
     )
     trainer = quiet_trainer(max_epochs=1, callbacks=[again], **options)
-    trainer.fit(bnn, shuffled(), val, ckpt_path=tmp_path / "step=1.ckpt")
+    with pytest.warns(UserWarning, match="after 3 batches of an epoch, in the middle of the 2"):
+        trainer.fit(bnn, shuffled(), val, ckpt_path=tmp_path / "step=1.ckpt")
     assert bnn.family.mean.isfinite().all()
     assert space.key is not None or space.noise.isfinite().all()
 
