@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 from lightning_bnn import nets
-from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.errors import PosteriorFormatError
 from lightning_bnn.network import describe
 
 __all__ = ["allow", "make", "network_recipe", "recipe"]
@@ -117,30 +117,44 @@ def make(made: Any) -> Any:
     if not isinstance(made, Mapping) or not ({"of", "entries"} & set(made)):
         raise PosteriorFormatError(f"A recipe was expected; got {made!r:.80}.")
     if "entries" in made:
-        return {key: make(value) for key, value in made["entries"]}
+        return {key: make(value) for key, value in _pairs(made["entries"])}
     name = str(made["of"])
-    if name.startswith("torchvision.models."):
-        known = _torchvision_models().get(name)
-    else:
-        known = _KNOWN.get(name)
+    models = name.startswith("torchvision.models.")
+    known = (_torchvision_models() if models else _KNOWN).get(name)
     if known is None:
         raise PosteriorFormatError(
             f"{name!r:.80} is not on the list of what may be made from a file: torch.nn, "
             "torchvision.models and lightning_bnn. Make it yourself and pass it."
         )
-    if "children" in made:
-        return nn.Sequential(OrderedDict((k, make(part)) for k, part in made["children"].items()))
-    if "partial" in made:
-        return partial(known, **{key: make(value) for key, value in made["partial"].items()})
-    if "with" not in made:
+    given = {key: _made_parts(made[key]) for key in ("children", "partial", "with") if key in made}
+    if "children" in given:
+        if not all(isinstance(child, nn.Module) for child in given["children"].values()):
+            raise PosteriorFormatError(f"Modules were expected; got {made['children']!r:.80}.")
+        return nn.Sequential(OrderedDict(given["children"]))
+    if "partial" in given:
+        return partial(known, **given["partial"])
+    if "with" not in given:
         return known
-    arguments = {key: make(value) for key, value in made["with"].items()}
+    arguments = given["with"]
     if name.startswith("torch.nn."):  # sizes are tuples there, which JSON does not have
         arguments = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
     try:
         return known(**arguments)
-    except (TypeError, ValueError, RuntimeError, ConfigurationError) as error:
+    except Exception as error:  # whatever a constructor raises on arguments that cannot be
         raise PosteriorFormatError(f"{name} cannot be made with {arguments}: {error}") from error
+
+
+def _made_parts(parts: Any) -> dict[str, Any]:
+    if not isinstance(parts, Mapping) or not all(isinstance(key, str) for key in parts):
+        raise PosteriorFormatError(f"Recipes by name were expected; got {parts!r:.80}.")
+    return {key: make(part) for key, part in parts.items()}
+
+
+def _pairs(entries: Any) -> list[tuple[Any, Any]]:
+    pairs = entries if isinstance(entries, list) else [entries]
+    if not all(isinstance(p, list) and len(p) == 2 and isinstance(p[0], _PLAIN) for p in pairs):
+        raise PosteriorFormatError(f"Pairs of a key and a recipe were expected; got {pairs!r:.80}.")
+    return [(key, value) for key, value in pairs]
 
 
 class _NoRecipe(Exception):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior
 from lightning_bnn.posteriors.batch_norm import batch_norm_layers, training_batch_norm
-from lightning_bnn.posteriors.draws import create_stream, unstack
+from lightning_bnn.posteriors.draws import create_stream
 from lightning_bnn.posteriors.weights import Weights
 from lightning_bnn.storage.files import absolute, open_directory
 from lightning_bnn.storage.stream import DrawStream
@@ -74,6 +73,7 @@ class _State:
     pending: bool = False  # whether its draw was still to come when the checkpoint was made
     chains: int = 1
     stream: str | None = None  # the id of the stream that has the draws
+    dirpath: str | None = None  # where it is
     draws: list[Weights] = field(default_factory=list)  # or the draws themselves
     learned: Weights = field(default_factory=dict)  # by the likelihood, at the last draw
 
@@ -164,18 +164,8 @@ class SampleCollector(pl.Callback):
                 "The LightningModule has no likelihood of lightning_bnn.likelihoods. Pass "
                 "likelihood= to say how its outputs give targets."
             )
-        if self.dirpath is not None:
-            stream = self._stream or DrawStream.open(self.dirpath, last_step=self.steps[-1])
-            if stream.id != self._state.stream:
-                raise ConfigurationError(
-                    f"The draws in {self.dirpath} are of another run; put the directory back."
-                )
-            return DrawsPosterior.from_stream(stream, source.net, likelihood, self.steps)
-        likelihood = deepcopy(likelihood)
-        if self._state.learned:
-            likelihood.load_state_dict(self._state.learned)
-        draws = [draw for snapshot in self._state.draws for draw in unstack(snapshot)]
-        return DrawsPosterior(source.net, likelihood, draws, chains=self._state.chains)
+        state = {**vars(self._state), "dirpath": self.dirpath}
+        return DrawsPosterior.from_collected(state, source.net, likelihood, self._stream)
 
     # ---------------------------------------------------------------- before training
 
@@ -189,6 +179,13 @@ class SampleCollector(pl.Callback):
             raise ConfigurationError(
                 f"Two collectors of the trainer have the same dirpath={self.dirpath!r}. Give each "
                 "a directory of its own."
+            )
+        processes = type(trainer.strategy.launcher).__name__ == "_MultiProcessingLauncher"
+        if stage == "fit" and processes and self.dirpath is None:
+            raise ConfigurationError(
+                "The trainer's strategy trains in other processes, and draws in their memory end "
+                "with them. Pass dirpath= to SampleCollector, and read the draws with "
+                "Posterior.load; or choose strategy='ddp'."
             )
         if isinstance(pl_module, SGMCMC):
             pl_module.collector = next(c for c in callbacks if isinstance(c, SampleCollector))
@@ -382,7 +379,7 @@ class SampleCollector(pl.Callback):
         # another callback may save before this one has had its turn
         pending = self._trainer is not None and self._stage == "fit" and self._is_due(self._trainer)
         lists = {"steps": list(self.steps), "draws": list(self._state.draws)}  # both grow
-        return {**vars(self._state), **lists, "pending": pending}
+        return {**vars(self._state), **lists, "pending": pending, "dirpath": self.dirpath}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the checkpoint's draws; those that there are return after a test of it."""

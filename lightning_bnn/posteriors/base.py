@@ -134,7 +134,8 @@ class Posterior(ABC):
                 ``lightning_bnn.launch.load_run(storage).posterior(net)``.)
             net: For a posterior over weights, a network of the architecture that it was saved with;
                 only its structure and its frozen code matter, not its values. For a compact
-                posterior, also the network that it was pruned from, which is made smaller.
+                posterior, also the network that it was pruned from, which is made smaller. Networks
+                of torch.nn's layers, of torchvision and of this package are made from the file.
             likelihood: Needed only if the posterior was made with a likelihood of your own.
         """
         stored = store.read(directory)

@@ -170,6 +170,41 @@ class DrawsPosterior(WeightPosterior):
             likelihood.load_state_dict(learned)
         return cls(net, likelihood, stream.draws(steps), stream.fixed(), stream.chains)
 
+    @classmethod
+    def from_collected(
+        cls,
+        state: Mapping[str, Any],
+        net: nn.Module,
+        likelihood: Likelihood,
+        stream: DrawStream | None = None,
+    ) -> Self:
+        """The posterior of the draws that a SampleCollector's state holds, or says where they are.
+
+        Args:
+            state: What a checkpoint holds of the collector.
+            net: The network.
+            likelihood: It gets what was learned up to the last draw.
+            stream: The draws on the disk, if they are open.
+        """
+        if state["stream"] is not None:
+            place, steps = state["dirpath"], state["steps"]
+            try:
+                stream = stream or DrawStream.open(place, last_step=steps[-1])
+                if stream.id == state["stream"]:
+                    return cls.from_stream(stream, net, likelihood, steps)
+                problem = "those in it are of another run"
+            except (PosteriorFormatError, OSError) as error:
+                problem = str(error).rstrip(".")
+            raise ConfigurationError(
+                f"The draws of {len(steps)} steps were collected in {place}, but {problem}. Put "
+                "the directory back, or read it where it is now with Posterior.load."
+            )
+        likelihood = deepcopy(likelihood)
+        if state["learned"]:
+            likelihood.load_state_dict(state["learned"])
+        draws = [draw for snapshot in state["draws"] for draw in unstack(snapshot)]
+        return cls(net, likelihood, draws, chains=state["chains"])
+
     def chain(self, number: int) -> DrawsPosterior:
         """The draws of one chain, a posterior of its own.
 

@@ -9,6 +9,7 @@ compacting, diagnosis, export) are functions over :meth:`WeightPosterior.draws`,
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -31,6 +32,8 @@ from lightning_bnn.network import (
 from lightning_bnn.posteriors.base import Blobs, Posterior
 from lightning_bnn.posteriors.moments import Moments
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.random import isolated_random_state
+from lightning_bnn.recipes import make, network_recipe
 from lightning_bnn.resize import resized
 from lightning_bnn.shared_part import SharedPart
 from lightning_bnn.stacked import Mode, StackedModule
@@ -40,6 +43,7 @@ from lightning_bnn.storage.stream import Change, Weights
 __all__ = ["CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights", "changed"]
 
 CHUNK = 8
+_MOST_PER_BYTE = 1000  # numbers: what is mostly zeros is stored in less than a byte for each
 CACHE_BYTES = 2**29
 
 Description = Sequence[Sequence[Any]]
@@ -212,8 +216,10 @@ class WeightPosterior(Posterior):
         return {"fixed": self.fixed} if self.fixed else {}
 
     def manifest_fields(self) -> dict[str, Any]:
-        """The names and shapes of the network, and of the larger one if it is compact."""
+        """The network's names and shapes, how to make it, and the larger one if it is compact."""
         fields: dict[str, Any] = {"network": describe(self.net)}
+        if (recipe := network_recipe(self.net)) is not None:
+            fields["recipe"] = recipe
         if self.pruned_from is not None:
             fields |= {"compact": True, "original": self.pruned_from}
         return fields
@@ -223,12 +229,9 @@ class WeightPosterior(Posterior):
         cls, stored: Stored, net: nn.Module | None, likelihood: Likelihood | None
     ) -> Posterior:
         """The posterior of a manifest, if the network is one of the same names and shapes."""
-        if net is None:
-            raise ConfigurationError(
-                f"The posterior in {stored.files} is one over the weights of a network. Pass net=, "
-                "a network of the architecture that it was made with."
-            )
         network, pruned_from = stored.fields["network"], stored.fields.get("original")
+        if net is None:
+            net = _made_again(stored, network)
         if describe(net) == pruned_from:
             net = resized(net, dict(network))
         difference = first_difference(network, describe(net))
@@ -241,6 +244,35 @@ class WeightPosterior(Posterior):
         assert isinstance(posterior, WeightPosterior)
         posterior.pruned_from = pruned_from
         return posterior
+
+
+def _made_again(stored: Stored, network: Description) -> nn.Module:
+    """The network of a manifest's recipe, if it is the one that the manifest describes."""
+    if "recipe" not in stored.fields:
+        raise ConfigurationError(
+            f"The posterior in {stored.files} is one over the weights of a network of your own. "
+            "Pass net=, a network of the architecture that it was made with."
+        )
+    recipe = stored.fields["recipe"]
+    with torch.device("meta"):  # neither memory nor random numbers
+        made = make(recipe)
+    if not isinstance(made, nn.Module):
+        raise PosteriorFormatError(f"The recipe in {stored.files} makes no network.")
+    difference = first_difference(network, describe(made))
+    if difference:
+        raise PosteriorFormatError(
+            f"The manifest in {stored.files} contradicts itself: {difference} in the network that "
+            "its recipe makes."
+        )
+    size = sum(math.prod(shape) for _, shape in network)
+    held = sum(stored.entry(name)["bytes"] for name in stored.blob_names)
+    if size > _MOST_PER_BYTE * (held + 1000):
+        raise PosteriorFormatError(
+            f"The network in {stored.files} has {size:,} numbers, its blobs only {held:,} bytes."
+        )
+    with isolated_random_state(0):
+        net: nn.Module = make(recipe)
+    return net
 
 
 def changed(change: Change, tensors: Mapping[str, Tensor]) -> Weights:

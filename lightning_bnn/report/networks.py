@@ -142,12 +142,6 @@ def load_posterior(
     if file is not None:
         strategy = instantiate(read_configuration(file), "model", file)
         net, likelihood = strategy.net, strategy.likelihood
-    if net is None:
-        raise ConfigurationError(
-            f"{path} holds weights, and nothing says of which network: there is no config.yaml in "
-            "it or in the folder above, as `lightning-bnn fit` leaves it. Give the configuration "
-            "of the fit with --config FILE, or pass the network in Python."
-        )
     # ours are read from the manifest itself, which cannot name one of the user's own
     if type(likelihood).__module__.startswith("lightning_bnn."):
         likelihood = None

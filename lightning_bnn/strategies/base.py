@@ -118,6 +118,12 @@ class Strategy(pl.LightningModule, ABC):
         vars(made)["_given"] = (arguments, options)
         return made
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Show the constructor's own arguments to who asks; Python 3.10 would show __new__'s."""
+        super().__init_subclass__(**options)
+        _, *others = inspect.signature(cls.__init__).parameters.values()
+        cls.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+
     def __init__(
         self,
         net: nn.Module,

@@ -31,7 +31,11 @@ from lightning_bnn.bank import check_ids
 from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.initialise import Start, start_members
-from lightning_bnn.lightning import StochasticWeightAveraging, WeightAveraging
+from lightning_bnn.lightning import (
+    StochasticWeightAveraging,
+    WeightAveraging,
+    rank_zero_warn,
+)
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
 from lightning_bnn.predictive import Predictive
@@ -134,6 +138,8 @@ class SGMCMC(BankStrategy):
         spread = check_number("spread", spread, positive=False)
         self.seed = random_seed() if seed is None else check_whole("seed", seed, 0)
         self.collector: DrawCollector | None = None
+        self._collected: Mapping[str, Any] | None = None  # by a collector, as a checkpoint has it
+        self._has_moved = False
         learned = [name for name, _ in self.likelihood.named_parameters()]
         if learned and not warm_up:
             raise ConfigurationError(
@@ -346,9 +352,20 @@ class SGMCMC(BankStrategy):
     # ---------------------------------------------------------------- what it leaves behind
 
     def posterior(self) -> Posterior:
-        """The collected draws of all chains; before there are any, the weights as they stand."""
+        """The collected draws of all chains; before there are any, the weights as they stand.
+
+        After a fit, or from a checkpoint, a warning says so if no draws were collected.
+        """
         if self.collector is not None and len(self.collector):
             return self.collector.posterior()
+        if self._collected is not None:
+            return DrawsPosterior.from_collected(self._collected, self.net, self.likelihood)
+        if self._has_moved and not self._is_fitting():
+            rank_zero_warn(
+                f"SGMCMC has no collected draws: this posterior is the last state of the "
+                f"{self.chains} chains alone. Train with a SampleCollector among the callbacks; "
+                "draws that were written to its dirpath are read by Posterior.load."
+            )
         current = self.current_draws()
         draws = [{name: t[k] for name, t in current.items()} for k in range(self.chains)]
         return DrawsPosterior(self.net, self.likelihood, draws, chains=self.chains)
@@ -372,8 +389,10 @@ class SGMCMC(BankStrategy):
                     "SampleCollector keeps draws."
                 )
         super().setup(stage)
-        if stage == "fit" and not any(callback is self.collector for callback in callbacks):
-            self.collector = None
+        if stage == "fit":
+            self._collected = None
+            if not any(callback is self.collector for callback in callbacks):
+                self.collector = None
 
     def on_fit_start(self) -> None:
         """Check what the sampler needs of the trainer."""
@@ -403,9 +422,20 @@ class SGMCMC(BankStrategy):
                 stacklevel=2,
             )
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Know the draws that were collected up to the checkpoint."""
+        super().on_load_checkpoint(checkpoint)
+        self._has_moved = True
+        if not self._is_fitting():  # a collector of the trainer has its own way to go on
+            states = checkpoint.get("callbacks", {}).items()
+            kept = [state for name, state in states if name.startswith("SampleCollector")]
+            with_draws = [state for state in kept if state.get("steps")]
+            self._collected = {"dirpath": None, **with_draws[0]} if with_draws else None
+
     def on_train_start(self) -> None:
         """Find N, and let all ranks draw the same noise."""
         super().on_train_start()
+        self._has_moved = True
         for stream in self.sampler.streams:
             stream.load_state_dict(self.trainer.strategy.broadcast(stream.state_dict()))
 

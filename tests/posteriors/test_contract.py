@@ -223,7 +223,51 @@ def test_a_posterior_without_weights_is_one_class(tmp_path):
         WeightPosterior.load(tmp_path)
 
 
-def test_a_posterior_over_weights_needs_its_network(tmp_path):
+class Own(nn.Sequential):
+    """A network that no recipe makes."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs)
+
+
+def test_a_network_of_known_layers_need_not_be_given(posterior, tmp_path):
+    posterior.save(tmp_path)
+    state = torch.get_rng_state()
+    loaded = Posterior.load(tmp_path)
+    assert torch.equal(torch.get_rng_state(), state)
+    one, other = (each.predict(INPUTS, 4, seed=1).outputs for each in (posterior, loaded))
+    torch.testing.assert_close(one, other)
+
+
+def test_a_network_of_the_users_own_has_to_be_given(tmp_path):
+    net = Own(nn.Linear(3, 2))
+    mean = {name: tensor.detach() for name, tensor in net.named_parameters()}
+    GaussianPosterior(net, Gaussian(), mean, mean).save(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"a network of your own\. Pass net="):
+        Posterior.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [
+        ({"of": "os.system", "with": {"command": "id"}}, "not on the list"),
+        ({"of": "torch.nn.Linear", "with": {"in_features": 9**9, "out_features": 9**9}}, "itself"),
+        ({"of": "torch.nn.Linear", "with": {"in_features": 3, "out_features": 2}}, "itself"),
+        (7, "itself|recipe"),
+    ],
+)
+def test_a_forged_recipe_is_refused(recipe, words, tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_bnn.posteriors.weights.network_recipe", lambda net: recipe)
     gaussian().save(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"over the weights of a network\. Pass net="):
+    with pytest.raises(PosteriorFormatError, match=words):
+        Posterior.load(tmp_path)
+
+
+def test_a_recipe_of_a_network_that_is_much_larger_than_its_file_is_refused(tmp_path, monkeypatch):
+    large = {"of": "torch.nn.Linear", "with": {"in_features": 10**6, "out_features": 10**6}}
+    monkeypatch.setattr("lightning_bnn.posteriors.weights.network_recipe", lambda net: large)
+    shapes = [["weight", [10**6, 10**6]], ["bias", [10**6]]]
+    monkeypatch.setattr("lightning_bnn.posteriors.weights.describe", lambda net: shapes)
+    gaussian().save(tmp_path)
+    with pytest.raises(PosteriorFormatError, match="blobs only"):
         Posterior.load(tmp_path)
