@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import describe, in_network_order, network_tensors
+from lightning_bnn.network import in_network_order, network_tensors
 from lightning_bnn.posteriors.base import Blobs, likelihood_entry
 from lightning_bnn.posteriors.moments import Moments, RunningMoments
 from lightning_bnn.posteriors.weights import (
@@ -28,6 +28,7 @@ from lightning_bnn.posteriors.weights import (
     WeightPosterior,
     Weights,
     changed,
+    network_fields,
 )
 from lightning_bnn.storage.store import Stored
 from lightning_bnn.storage.stream import DrawStream, StoredDraws
@@ -67,7 +68,7 @@ def create_stream(
     entry = unknown if likelihood is None else likelihood_entry(likelihood)
     return DrawStream.create(
         directory,
-        fields={"kind": "draws", "likelihood": entry, "network": describe(net)},
+        fields={"kind": "draws", "likelihood": entry, **network_fields(net)},
         weights=weights,
         fixed=fixed,
         likelihood=None if likelihood is None else likelihood.state_dict(),
@@ -187,14 +188,18 @@ class DrawsPosterior(WeightPosterior):
             stream: The draws on the disk, if they are open.
         """
         if state["stream"] is not None:
-            place, steps = state["dirpath"], state["steps"]
-            try:
-                stream = stream or DrawStream.open(place, last_step=steps[-1])
-                if stream.id == state["stream"]:
-                    return cls.from_stream(stream, net, likelihood, steps)
-                problem = "those in it are of another run"
-            except (PosteriorFormatError, OSError) as error:
-                problem = str(error).rstrip(".")
+            place, steps, problem = state["dirpath"], state["steps"], ""
+            if place is None and stream is None:
+                place, problem = "a directory", "a checkpoint of version 0.1 does not name it"
+            else:
+                try:
+                    stream = stream or DrawStream.open(place, last_step=steps[-1])
+                    problem = "" if stream.id == state["stream"] else "its draws are of another run"
+                except (PosteriorFormatError, OSError) as error:
+                    problem = str(error).rstrip(".")
+            if not problem:
+                assert stream is not None
+                return cls.from_stream(stream, net, likelihood, steps)
             raise ConfigurationError(
                 f"The draws of {len(steps)} steps were collected in {place}, but {problem}. Put "
                 "the directory back, or read it where it is now with Posterior.load."

@@ -40,7 +40,10 @@ from lightning_bnn.stacked import Mode, StackedModule
 from lightning_bnn.storage.store import Stored
 from lightning_bnn.storage.stream import Change, Weights
 
-__all__ = ["CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights", "changed"]
+__all__ = [
+    "CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights", "changed",
+    "network_fields",
+]  # fmt: skip
 
 CHUNK = 8
 _MOST_PER_BYTE = 1000  # numbers: what is mostly zeros is stored in less than a byte for each
@@ -217,9 +220,7 @@ class WeightPosterior(Posterior):
 
     def manifest_fields(self) -> dict[str, Any]:
         """The network's names and shapes, how to make it, and the larger one if it is compact."""
-        fields: dict[str, Any] = {"network": describe(self.net)}
-        if (recipe := network_recipe(self.net)) is not None:
-            fields["recipe"] = recipe
+        fields = network_fields(self.net)
         if self.pruned_from is not None:
             fields |= {"compact": True, "original": self.pruned_from}
         return fields
@@ -246,12 +247,19 @@ class WeightPosterior(Posterior):
         return posterior
 
 
+def network_fields(net: nn.Module) -> dict[str, Any]:
+    """What a manifest says of a network: names and shapes, and its recipe if it has one."""
+    made = network_recipe(net)
+    return {"network": describe(net), **({} if made is None else {"recipe": made})}
+
+
 def _made_again(stored: Stored, network: Description) -> nn.Module:
     """The network of a manifest's recipe, if it is the one that the manifest describes."""
     if "recipe" not in stored.fields:
         raise ConfigurationError(
             f"The posterior in {stored.files} is one over the weights of a network of your own. "
-            "Pass net=, a network of the architecture that it was made with."
+            "Pass net=, a network of the architecture that it was made with; on the command line, "
+            "give the configuration of the fit with --config FILE."
         )
     recipe = stored.fields["recipe"]
     with torch.device("meta"):  # neither memory nor random numbers

@@ -92,7 +92,7 @@ def main(
             )
             print(f"The compact network has {small:,} of {large:,} parameters.")
         if options.out is not None:
-            _save(kept, source, options.out, str(find_configuration(source) or options.config))
+            _save(kept, source, options.out, options.config or find_configuration(source))
         if options.report is not None:
             name = path_names([options.posterior])[0]
             both = {name: posterior, f"{name}, {percent(options.fraction)} removed": pruned}
@@ -157,13 +157,16 @@ def _layers(pruned: WeightPosterior) -> str:
     return align([*zip(("layer", "weights", "left", "removed"), *rows, strict=True)])
 
 
-def _save(posterior: WeightPosterior, source: str, directory: str, configuration: str) -> None:
-    """Save the posterior, and beside it the configuration that lets commands make its network."""
+def _save(
+    posterior: WeightPosterior, source: str, directory: str, configuration: str | None
+) -> None:
+    """Save the posterior, and beside it the configuration of the fit, if there is one."""
     posterior.save(directory)
-    with fsspec.open(configuration, "rb") as file:
-        content = file.read()
-    with fsspec.open(f"{directory.rstrip('/')}/config.yaml", "wb") as file:
-        file.write(content)
+    if configuration is not None:
+        with fsspec.open(configuration, "rb") as file:
+            content = file.read()
+        with fsspec.open(f"{directory.rstrip('/')}/config.yaml", "wb") as file:
+            file.write(content)
     before, after = stored_bytes(source), stored_bytes(directory)
     print(f"It takes {decimal(after)} instead of {decimal(before)} ({after / before:.1%}).")
     print(f"The pruned posterior is in {directory}")

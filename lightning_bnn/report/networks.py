@@ -1,8 +1,8 @@
 """Posteriors and networks by name, from objects or from folders.
 
-A saved posterior holds weights, not the network's code. ``lightning-bnn fit`` leaves the
-configuration of the network beside it: ``config.yaml`` in the folder of the posterior or in the one
-above. Where there is none, the network has to be given.
+A saved posterior says how its network is made, if it is of known layers. For other networks
+``lightning-bnn fit`` leaves the configuration beside it: ``config.yaml`` in the folder of the
+posterior or in the one above. Where there is none, the network has to be given.
 """
 
 from __future__ import annotations
@@ -124,12 +124,15 @@ def load_posterior(
     likelihood: Likelihood | None = None,
     load: Callable[..., Posterior] = Posterior.load,
 ) -> Posterior:
-    """The posterior in a folder, with the network of its configuration, else with ``net``.
+    """The posterior in a folder, with the network that its file makes.
+
+    Of a network of the user's own the file cannot say how it is made: then it is ``net``, or that
+    of the ``config.yaml`` in the folder or above it.
 
     Args:
         path: A folder or an fsspec URL of the posterior, or of the run that holds it in
             ``posterior``.
-        net: The network where there is no ``config.yaml`` in the folder or above it.
+        net: The network, where the file cannot make it.
         likelihood: The likelihood to go with ``net``, where it is one of the user's own.
         load: Reads the folder; the command line passes one that opens launched runs as well.
 
@@ -138,14 +141,25 @@ def load_posterior(
         ConfigurationError: No network is known.
     """
     path = folder_of(path)
-    file = find_configuration(path)
-    if file is not None:
-        strategy = instantiate(read_configuration(file), "model", file)
-        net, likelihood = strategy.net, strategy.likelihood
     # ours are read from the manifest itself, which cannot name one of the user's own
     if type(likelihood).__module__.startswith("lightning_bnn."):
         likelihood = None
-    return load(path, net, likelihood)
+    try:
+        return load(path, None, likelihood)
+    except ConfigurationError:  # a network of the user's own
+        file = find_configuration(path)
+        if net is None and file is None:
+            raise
+    if net is not None:
+        try:
+            return load(path, net, likelihood)
+        except PosteriorFormatError:  # it is of another posterior that is compared
+            if file is None:
+                raise
+    assert file is not None
+    strategy = instantiate(read_configuration(file), "model", file)
+    ours = type(strategy.likelihood).__module__.startswith("lightning_bnn.")
+    return load(path, strategy.net, None if ours else strategy.likelihood)
 
 
 def folder_of(path: Path) -> str:

@@ -33,6 +33,7 @@ from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.initialise import Start, start_members
 from lightning_bnn.lightning import (
     StochasticWeightAveraging,
+    TrainerStatus,
     WeightAveraging,
     rank_zero_warn,
 )
@@ -360,7 +361,8 @@ class SGMCMC(BankStrategy):
             return self.collector.posterior()
         if self._collected is not None:
             return DrawsPosterior.from_collected(self._collected, self.net, self.likelihood)
-        if self._has_moved and not self._is_fitting():
+        running = self._trainer is not None and self.trainer.state.status == TrainerStatus.RUNNING
+        if self._has_moved and not (running and self._is_fitting()):
             rank_zero_warn(
                 f"SGMCMC has no collected draws: this posterior is the last state of the "
                 f"{self.chains} chains alone. Train with a SampleCollector among the callbacks; "

@@ -483,7 +483,7 @@ def test_testing_an_earlier_checkpoint(tmp_path: Path, place: str) -> None:
         new.posterior()
     (tmp_path / "d").rename(tmp_path / "away")
     fit(chains(), SampleCollector(every=4, dirpath=tmp_path / "d"))
-    with pytest.raises(ConfigurationError, match="are of another run"):
+    with pytest.raises(ConfigurationError, match="its draws are of another run"):
         new.posterior()
 
 
