@@ -12,7 +12,6 @@ the same tensors (:func:`exclusive`).
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from lightning_bnn.network import copy_network
 
 __all__ = ["call_with", "exclusive"]
 
@@ -79,9 +80,8 @@ class _Places:
             spare = self._spares.pop()
         except IndexError:
             with self.lock:  # nobody runs the network now, so that its tensors are its own
-                tensors = {id(t): t for _, kept in self._seen for t in kept.values()}
-                tensors = {k: t for k, t in tensors.items() if isinstance(t, Tensor)}
-                spare = copy.deepcopy(net, tensors)
+                held = (value for _, kept in self._seen for value in kept.values())
+                spare = copy_network(net, [value for value in held if isinstance(value, Tensor)])
         for module, own in zip(spare.modules(), net.modules(), strict=True):
             module.training = own.training
         return spare
@@ -100,17 +100,17 @@ _finding = threading.Lock()
 
 def _acquire(net: nn.Module) -> tuple[_Places, bool]:
     """Where the network has its tensors, and whether this thread may exchange them now."""
-    while True:
-        with _finding:
-            places: _Places | None = net.__dict__.get(_KEPT_AS)
-            if places is None or not places.belong_to(net):
-                places = net.__dict__[_KEPT_AS] = _Places(net)
-        if not places.lock.acquire(blocking=False):
-            return places, False
-        if places.hold():
-            return places, True
-        net.__dict__.pop(_KEPT_AS, None)  # it was changed since
-        places.lock.release()
+    with _finding:  # so that who finds it busy knows that it was looked at before
+        places: _Places | None = net.__dict__.get(_KEPT_AS)
+        if places is not None and places.belong_to(net):
+            if not places.lock.acquire(blocking=False):
+                return places, False
+            if places.hold():
+                return places, True
+            places.lock.release()  # the network was changed since
+        places = net.__dict__[_KEPT_AS] = _Places(net)
+        places.lock.acquire()
+        return places, True
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import zip_longest
 from typing import Any
@@ -23,8 +23,12 @@ __all__ = [
 ]
 
 
-def copy_network(net: nn.Module) -> nn.Module:
+def copy_network(net: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """A copy of a network; what a forward pass left on it is copied without its graph.
+
+    Args:
+        net: The network.
+        shared: Tensors of it that the copy has, too, instead of copies.
 
     Example:
         >>> import torch
@@ -33,7 +37,7 @@ def copy_network(net: nn.Module) -> nn.Module:
         >>> copy_network(net).activation.requires_grad
         False
     """
-    return deepcopy(net, _left_on(net))
+    return deepcopy(net, {**_left_on(net), **{id(tensor): tensor for tensor in shared}})
 
 
 def describe(net: nn.Module) -> list[list[Any]]:

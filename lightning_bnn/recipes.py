@@ -126,10 +126,16 @@ def make(made: Any) -> Any:
             f"{name!r:.80} is not on the list of what may be made from a file: torch.nn, "
             "torchvision.models and lightning_bnn. Make it yourself and pass it."
         )
+    if models and set(made.get("with", {})) != {"num_classes"}:
+        raise PosteriorFormatError(
+            f"A model of torchvision is made with num_classes alone; got {made!r:.80}."
+        )
     given = {key: _made_parts(made[key]) for key in ("children", "partial", "with") if key in made}
     if "children" in given:
         if not all(isinstance(child, nn.Module) for child in given["children"].values()):
             raise PosteriorFormatError(f"Modules were expected; got {made['children']!r:.80}.")
+        if any("." in name or not name for name in given["children"]):
+            raise PosteriorFormatError(f"Names of modules were expected; got {list(given)!r:.80}.")
         return nn.Sequential(OrderedDict(given["children"]))
     if "partial" in given:
         return partial(known, **given["partial"])
@@ -184,9 +190,13 @@ def _recipe(value: Any) -> Any:
         return {"of": _name(value.func), "partial": arguments}
     if isinstance(value, type) or inspect.isfunction(value):
         return {"of": _name(value)}
-    if isinstance(value, nn.Sequential) and type(value).forward is nn.Sequential.forward:
-        children = {name: _recipe(child) for name, child in value.named_children()}
-        return {"of": "torch.nn.Sequential", "children": children}
+    if isinstance(value, nn.Module):
+        everywhere = list(value.named_modules(remove_duplicate=False))
+        if len(everywhere) > len(list(value.modules())):
+            raise _NoRecipe  # a module in two places would be made twice
+        if _is_sequential(value):
+            children = {name: _recipe(child) for name, child in value.named_children()}
+            return {"of": "torch.nn.Sequential", "children": children}
     return {"of": _name(type(value)), "with": _arguments(value)}
 
 
@@ -230,13 +240,34 @@ def _torchvision_recipes(net: nn.Module) -> list[dict[str, Any]]:
 
 
 def _anatomy(net: nn.Module) -> tuple[Sequence[Any], Sequence[Any]]:
-    """All that sets networks apart but the values: modules with options and hooks, and tensors."""
-    modules = []
-    for name, module in net.named_modules():
-        plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-        kind = nn.Sequential if plain else type(module)
-        changed = "forward" in vars(module) or bool(
-            module._forward_hooks or module._forward_pre_hooks
-        )
-        modules.append((name, kind, module.extra_repr(), changed))
+    """All that sets networks apart but the values of their tensors.
+
+    These are the modules, by all their names, with everything that they keep: options, functions,
+    hooks. What cannot be compared is like nothing else.
+    """
+    modules = [
+        (name, nn.Sequential if _is_sequential(module) else type(module), _kept(vars(module)))
+        for name, module in net.named_modules(remove_duplicate=False)
+    ]
     return modules, describe(net)
+
+
+# of every module: its parts, which have entries of their own, and in which mode it is; of LSTM and
+# the like: its parameters once more
+_PARTS = {"_parameters", "_buffers", "_modules", "training", "_flat_weights", "_flat_weight_refs"}
+
+
+def _kept(value: Any) -> Any:
+    if isinstance(value, (*_PLAIN, torch.dtype)) or callable(value):
+        return value
+    if isinstance(value, Mapping):
+        places = (k for k in value if k not in _PARTS and not str(k).startswith("_lightning_bnn"))
+        return {key: _kept(value[key]) for key in places}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_kept(part) for part in (sorted(value) if isinstance(value, set) else value)]
+    return object()
+
+
+def _is_sequential(module: nn.Module) -> bool:
+    """Whether an nn.Sequential of its children does what a module does."""
+    return type(module) in (nn.Sequential, nets.MLP)

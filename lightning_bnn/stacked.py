@@ -77,9 +77,16 @@ class _Part:
     def __call__(self, net: nn.Module, arguments: Any, outputs: Any) -> Any:
         if callable(self.output):
             return self.output(outputs)
-        if isinstance(self.output, str) and not isinstance(outputs, Mapping):
-            return getattr(outputs, self.output)
-        return outputs[self.output]
+        try:
+            if isinstance(self.output, str) and not isinstance(outputs, Mapping):
+                return getattr(outputs, self.output)
+            return outputs[self.output]
+        except (AttributeError, LookupError, TypeError):
+            kind = list(outputs) if isinstance(outputs, Mapping) else type(outputs).__name__
+            raise ConfigurationError(
+                f"output={self.output!r} names no part of what {type(net).__name__} returns: "
+                f"{kind}."
+            ) from None
 
 
 def with_output(net: nn.Module, output: Callable[[Any], Tensor] | str | int) -> nn.Module:

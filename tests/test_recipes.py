@@ -78,6 +78,50 @@ class Odd(nn.Linear):
     """A layer of the user's own."""
 
 
+class Thrice(nn.Sequential):
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return 3 * super().__call__(inputs)
+
+
+def repeated() -> nn.Module:
+    act, layer = nn.Tanh(), nn.Linear(4, 4)
+    return nn.Sequential(layer, act, layer, act)
+
+
+def patched_inside() -> nn.Module:
+    net = torchvision.models.resnet18(num_classes=3)
+    net._forward_impl = lambda inputs: inputs  # type: ignore[method-assign]
+    return net
+
+
+def six_heads() -> nn.Module:
+    return torchvision.models.VisionTransformer(32, 16, 12, 6, 768, 3072, num_classes=3)
+
+
+OTHERS: dict[str, Any] = {
+    "subclass that is called otherwise": lambda: Thrice(nn.Linear(2, 1)),
+    "repeated": repeated,
+    "patched inside": patched_inside,
+    "six heads": six_heads,
+    "relu RNN": lambda: nn.RNN(4, 3, nonlinearity="relu"),
+    "norm first": lambda: nn.Transformer(4, 2, 1, 1, 8, norm_first=True),
+    "gelu": lambda: nn.Transformer(4, 2, 1, 1, 8, activation="gelu"),
+    "transform": lambda: torchvision.models.googlenet(
+        num_classes=3, aux_logits=False, init_weights=False, transform_input=True
+    ),
+    "drop rate": lambda: torchvision.models.densenet121(num_classes=3, drop_rate=0.5),
+    "stochastic depth": lambda: torchvision.models.convnext_tiny(
+        num_classes=3, stochastic_depth_prob=0.9
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
+@pytest.mark.parametrize("name", OTHERS)
+def test_options_that_do_not_show_are_seen(name: str) -> None:
+    assert network_recipe(OTHERS[name]()) is None
+
+
 @pytest.mark.parametrize(
     "build", [changed_resnet, hooked, patched, lambda: SequenceLSTM(2), lambda: Odd(2, 1),
               lambda: nn.Sequential(Odd(2, 1))],
@@ -127,10 +171,15 @@ def test_an_option_is_made_again(value: Any) -> None:
         {"entries": 3},
         {"entries": [[1, 2, 3]]},
         {"entries": [[[1], 2]]},
+        {"of": "torch.nn.Sequential", "children": {"a.b": {"of": "torch.nn.ReLU", "with": {}}}},
+        {"of": "torchvision.models.resnet18", "with": {"weights": "DEFAULT"}},
+        {"of": "torchvision.models.resnet18"},
         {"anything": 1},
         {"__reduce__": 1},
     ],
 )
 def test_nothing_else_is_made(attack: Any) -> None:
-    with pytest.raises(PosteriorFormatError, match=r"not on the list|cannot be made|expected"):
+    with pytest.raises(
+        PosteriorFormatError, match=r"not on the list|cannot be made|expected|alone"
+    ):
         make(attack)

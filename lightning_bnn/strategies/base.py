@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
+from pickle import UnpicklingError
 from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
@@ -185,14 +186,17 @@ class Strategy(pl.LightningModule, ABC):
             flat |= value if further else {name: value}
         texts = {name: _text(value) for name, value in flat.items()}
         texts |= {k: text for k, text in self.defaults.items() if k in flat and flat[k] is None}
-        recipes = {
-            name: network_recipe(value) if isinstance(value, nn.Module) else recipe(value)
-            for name, value in flat.items()
+        recipes = {name: _option_recipe(value) for name, value in flat.items()}
+        lost = {
+            name: {"text": str(texts[name])}
+            for name, made in recipes.items()
+            if made is None and flat[name] is not None
         }
-        lost = {k: {"text": str(texts[k])} for k, r in recipes.items() if r is None and flat[k]}
         self._options = {**recipes, **lost}
         self._set_hparams(texts)
-        self._hparams_initial = self._to_hparams_dict(texts)
+        # data modules have options of these names, and Lightning wants equal names to be equal
+        shown = {k: v for k, v in texts.items() if k not in ("seed", "split", "num_data")}
+        self._hparams_initial = self._to_hparams_dict(shown)
         self._log_hyperparams = True
 
     @classmethod
@@ -216,7 +220,11 @@ class Strategy(pl.LightningModule, ABC):
             **options: Arguments of the constructor: those of your own classes and functions, and
                 what is to be different.
         """
-        saved = pl_load(checkpoint_path, map_location="cpu", weights_only=True)
+        safe = True if weights_only is None else weights_only
+        try:
+            saved = pl_load(checkpoint_path, map_location="cpu", weights_only=safe)
+        except UnpicklingError:  # objects of the user's: whoever passes all arguments may load them
+            saved = {}
         noted = saved.get("lightning_bnn", {}).get("options", {})
         lost = {k: v["text"] for k, v in noted.items() if isinstance(v, dict) and "text" in v}
         if missing := {name: text for name, text in lost.items() if name not in options}:
@@ -755,6 +763,14 @@ def batch_size(batch: Any) -> int | None:
     if isinstance(values, Iterable) and not isinstance(values, str):
         return next((size for item in values if (size := batch_size(item))), None)
     return None
+
+
+def _option_recipe(value: Any) -> Any:
+    """The recipe of an option; of a network only if all of it is trained, or all is frozen."""
+    if not isinstance(value, nn.Module) or isinstance(value, Likelihood):
+        return recipe(value)
+    trained = {parameter.requires_grad for parameter in value.parameters()}
+    return None if False in trained else network_recipe(value)
 
 
 def _text(value: Any) -> Any:

@@ -429,8 +429,8 @@ class SGMCMC(BankStrategy):
         super().on_load_checkpoint(checkpoint)
         self._has_moved = True
         if not self._is_fitting():  # a collector of the trainer has its own way to go on
-            states = checkpoint.get("callbacks", {}).items()
-            kept = [state for name, state in states if name.startswith("SampleCollector")]
+            states = checkpoint.get("callbacks", {}).values()
+            kept = [s for s in states if isinstance(s, dict) and {"draws", "stream"} <= s.keys()]
             with_draws = [state for state in kept if state.get("steps")]
             self._collected = {"dirpath": None, **with_draws[0]} if with_draws else None
 

@@ -45,6 +45,18 @@ class Counts(nn.Module):
         return self.head(hidden)
 
 
+class Leaves(nn.Module):
+    """A network that leaves what it computed on itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.hidden = self.body(inputs).tanh()
+        return self.head(self.hidden)
+
+
 def gaussian(net: nn.Module, chosen: str = "") -> GaussianPosterior:
     mean = {name: p.detach() for name, p in net.named_parameters() if name.startswith(chosen)}
     sd = {name: 0.1 + tensor.abs() for name, tensor in mean.items()}
@@ -67,6 +79,7 @@ CASES: dict[str, tuple[Callable[[], Posterior], Any]] = {
         lambda: gaussian(torchvision.models.resnet18(num_classes=3), "fc."),
         make_data("resnet18", "regression").tensors[0],
     ),
+    "leaves": (lambda: gaussian(Leaves()), INPUTS),
     "counts": (lambda: gaussian(Counts()), INPUTS),
     "counts, head": (lambda: gaussian(Counts(), "head."), INPUTS),
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from pytorch_lightning import LightningDataModule
 from pytorch_lightning.callbacks import (
     EMAWeightAveraging,
     StochasticWeightAveraging,
@@ -306,3 +307,43 @@ def test_what_a_checkpoint_cannot_say_has_to_be_given(tmp_path: Any) -> None:
         DeepEnsemble.load_from_checkpoint(tmp_path / "end.ckpt")
     loaded = DeepEnsemble.load_from_checkpoint(tmp_path / "end.ckpt", net=Plain, optimizer=None)
     assert torch.equal(loaded.weights, bnn.weights)
+
+
+def test_a_network_that_is_partly_frozen_has_to_be_given(tmp_path: Any) -> None:
+    net = mlp_net()
+    net[0].requires_grad_(False)
+    trainer = quiet_trainer(max_epochs=1)
+    bnn = VariationalBNN(net, Categorical())
+    trainer.fit(bnn, DataLoader(make_data("mlp", "classification"), batch_size=16))
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    with pytest.raises(ConfigurationError, match="'net': 'Sequential, 43 weights'"):
+        VariationalBNN.load_from_checkpoint(tmp_path / "end.ckpt")
+    assert VariationalBNN.load_from_checkpoint(tmp_path / "end.ckpt", net=net)
+
+
+class WithTensor(VariationalBNN):
+    def __init__(self, net: nn.Module, likelihood: Any, weights: Tensor) -> None:
+        super().__init__(net, likelihood)
+
+
+class SeededData(LightningDataModule):
+    def __init__(self, seed: int = 3) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(make_data("mlp", "classification"), batch_size=16)
+
+
+def test_options_of_other_kinds_and_of_the_data_are_no_hindrance(tmp_path: Any) -> None:
+    bnn = WithTensor(Plain(), Categorical(), torch.ones(3))
+    assert "tensor" in bnn.hparams["weights"]
+    trainer = quiet_trainer(max_epochs=1, logger=CSVLogger(tmp_path))
+    trainer.fit(VariationalBNN(Plain(), Categorical(), seed=7), datamodule=SeededData())
+
+
+@pytest.mark.parametrize("output", ["nope", 5])
+def test_an_output_that_is_not_there(output: Any) -> None:
+    bnn = VariationalBNN(TwoInputs(), Categorical(), output=output, num_data=4)
+    with pytest.raises(ConfigurationError, match="names no part of what TwoInputs returns: tuple"):
+        bnn.loss((INPUTS, TARGETS))
