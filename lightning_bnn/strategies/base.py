@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from pickle import UnpicklingError
 from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
@@ -223,8 +222,10 @@ class Strategy(pl.LightningModule, ABC):
         safe = True if weights_only is None else weights_only
         try:
             saved = pl_load(checkpoint_path, map_location="cpu", weights_only=safe)
-        except UnpicklingError:  # objects of the user's: whoever passes all arguments may load them
-            saved = {}
+        except Exception as error:
+            if type(error).__name__ != "UnpicklingError":
+                raise
+            saved = {}  # objects of the user's: whoever passes all arguments may load them
         noted = saved.get("lightning_bnn", {}).get("options", {})
         lost = {k: v["text"] for k, v in noted.items() if isinstance(v, dict) and "text" in v}
         if missing := {name: text for name, text in lost.items() if name not in options}:
