@@ -614,6 +614,8 @@ class Strategy(pl.LightningModule, ABC):
         """Make every loader resumable, with one seed for all ranks."""
         # A fit or a validation that died has left them: Lightning calls no teardown then.
         self._random_before_validation = None
+        if self._random_state is None:  # this fit has loaded no checkpoint
+            self._restart = None
         self._drop_snapshot()
         strategy = self.trainer.strategy
         drawn = strategy.broadcast(int(torch.randint(2**31, ()).item()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -181,3 +182,21 @@ def test_a_fit_that_crashes_again_and_again_is_the_undisturbed_one(
     assert expected.keys() == found.keys(), case
     wrong = [name for name, tensor in expected.items() if not torch.equal(tensor, found[name])]
     assert not wrong, case
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_resumed_fit_that_died_leaves_nothing_to_a_new_fit(tmp_path: Path) -> None:
+    saver = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=2)
+    rows = DataLoader(DATA, 8)
+    bnn = STRATEGIES["variational"]()
+    quiet_trainer(max_epochs=1, callbacks=[saver], enable_checkpointing=True).fit(bnn, rows)
+    with pytest.raises(Crash):
+        quiet_trainer(max_epochs=2, callbacks=[CrashAfter(1)]).fit(
+            bnn, rows, ckpt_path=tmp_path / "step=2.ckpt"
+        )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        new = quiet_trainer(max_epochs=1, accumulate_grad_batches=4)
+        new.fit(bnn, rows)
+    assert new.global_step == 2
+    assert not [one for one in said if "accumulated" in str(one.message)]
