@@ -31,6 +31,7 @@ __all__ = [
     "Predictive",
     "at_least_float32",
     "full_precision",
+    "known_classes",
     "mixture_log_prob",
     "reshape_targets",
     "sum_event",
@@ -195,6 +196,14 @@ class Predictive(ABC):
         """The constructor's arguments, each with axes ``(S, B, ...)``."""
         return {"outputs": self.outputs}
 
+    def options(self) -> dict[str, Any]:
+        """The constructor's other arguments, which every part of the predictive shares."""
+        return {}
+
+    def labelled(self, targets: Tensor) -> Tensor | None:
+        """Which examples have a target at all, ``(B,)``; None where all have, as most often."""
+        return None
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """The same kind of predictive with every tensor changed.
 
@@ -202,7 +211,8 @@ class Predictive(ABC):
             function: Takes and gives a tensor with axes ``(S, B, ...)``, such as
                 ``lambda tensor: tensor[:, :10]`` for the first ten examples.
         """
-        return type(self)(**{name: function(tensor) for name, tensor in self.tensors().items()})
+        tensors = {name: function(tensor) for name, tensor in self.tensors().items()}
+        return type(self)(**tensors, **self.options())
 
     def __getitem__(self, index: Any) -> Self:
         """The predictive of some of the examples, chosen by a slice, a mask or indices."""
@@ -250,9 +260,8 @@ class Predictive(ABC):
                     f"{first} and {other}."
                 )
         tensors = [predictive.tensors() for predictive in predictives]
-        return type(first)(
-            **{name: torch.cat([each[name] for each in tensors], axis) for name in tensors[0]}
-        )
+        joined = {name: torch.cat([each[name] for each in tensors], axis) for name in tensors[0]}
+        return type(first)(**joined, **first.options())
 
 
 class ClassPredictive(Predictive):
@@ -270,10 +279,12 @@ class ClassPredictive(Predictive):
 
     Attributes:
         binary: Whether the targets are yes-or-no labels.
+        ignore_index: The target of what has no label; no score counts it. None where all have one.
     """
 
     task = "classification"
     binary: ClassVar[bool] = False
+    ignore_index: int | None = None
 
     @property
     @abstractmethod
@@ -337,23 +348,37 @@ class ClassPredictive(Predictive):
     def component_log_prob(self, targets: Tensor) -> Tensor:
         """Log probability of the classes under each draw, summed over positions; ``(S, B)``."""
         # gather rather than cross_entropy: the latter skips the index -100 without a word.
-        index = self.align(targets).long()[None, :, None]
+        targets = self.align(targets)
+        index = known_classes(targets, self.ignore_index)[None, :, None]
         index = index.expand(self.draws, *index.shape[1:])
-        return sum_event(self.component_log_probabilities.gather(2, index).squeeze(2), 2)
+        log_prob = self.component_log_probabilities.gather(2, index).squeeze(2)
+        if self.ignore_index is not None:
+            log_prob = log_prob.masked_fill(targets == self.ignore_index, 0.0)
+        return sum_event(log_prob, 2)
+
+    def labelled(self, targets: Tensor) -> Tensor | None:
+        """Which examples have a label, or one position with a label."""
+        if self.ignore_index is None:
+            return None
+        return (self.align(targets) != self.ignore_index).reshape(len(targets), -1).any(1)
+
+    def _of_labels(self, values: Tensor, targets: Tensor) -> Tensor:
+        """The values of what has a label, ``(B, *positions)`` where all have."""
+        return values if self.ignore_index is None else values[targets != self.ignore_index]
 
     def hits(self, targets: Tensor) -> Tensor:
-        """Whether the most probable class is the observed one, one per target."""
-        return self.mode == self.align(targets)
+        """Whether the most probable class is the observed one, one per label."""
+        return self._of_labels(self.mode == self.align(targets), targets)
 
     def brier(self, targets: Tensor) -> Tensor:
-        """Brier's score: squared distance from probabilities to what was observed, per target."""
-        observed = self.align(targets).long().unsqueeze(1)
+        """Brier's score: squared distance from probabilities to what was observed, per label."""
+        observed = known_classes(self.align(targets), self.ignore_index).unsqueeze(1)
         one_hot = torch.zeros_like(self.mean).scatter_(1, observed, 1.0)
-        return (self.mean - one_hot).square().sum(1)
+        return self._of_labels((self.mean - one_hot).square().sum(1), targets)
 
     def reliability(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Stated probabilities, and whether what they were stated of was observed."""
-        return self.mean.amax(1), self.hits(targets)
+        return self._of_labels(self.mean.amax(1), targets), self.hits(targets)
 
     def columns(self) -> dict[str, Tensor]:
         """Class, its probability and the uncertainties; a row per example, or per position."""
@@ -369,6 +394,13 @@ class ClassPredictive(Predictive):
         return {name: getattr(self, name) for name in names}
 
 
+def known_classes(targets: Tensor, ignore_index: int | None) -> Tensor:
+    """Class indices to look up, with class 0 in the place of what has no label."""
+    if ignore_index is None:
+        return targets.long()
+    return targets.long().masked_fill(targets == ignore_index, 0)
+
+
 def check_class_shapes(shape: Sequence[int], targets: Tensor) -> None:
     """Raise a DataError unless logits ``(B, K, *positions)`` fit targets ``(B, *positions)``."""
     if len(shape) < 2:
@@ -378,10 +410,18 @@ def check_class_shapes(shape: Sequence[int], targets: Tensor) -> None:
         )
     expected = (shape[0], *shape[2:])
     if tuple(targets.shape) != expected:
+        fix = (
+            "If they are one-hot, pass targets.argmax(1); if they have an axis too many, "
+            "targets.squeeze(1)."
+        )
+        if len(shape) > 2 and tuple(targets.shape) == tuple(shape[:-1]):
+            fix = (
+                "The logits seem to have their classes on the last axis, as models of tokens "
+                "have; pass output=lambda logits: logits.movedim(-1, 1) to the strategy."
+            )
         raise DataError(
             f"expected class indices of shape {expected} for logits of shape {tuple(shape)}; got "
-            f"targets of shape {tuple(targets.shape)}. If they are one-hot, pass "
-            "targets.argmax(1); if they have an axis too many, targets.squeeze(1)."
+            f"targets of shape {tuple(targets.shape)}. {fix}"
         )
 
 

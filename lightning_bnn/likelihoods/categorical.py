@@ -2,14 +2,23 @@ r"""Classes: :math:`p(y = k | f) = \mathrm{softmax}(f)_k`."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.errors import DataError
+from lightning_bnn.checks import check_number, is_whole
+from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods.base import Likelihood
-from lightning_bnn.mixtures import ClassPredictive, at_least_float32, check_class_shapes, sum_event
+from lightning_bnn.mixtures import (
+    ClassPredictive,
+    at_least_float32,
+    check_class_shapes,
+    known_classes,
+    sum_event,
+)
 
 __all__ = ["Categorical", "CategoricalPredictive"]
 
@@ -19,6 +28,7 @@ class CategoricalPredictive(ClassPredictive):
 
     Args:
         outputs: Logits of shape ``(S, B, K)`` or ``(S, B, K, *positions)``.
+        ignore_index: The target of what has no label, if some have none.
 
     Example:
         >>> import torch
@@ -30,6 +40,14 @@ class CategoricalPredictive(ClassPredictive):
         >>> bool(predictive.epistemic > predictive.aleatoric)
         True
     """
+
+    def __init__(self, outputs: Tensor, ignore_index: int | None = None) -> None:
+        super().__init__(outputs)
+        self.ignore_index = ignore_index
+
+    def options(self) -> dict[str, Any]:
+        """The target of what has no label."""
+        return {"ignore_index": self.ignore_index}
 
     @cached_property
     def component_log_probabilities(self) -> Tensor:
@@ -44,6 +62,16 @@ class Categorical(Likelihood):
     cross entropy; targets are class indices ``(B, *positions)`` of an integer dtype. Metrics:
     accuracy, nll, brier, ece.
 
+    Args:
+        ignore_index: The target of examples or positions without a label, such as -100: they add
+            nothing to the likelihood, and no metric counts them. N counts examples as before,
+            with a label or without. By default every target must be a class.
+        class_weights: How often an observation of each class counts, K numbers; 1 each by
+            default. The likelihood becomes :math:`p(y|f)^{w_y}`, so that the posterior is that
+            of data in which the class was seen :math:`w_y` times as often; weights with a mean
+            of 1 over the data keep its width. Predictions are for data of that other make-up.
+            Metrics count every example once.
+
     Example:
         >>> import torch
         >>> from lightning_bnn.likelihoods import Categorical
@@ -57,13 +85,42 @@ class Categorical(Likelihood):
     """
 
     predictive_type = CategoricalPredictive
+    _weights: Tensor | None
+
+    def __init__(
+        self, ignore_index: int | None = None, class_weights: Sequence[float] | None = None
+    ) -> None:
+        super().__init__()
+        if ignore_index is not None and not is_whole(ignore_index):
+            raise ConfigurationError(
+                f"ignore_index= is a whole number, such as -100, or None; got {ignore_index!r}."
+            )
+        self.ignore_index = ignore_index
+        self.class_weights = None if class_weights is None else _class_weights(class_weights)
+        weights = None if self.class_weights is None else torch.tensor(self.class_weights)
+        self.register_buffer("_weights", weights, persistent=False)  # `config` has them
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log probability of the classes, summed over positions; ``(B,)``."""
         # As the predictive has it, without the axis of draws: every training step passes here.
         check_class_shapes(outputs.shape, targets)
         log_probabilities = at_least_float32(outputs).log_softmax(1)
-        return sum_event(log_probabilities.gather(1, targets.long().unsqueeze(1)).squeeze(1), 1)
+        index = known_classes(targets, self.ignore_index)
+        log_prob = log_probabilities.gather(1, index.unsqueeze(1)).squeeze(1)
+        if self._weights is not None:
+            log_prob = log_prob * self._weights.to(log_prob.dtype)[index]
+        if self.ignore_index is not None:
+            log_prob = log_prob.masked_fill(targets == self.ignore_index, 0.0)
+        return sum_event(log_prob, 1)
+
+    def predictive(self, outputs: Tensor) -> CategoricalPredictive:
+        """Mixture of softmax distributions from ``(S, B, K, *positions)`` logits."""
+        return CategoricalPredictive(outputs, self.ignore_index)
+
+    def config(self) -> dict[str, Any]:
+        """What is ignored, and the weights of the classes, where they are set."""
+        options = {"ignore_index": self.ignore_index, "class_weights": self.class_weights}
+        return {name: value for name, value in options.items() if value is not None}
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check for integer class indices between 0 and K - 1 in the right shape."""
@@ -80,12 +137,29 @@ class Categorical(Likelihood):
                 f"Categorical expected at least 2 logits per example, got {classes}. Give the "
                 "network one output per class, or use Bernoulli() for yes or no."
             )
+        if self.class_weights is not None and len(self.class_weights) != classes:
+            raise DataError(
+                f"Categorical has {len(self.class_weights)} class weights, and the network gives "
+                f"{classes} logits. Pass one weight for each class."
+            )
         # in every training step: one operation, and the rest only to say what is wrong
-        if targets.numel() == 0 or all(0 <= int(end) < classes for end in targets.aminmax()):
+        known = known_classes(targets, self.ignore_index)
+        if known.numel() == 0 or all(0 <= int(end) < classes for end in known.aminmax()):
             return
         self.check_values(
-            (targets >= 0) & (targets < classes),
+            (known >= 0) & (known < classes),
             targets,
             f"classes from 0 to {classes - 1}, as the network gives {classes} logits",
-            "Number the classes from 0, or give the network's last layer more outputs.",
+            "Number the classes from 0, or give the network's last layer more outputs; for targets "
+            "that stand for no label pass Categorical(ignore_index=...).",
         )
+
+
+def _class_weights(values: Any) -> list[float]:
+    values = values.tolist() if hasattr(values, "tolist") else values  # a tensor, an array
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise ConfigurationError(f"class_weights= is a list of numbers; got {values!r}.")
+    weights = [check_number("class_weights", value, positive=False) for value in values]
+    if not any(weights):
+        raise ConfigurationError("class_weights= must have a weight above 0, or nothing counts.")
+    return weights

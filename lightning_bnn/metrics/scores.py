@@ -147,8 +147,9 @@ class NegativeLogLikelihood(MeanScore[Predictive]):
     higher_is_better: bool | None = False
 
     def score(self, predictive: Predictive, targets: Tensor) -> Tensor:
-        """Negative log density of each example."""
-        return -predictive.log_prob(targets)
+        """Negative log density of each example that has a target."""
+        score, labelled = -predictive.log_prob(targets), predictive.labelled(targets)
+        return score if labelled is None else score[labelled]
 
 
 class ContinuousRankedProbabilityScore(MeanScore[OrderedPredictive]):

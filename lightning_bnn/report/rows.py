@@ -33,7 +33,7 @@ from typing_extensions import Self
 from lightning_bnn.calibration.rounding import rounded, rounded_probability
 from lightning_bnn.calibration.verdict import score_moments
 from lightning_bnn.errors import ConfigurationError, DataError
-from lightning_bnn.mixtures import reshape_targets
+from lightning_bnn.mixtures import known_classes, reshape_targets
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.report.sample import Array, priorities
 
@@ -160,7 +160,11 @@ def make_rows(
     with torch.no_grad():
         # in float64, so that sums and decompositions add up
         wide: Any = predictive.to("cpu", torch.float64)
+        labelled: Array | bool = True
         if task == "classification":
+            if targets is not None and wide.ignore_index is not None:
+                labelled = (wide.align(targets) != wide.ignore_index).reshape(-1).numpy()
+                targets, wide.ignore_index = known_classes(targets, wide.ignore_index), None
             columns = _class_columns(wide, targets, predictive.outputs.dtype != torch.float64)
             finite = np.asarray(~np.isnan(columns["log_probabilities"]).any(axis=1))
         else:
@@ -168,7 +172,7 @@ def make_rows(
             finite = np.isfinite(np.stack(list(columns.values()))).all(0)
     each = len(finite) // max(1, len(example))
     whole = finite.reshape(len(example), each).all(1)  # an example stays whole or goes whole
-    valid = np.repeat(whole, each)
+    valid = np.repeat(whole, each) & labelled
     return Rows(
         task,
         np.repeat(example, each)[valid],
