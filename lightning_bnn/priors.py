@@ -55,16 +55,25 @@ class Prior(ABC):
 
     Args:
         loc: Location, or ``"pretrained"`` for the weights that the network starts with.
-        scale: Scale, a positive number.
+        scale: Scale, a positive number; 1 by default, and to be given with a location that is
+            another number than 0.
         fan_in: Divide the scale of a weight tensor by the square root of its fan-in.
     """
 
-    def __init__(self, loc: Location = 0.0, scale: float = 1.0, fan_in: bool = False) -> None:
+    def __init__(
+        self, loc: Location = 0.0, scale: float | None = None, fan_in: bool = False
+    ) -> None:
         number = isinstance(loc, (int, float)) and math.isfinite(loc)
         if not number and loc != "pretrained":
             raise ConfigurationError(f"A prior's loc is a number or 'pretrained'; got {loc!r}.")
+        if scale is None and number and loc != 0:
+            kind = type(self).__name__
+            raise ConfigurationError(
+                f"{kind}({loc}) would be a prior around {loc}: the location comes first. For the "
+                f"scale {loc} write {kind}(0.0, {loc}); for the location, give the scale, too."
+            )
         self.loc: Location = loc
-        self.scale = check_number("scale", scale)
+        self.scale = check_number("scale", 1.0 if scale is None else scale)
         self.fan_in = bool(fan_in)
 
     @abstractmethod
@@ -216,7 +225,7 @@ class StudentT(Prior):
 
     Args:
         loc: Location, or ``"pretrained"``.
-        scale: Scale, a positive number.
+        scale: Scale, a positive number; 1 by default.
         df: Degrees of freedom, positive.
         fan_in: Divide the scale of a weight tensor by the square root of its fan-in.
 
@@ -226,7 +235,7 @@ class StudentT(Prior):
     """
 
     def __init__(
-        self, loc: Location = 0.0, scale: float = 1.0, df: float = 4.0, fan_in: bool = False
+        self, loc: Location = 0.0, scale: float | None = None, df: float = 4.0, fan_in: bool = False
     ) -> None:
         super().__init__(loc, scale, fan_in)
         self.df = check_number("df", df)
@@ -250,7 +259,7 @@ class ScaleMixture(Prior):
 
     Args:
         loc: Location of both, or ``"pretrained"``.
-        scale: Standard deviation of the wide part.
+        scale: Standard deviation of the wide part; 1 by default.
         narrow: Standard deviation of the narrow part, as a share of ``scale``.
         mix: Weight of the wide part, between 0 and 1.
         fan_in: Divide both scales of a weight tensor by the square root of its fan-in.
@@ -263,7 +272,7 @@ class ScaleMixture(Prior):
     def __init__(
         self,
         loc: Location = 0.0,
-        scale: float = 1.0,
+        scale: float | None = None,
         narrow: float = 0.0025,
         mix: float = 0.5,
         fan_in: bool = False,

@@ -126,6 +126,8 @@ class TestAPriorOfOnesOwn:
         (lambda: Normal(scale=math.nan), "got nan"),
         (lambda: Normal(loc="trained"), "number or 'pretrained'; got 'trained'"),
         (lambda: Normal(loc=math.nan), "got nan"),
+        (lambda: Normal(1.0), r"Normal\(1.0\) would be a prior around 1.0.*Normal\(0.0, 1.0\)"),
+        (lambda: StudentT(-2, df=3.0), r"StudentT\(-2\) would be a prior around -2"),
         (lambda: StudentT(df=0.0), "df= .*got 0.0"),
         (lambda: ScaleMixture(narrow=1.0), "narrow= .*got 1.0"),
         (lambda: ScaleMixture(mix=0.0), "mix= .*got 0.0025 and 0.0.*use Normal"),
@@ -229,7 +231,7 @@ def test_energies_are_sums_over_the_segments():
     net = network()
     priors = {
         "0.*": Normal("pretrained", 0.5, fan_in=True),
-        "*.bias": Laplace(0.2),
+        "*.bias": Laplace(0.2, 1.0),
         "*": StudentT(),
     }
     prior = bind(priors, net)

@@ -85,7 +85,8 @@ class SGMCMC(BankStrategy):
             them again.
         warm_up_optimizer: Makes that optimizer; by default ``partial(Adam, lr=1e-3)``.
         num_data: The number of training examples; found from the training data if left out.
-        temperature: T; 1 is the Bayes posterior.
+        temperature: T; 1 is the Bayes posterior. It tempers likelihood and prior, as in
+            (p(D|w) p(w))^(1/T), where ``VariationalBNN`` tempers the likelihood alone.
         scheduler: Makes a learning-rate schedule from the sampler, stepped each step once
             sampling has begun: one of :mod:`lightning_bnn.samplers` or any of PyTorch's.
         mode: How the chains run: ``"stacked"``, ``"loop"``, or ``"auto"``: whichever is faster

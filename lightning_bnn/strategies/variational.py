@@ -62,7 +62,8 @@ class VariationalBNN(Strategy):
             function or a list (see :func:`lightning_bnn.selection.select`). The others are
             point estimates under their prior.
         num_data: The number of training examples; found from the training data if left out.
-        temperature: T; 1 is the Bayes posterior.
+        temperature: T, the weight of the KL; 1 is the Bayes posterior. It tempers the likelihood
+            alone, p(D|w)^(1/T) p(w), where ``SGMCMC`` tempers the prior, too.
         kl_warmup: Optimizer steps over which the KL's weight rises to 1.
         draws: Draws of the weights in each training step.
         estimator: ``"weight"``: one draw for the batch, for any network. ``"flipout"`` and
