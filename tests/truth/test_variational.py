@@ -13,6 +13,8 @@ for a new seed. The seed here is fixed.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -35,6 +37,7 @@ def fit(
     estimator: str,
     seed: int = 1,
     dtype: torch.dtype = torch.float64,
+    temperature: float = 1.0,
 ) -> VariationalBNN:
     inputs, targets = problem.inputs.to(dtype), problem.targets.to(dtype)
     targets = targets.expand(-1, COPIES).contiguous()
@@ -43,17 +46,17 @@ def fit(
 
     def optimizer(parameters: list[torch.nn.Parameter]) -> SGD:
         mean, rho = parameters
-        # the curvature of the mean energy is A/N in the means and 2/N in log σ
-        return SGD(
-            [{"params": [mean], "lr": 0.1 * count / largest}, {"params": [rho], "lr": 0.01 * count}]
-        )
+        # the curvature of the mean energy is A/N in the means and 2T/N in log σ
+        rates = 0.1 * count / largest, 0.01 * count
+        return SGD([{"params": [p], "lr": lr} for p, lr in zip((mean, rho), rates, strict=True)])
 
     bnn = VariationalBNN(
         problem.net(COPIES).to(dtype),
         likelihood=Gaussian(problem.noise_sd),
         prior=Normal(0.0, problem.prior_sd),
+        temperature=temperature,
         estimator=estimator,
-        initial_scale=0.1,
+        initial_scale=0.1 * temperature,
         optimizer=optimizer,
         scheduler=lambda made: LambdaLR(made, lambda step: min(1.0, 2 * (1 - step / STEPS))),
         scheduler_interval="step",
@@ -106,6 +109,18 @@ def test_mean_field_is_the_closed_form(estimator: str, dtype: torch.dtype) -> No
     compiled = dtype == torch.float32 and load() is not None
     assert (bnn.family.workspace().key is not None) == compiled
     assert within_tolerance(problem, bnn), errors(problem, bnn)
+
+
+def test_temperature_is_that_of_the_likelihood_alone() -> None:
+    """T = 1/4 is noise of half the sd, under the prior as it is (here one that matters)."""
+    problem = replace(LinearRegression.make(), prior_sd=0.05)
+    bnn = fit(problem, "weight", dtype=torch.float32, temperature=0.25)
+    colder = replace(problem, noise_sd=problem.noise_sd / 2)
+    prior_too = replace(colder, prior_sd=problem.prior_sd / 2)
+    # less of the noise averages out than at T = 1: 0.025 was seen, 0.46 if the prior were tempered
+    by_mean, by_variance, _ = errors(colder, bnn)
+    assert by_mean <= 0.02 and by_variance <= 0.1
+    assert errors(prior_too, bnn)[1] > 0.4
 
 
 def test_elbo_agrees_with_the_exact_one() -> None:
