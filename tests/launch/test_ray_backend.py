@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from functools import partial
@@ -105,3 +106,51 @@ def test_which_clusters_can_grow(
     assert ray_backend._can_grow() is grows
     monkeypatch.setenv("RAY_USAGE_STATS_KUBERAY_IN_USE", "1")
     assert ray_backend._can_grow()
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_an_open_cluster_is_found_by_asking_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the client's environment says is no fact about the cluster."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    recipe = Factories(make_ensemble, make_data, {})
+    with pytest.raises(LaunchError, match=r"no token authentication \(.* answers calls without"):
+        RayBackend().open(recipe)
+    RayBackend(allow_open_cluster=True).open(recipe)
+
+
+STARTS_ONE = """
+import os
+from lightning_bnn.launch.ray_backend import RayBackend
+from lightning_bnn.launch.recipe import Factories
+
+backend = RayBackend()
+backend.open(Factories(dict, dict, {}))
+print(oct(os.stat(os.path.expanduser("~/.ray/auth_token")).st_mode & 0o777))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [None, "token"])
+def test_one_that_is_started_here_asks_for_a_token_that_nobody_else_can_read(
+    mode: str | None, tmp_path: Path
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = {**kept, "HOME": str(tmp_path), "RAY_USAGE_STATS_ENABLED": "0"}
+    environment |= {} if mode is None else {"RAY_AUTH_MODE": mode}
+    command = [sys.executable, "-c", STARTS_ONE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["0o600"], done.stderr
+
+
+def test_a_token_that_others_can_read_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert not ray_backend._close_token()  # there is none
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir()
+    token.write_text("0" * 64)
+    token.chmod(0o644)
+    assert ray_backend._close_token()
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert not ray_backend._close_token()
