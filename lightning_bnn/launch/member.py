@@ -40,6 +40,7 @@ from lightning_bnn.lightning import (
     get_filesystem,
     pl,
 )
+from lightning_bnn.native.library import noise_source
 from lightning_bnn.storage.files import open_directory
 from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import Strategy
@@ -151,6 +152,7 @@ def _fit(
     result = _leave_behind(parts.strategy, trainer, attempt, folder)
     result["metrics"] = {**checkpoint.metrics, **result["metrics"]}
     result |= {"seconds": time.time() - begin, "host": socket.gethostname(), **place.facts}
+    result["noise"] = noise_source()
     if trainer.is_global_zero:
         records.commit(unit, attempt.number, result)
         remove_checkpoints(records, unit)

@@ -39,14 +39,13 @@ from lightning_bnn.launch.member import Place, attempt_outcome
 from lightning_bnn.launch.recipe import Recipe
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.lightning import PACKAGE, LightningEnvironment, pl
+from lightning_bnn.native.library import noise_source
 from lightning_bnn.storage.files import open_directory
 
 __all__ = ["RankError", "RayBackend", "group_memory", "judge", "remove_groups"]
 
 # Attempts that wait in Ray at a time; the rest waits in the driver.
 _OUTSTANDING = 1000
-# workers import the Lightning that the driver has imported
-_WORKER = {"max_retries": 0, "runtime_env": {"env_vars": {"LIGHTNING_BNN_LIGHTNING": PACKAGE}}}
 _COMPARED = ("torch", "pytorch-lightning", "lightning-bnn", "ray")
 _SETTINGS = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -58,6 +57,7 @@ _SETTINGS = {
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
 _TOKEN = "~/.ray/auth_token"  # where Ray keeps the token that it makes
+_NOISE = "noise"  # beside the versions: where it comes from
 _DDP = (None, "auto", "ddp", "ddp_find_unused_parameters_true")
 
 
@@ -119,9 +119,10 @@ class RayBackend(Backend):
         self._recipe = self._send(recipe)  # travels once, not with each attempt
         self._job = _Job(self.needs, _versions(), self.devices)
         # the workers of Ray Train have the resources; what waits for them needs none
-        self._task, self._options = self.ray.remote(_run_distributed), {"num_cpus": 0, **_WORKER}
+        function, needs = _run_distributed, {"num_cpus": 0}
         if self.devices == 1:
-            self._task, self._options = self.ray.remote(_run_task), {**self.options, **_WORKER}
+            function, needs = _run_task, self.options
+        self._task, self._options = self.ray.remote(function), {**needs, **_worker_options()}
 
     def check_storage(self, storage: str) -> None:
         """Ask every node whether it can make a member and write to the storage."""
@@ -344,9 +345,17 @@ def _can_grow() -> bool:
         return bool(yaml.safe_load(text)["provider"]["type"] != "local")
 
 
+def _worker_options() -> dict[str, Any]:
+    """Workers import the Lightning that the driver has imported, and compile if it does."""
+    variables = {"LIGHTNING_BNN_LIGHTNING": PACKAGE}
+    if (compiles := os.environ.get("LIGHTNING_BNN_COMPILE")) is not None:
+        variables["LIGHTNING_BNN_COMPILE"] = compiles
+    return {"max_retries": 0, "runtime_env": {"env_vars": variables}}
+
+
 def _versions() -> dict[str, str]:
-    """The versions that driver and workers must share."""
-    versions = {}
+    """The versions that driver and workers must share, and the source of their noise."""
+    versions = {_NOISE: noise_source()}
     for name in _COMPARED:
         with suppress(importlib.metadata.PackageNotFoundError):  # shipped as a module
             versions[name] = importlib.metadata.version(name)
@@ -357,6 +366,13 @@ def _other_version(driver: Mapping[str, str]) -> str | None:
     """In which package this process differs from the driver, in words; None if in none."""
     for package, version in _versions().items():
         wanted = driver.get(package, version)
+        if version != wanted and package == _NOISE:
+            return (
+                f"noise from another source, {version}, and the driver has {wanted}: with one seed "
+                "they give other numbers. Results would depend on where a member runs. Install a C "
+                "compiler on all nodes and the driver, or launch with LIGHTNING_BNN_COMPILE=0 in "
+                "the environment to do without on all of them."
+            )
         if version != wanted:
             return (
                 f"{package} {version}, and the driver has {wanted}. Results would depend on where "
@@ -374,7 +390,9 @@ def _check_nodes(ray: Any, storage: str, recipe: Any, patience: float = 60.0) ->
     for node in ray.nodes():
         if node["Alive"]:
             here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = ray.remote(_inspect).options(num_cpus=0, scheduling_strategy=here, **_WORKER)
+            task = ray.remote(_inspect).options(
+                num_cpus=0, scheduling_strategy=here, **_worker_options()
+            )
             name = f"{node.get('NodeManagerHostname', '?')} ({node['NodeManagerAddress']})"
             asked[task.remote(storage, _versions(), run_file, recipe)] = name
     ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=patience, fetch_local=True)

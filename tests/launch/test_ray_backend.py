@@ -21,6 +21,7 @@ from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.lightning import PACKAGE
 from tests.launch.programs import make_data, make_ensemble
+from tests.native.compiler import needs_compiler
 
 start = partial(launch, allow_open_cluster=True, seed=0, trainer={"max_epochs": 1})
 UNIT = Unit((0,))
@@ -33,6 +34,26 @@ def test_a_node_with_other_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(LaunchError, match=r"The node .* has torch .*, and the driver has 1\.0"):
         start(make_ensemble, make_data, 1, storage=tmp_path)
     assert RunRecords(tmp_path).granted(UNIT) == 0
+
+
+@needs_compiler
+@pytest.mark.slow  # Ray starts a process for other settings
+@pytest.mark.usefixtures("local_ray")
+def test_a_node_without_the_compiled_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed would give other members there."""
+    versions = ray_backend._versions()
+    monkeypatch.setenv("LIGHTNING_BNN_COMPILE", "0")  # and so have the workers
+    monkeypatch.setattr(ray_backend, "_versions", lambda: versions)
+    match = r"noise from another source, PyTorch, and the driver has compiled .*BNN_COMPILE=0"
+    with pytest.raises(LaunchError, match=match):
+        start(make_ensemble, make_data, 1, storage=tmp_path)
+    assert RunRecords(tmp_path).granted(UNIT) == 0
+
+
+def test_noise_from_another_source_is_another_version() -> None:
+    driver = {**ray_backend._versions(), "noise": "compiled (of another source)"}
+    assert "launch with LIGHTNING_BNN_COMPILE=0" in str(ray_backend._other_version(driver))
+    assert ray_backend._other_version(ray_backend._versions()) is None
 
 
 @pytest.mark.usefixtures("local_ray")
