@@ -143,7 +143,7 @@ class StoredRun:
     """
 
     def __init__(self, storage: str | os.PathLike[str]) -> None:
-        self.records = RunRecords(storage)
+        self.records = RunRecords(storage, only_look=True)
         self.storage = self.records.storage
         self._committed: dict[Unit, dict[str, Any]] = {}  # a commit never changes
 
