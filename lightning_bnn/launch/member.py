@@ -292,8 +292,20 @@ def _leave_behind(
         "members": members,
         "attempt": attempt.number,
         "metrics": plain_metrics(trainer.callback_metrics),
+        "own_metrics": _own_metrics(strategy, attempt.unit),
         "asked": {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps},
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
         **({"draws": draws[0]} if draws else {}),
+    }
+
+
+def _own_metrics(strategy: Strategy, unit: Unit) -> dict[str, dict[str, float | None]]:
+    """By the number of the member, its own metrics where what was logged is of a whole stack."""
+    if len(unit.members) == 1 or not isinstance(strategy, BankStrategy):
+        return {}
+    energies = strategy.bank.data_energies.tolist()  # on the last batch; none if there was none
+    return {
+        str(member): plain_metrics({"train_nll": energy})
+        for member, energy in zip(unit.members, energies, strict=False)
     }

@@ -92,10 +92,10 @@ def _given_up(error: Exception, waited: float) -> OSError:
 def _is_passing(error: Exception, at_once: bool) -> bool:
     """Whether an error of storage may be gone if it is tried again."""
     if isinstance(error, (OSError, asyncio.TimeoutError)):
-        kinds, numbers = _FINAL, _FINAL_NUMBERS
-        if at_once:
-            kinds, numbers = (*kinds, *_LASTING), (*numbers, *_LASTING_NUMBERS)
-        return not isinstance(error, kinds) and getattr(error, "errno", None) not in numbers
+        number = getattr(error, "errno", None)
+        final = isinstance(error, _FINAL) or number in _FINAL_NUMBERS
+        lasting = isinstance(error, _LASTING) or number in _LASTING_NUMBERS
+        return not final and not (at_once and lasting)
     return any(
         f"{kind.__module__.split('.')[0]}.{kind.__name__}" in _AWAY for kind in type(error).__mro__
     )

@@ -43,6 +43,18 @@ Result = TypeVar("Result")
 _FORMAT = "lightning_bnn.{}"
 _ATTEMPT = re.compile(r"attempt-([0-9]{4,})")
 
+_PHASES = ("starting", "training", "saving", "failed")  # of an attempt
+_LONGEST_PROGRESS = 1 << 16  # an attempt tells less than 1 kB, and the text of an error
+# What an attempt tells: for each name the types of its value, which may be left out if None is one.
+_NUMBER, _PERHAPS_TEXT = (int, float), (str, type(None))
+_PROGRESS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("host", "node", "device", "error"), _PERHAPS_TEXT),
+    **dict.fromkeys(("time", "started"), _NUMBER),
+    **dict.fromkeys(("step", "steps"), (int, type(None))),
+    **{"attempt": (int,), "phase": (str,), "loss": (*_NUMBER, type(None))},
+    "first": (list, type(None)),
+}
+
 # The runs that this process drives: the lock of a process does not keep out itself.
 _CLAIMED: set[str] = set()
 _CLAIMING = threading.Lock()
@@ -241,13 +253,39 @@ class RunRecords:
         self.files.put(f"units/{unit.name}/progress.json", json.dumps(progress).encode())
 
     def progress(self, unit: Unit) -> dict[str, Any] | None:
-        """The last progress that a unit told of, if any can be read."""
+        """The last progress that a unit told of, if any can be read; it is not checked further."""
         try:
-            data = self.files.get(f"units/{unit.name}/progress.json")
-            progress = None if data is None else json.loads(data)
+            return self._progress(unit)
         except Exception:  # of whatever client reads the storage; there will be another
             return None
-        return progress if isinstance(progress, dict) else None
+
+    def checked_progress(self, unit: Unit) -> dict[str, Any] | None:
+        """The last progress that a unit told of; None where there is none.
+
+        Raises:
+            ConfigurationError: What is there is no progress.
+        """
+        if (told := self._progress(unit)) is None:
+            return None
+        for key, kinds in _PROGRESS.items():
+            value = told.get(key)
+            if not _fits(value, kinds) or (key == "phase" and value not in _PHASES):
+                raise ConfigurationError(
+                    f"progress.json has {key}={value!r:.80}, which no attempt tells."
+                )
+        return told
+
+    def _progress(self, unit: Unit) -> dict[str, Any] | None:
+        data = self.files.get(f"units/{unit.name}/progress.json", _LONGEST_PROGRESS + 1)
+        if data is None:
+            return None
+        try:
+            told = json.loads(data) if len(data) <= _LONGEST_PROGRESS else None
+        except (ValueError, RecursionError):
+            told = None
+        if not isinstance(told, dict):
+            raise ConfigurationError(f"progress.json is no progress of an attempt: {data[:40]!r}")
+        return told
 
     def _read(self, name: str, kind: str) -> dict[str, Any] | None:
         data = self._patiently(lambda: self.files.get(name))
@@ -265,6 +303,13 @@ class RunRecords:
 
 def _sealed(kind: str, body: Mapping[str, Any]) -> bytes:
     return encode({"format": _FORMAT.format(kind), "version": VERSION, **body})
+
+
+def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of these types; numbers must be such that one can count on."""
+    if isinstance(value, list):
+        return list in kinds and len(value) == 2 and all(_fits(each, _NUMBER) for each in value)
+    return type(value) in kinds and (type(value) not in _NUMBER or abs(value) < 1e300)
 
 
 def _check_run(run: Mapping[str, Any]) -> None:
