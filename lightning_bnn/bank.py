@@ -241,8 +241,8 @@ class Bank(nn.Module):
 
     @property
     def data_energies(self) -> Tensor:
-        """What the data have in the energies that were computed last, (K,)."""
-        return torch.cat(self._data_energies)
+        """What the data have in the energies that were computed last, (K,); empty before."""
+        return torch.cat(self._data_energies) if self._data_energies else torch.empty(0)
 
     # ---------------------------------------------------------------- gradients
 

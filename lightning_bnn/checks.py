@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_bnn.errors import ConfigurationError
 
-__all__ = ["check_factory", "check_number", "check_option", "check_whole", "is_whole"]
+__all__ = ["check_factory", "check_number", "check_option", "check_whole", "is_whole", "printable"]
 
 
 def is_whole(value: Any) -> bool:
@@ -84,3 +84,15 @@ def check_factory(name: str, value: Any, where: str = "") -> None:
             f"{name}= is a function that makes the {name}, as {made} does, and not the {name} "
             f"itself: each fit makes its own; got {value!r:.80}{where}."
         )
+
+
+def printable(text: str) -> str:
+    r"""One line of text for a terminal, of whoever wrote it: what is no letter or sign is escaped.
+
+    Example:
+        >>> print(printable("node\x1b[2J-7\n"))
+        node\x1b[2J-7\n
+    """
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+    )

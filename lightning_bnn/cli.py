@@ -34,6 +34,7 @@ from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 import lightning_bnn.data
 import lightning_bnn.nets  # noqa: F401  imported so that short names and --help know its classes
 from lightning_bnn.callbacks import PredictionWriter, SWAGMoments
+from lightning_bnn.checks import printable
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
 from lightning_bnn.launch import load_posterior
 from lightning_bnn.lightning import (
@@ -130,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if own is None:
             raise
         # It says what is wrong and how to put it right; a traceback would hide that.
-        print(f"lightning-bnn {command}: {own}", file=sys.stderr)
+        lines = [printable(line) for line in str(own).split("\n")]  # it may quote a file
+        print(f"lightning-bnn {command}: " + "\n".join(lines), file=sys.stderr)
         return 1
     print(f"lightning-bnn: no command {command!r}.\n\n{overview()}", file=sys.stderr)
     return 2

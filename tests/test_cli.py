@@ -420,3 +420,13 @@ def test_an_ensemble_leaves_its_posterior_and_that_of_swag(
     assert len(Posterior.load(paths[1], net).components) == 2  # type: ignore[attr-defined]
     for path in paths:
         assert main(["test", "--config", str(config), "--posterior", str(path), *quiet]) == 0
+
+
+def test_an_error_that_quotes_a_file_does_not_steer_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "\x1b[2J").write_text("a name that clears the screen")
+    assert main(["status", "--storage", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert r"found: \x1b[2J" in said
+    assert "\x1b" not in said

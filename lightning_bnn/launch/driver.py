@@ -182,6 +182,13 @@ class Driver(threading.Thread):
     def _check_alone(self, running: _Running) -> None:
         """Two drivers would take the run from each other again and again: the later one has it."""
         holder = self.records.granted(running.unit)
+        if not holder:
+            raise LaunchError(
+                f"The records of the run in {self.records.storage} are gone: attempt "
+                f"{running.attempt} of {running.unit} was under way, and nothing says so any more. "
+                "Somebody has removed or moved the storage. The run ends here. Put it back and "
+                "launch again to resume, or launch again to start from the beginning."
+            )
         if holder != running.attempt:
             raise LaunchError(
                 f"Another driver has taken over the run in {self.records.storage}: it has begun "

@@ -40,6 +40,7 @@ from lightning_bnn.lightning import (
     get_filesystem,
     pl,
 )
+from lightning_bnn.native.library import noise_source
 from lightning_bnn.storage.files import open_directory
 from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import Strategy
@@ -151,6 +152,7 @@ def _fit(
     result = _leave_behind(parts.strategy, trainer, attempt, folder)
     result["metrics"] = {**checkpoint.metrics, **result["metrics"]}
     result |= {"seconds": time.time() - begin, "host": socket.gethostname(), **place.facts}
+    result["noise"] = noise_source()
     if trainer.is_global_zero:
         records.commit(unit, attempt.number, result)
         remove_checkpoints(records, unit)
@@ -290,8 +292,20 @@ def _leave_behind(
         "members": members,
         "attempt": attempt.number,
         "metrics": plain_metrics(trainer.callback_metrics),
+        "own_metrics": _own_metrics(strategy, attempt.unit),
         "asked": {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps},
         "steps": trainer.global_step,
         "epochs": trainer.current_epoch,
         **({"draws": draws[0]} if draws else {}),
+    }
+
+
+def _own_metrics(strategy: Strategy, unit: Unit) -> dict[str, dict[str, float | None]]:
+    """By the number of the member, its own metrics where what was logged is of a whole stack."""
+    if len(unit.members) == 1 or not isinstance(strategy, BankStrategy):
+        return {}
+    energies = strategy.bank.data_energies.tolist()  # on the last batch; none if there was none
+    return {
+        str(member): plain_metrics({"train_nll": energy})
+        for member, energy in zip(unit.members, energies, strict=False)
     }

@@ -5,16 +5,17 @@ validation is not taken for death. All that is shown is read from the storage (c
 progress), so that a run looks the same from any machine, while it runs and afterwards. The states
 of a unit:
 
-========  =========================================================================================
-queued    no attempt has started, or the last was given up and the next has not started
-starting  an attempt is making its network and its data, or resumes
-training  it takes steps
-saving    it has taken the last step
-silent    none of these is certain: there was no sign of life for a minute
-failed    the last attempt ended in an error and no other has started
-diverged  it is done, and none of its members has finite weights
-done      its result is committed
-========  =========================================================================================
+==========  =======================================================================================
+queued      no attempt has started, or the last was given up and the next has not started
+starting    an attempt is making its network and its data, or resumes
+training    it takes steps
+saving      it has taken the last step
+silent      none of these is certain: there was no sign of life for a minute
+unreadable  what it has told of itself cannot be read
+failed      the last attempt ended in an error and no other has started
+diverged    it is done, and none of its members has finite weights
+done        its result is committed
+==========  =======================================================================================
 
 The table is all in words, so that it can be read without colours. A narrow screen has fewer
 columns. Of many units those are shown that run or have failed; the others are counted.
@@ -42,6 +43,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from lightning_bnn.checks import printable
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.stored import READERS, MemberResult, StoredRun, member_results
 from lightning_bnn.launch.units import Unit
@@ -49,15 +51,33 @@ from lightning_bnn.lightning import pl
 
 __all__ = ["ProgressCallback", "Row", "RunDisplay", "run_rows", "run_table", "summary_line"]
 
-State = Literal["queued", "starting", "training", "saving", "silent", "failed", "diverged", "done"]
+State = Literal[
+    "queued", "starting", "training", "saving", "silent", "unreadable", "failed", "diverged", "done"
+]
 RUNNING = ("starting", "training", "saving")
 SILENT_AFTER = 60.0  # a sign of life is given every 5 s or more often
 MOST_ROWS = 40
 _MOST_ERRORS = 3
 _OTHER_LINES = 12  # those of the table that are no rows: headings, summary, errors
 # What comes first where there are too many.
-_ORDER = ("failed", "diverged", "silent", "saving", "training", "starting", "done", "queued")
-_STYLES = {"failed": "bold red", "diverged": "bold red", "silent": "yellow", "done": "green"}
+_ORDER = (
+    "failed",
+    "diverged",
+    "unreadable",
+    "silent",
+    "saving",
+    "training",
+    "starting",
+    "done",
+    "queued",
+)
+_STYLES = {
+    "failed": "bold red",
+    "diverged": "bold red",
+    "silent": "yellow",
+    "unreadable": "yellow",
+    "done": "green",
+}
 _WIDE_SCREEN = 110
 _ON_WIDE_SCREENS = ("device", "time", "last sign")
 _TO_THE_LEFT = ("member", "state", "node", "device")
@@ -233,7 +253,14 @@ def run_rows(run: StoredRun, now: float) -> list[Row]:
             return _done_row(unit, member_results(records, unit, committed[unit]), committed[unit])
         if unit.name not in begun:
             return Row(unit.members)
-        return _open_row(unit, records.lease(unit), records.progress(unit) or {}, now)
+        lease: dict[str, Any] = {}
+        try:
+            lease = records.lease(unit)
+            return _open_row(unit, lease, records.checked_progress(unit) or {}, now)
+        except Exception as error:  # of whatever is there; that of other units can be read
+            if (failure := lease.get("error")) is not None:
+                return Row(unit.members, "failed", error=failure, ended=True)
+            return Row(unit.members, "unreadable", error=str(error))
 
     with ThreadPoolExecutor(READERS) as pool:
         return list(pool.map(read, run.units()))
@@ -290,7 +317,8 @@ def _eta(told: Mapping[str, Any]) -> float | None:
     step, steps, first = (told.get(name) for name in ("step", "steps", "first"))
     if step is None or steps is None or first is None or step <= first[1]:
         return None
-    return max(0.0, (told["time"] - first[0]) / (step - first[1]) * (steps - step))
+    eta = max(0.0, (told["time"] - first[0]) / (step - first[1]) * (steps - step))
+    return eta if math.isfinite(eta) else None
 
 
 # -------------------------------------------------------------------- a run in one line
@@ -334,7 +362,7 @@ def summary_line(rows: Sequence[Row]) -> str:
     words = [f"{counts.get('done', 0):,} of {sum(counts.values()):,} members done"]
     words += [
         f"{counts[state]:,} {state}"
-        for state in ("running", "queued", "silent", "failed", "diverged")
+        for state in ("running", "queued", "silent", "unreadable", "failed", "diverged")
         if state in counts
     ]
     return ", ".join(words if eta is None else [*words, f"ETA {duration_text(eta)}"])
@@ -393,7 +421,10 @@ def run_table(
     if counted := [f"{rest[state]:,} {state}" for state in _ORDER if rest[state]]:
         lines.append(Text("and " + ", ".join(counted)))
     failures = [
-        f"{Unit(row.members)} failed: {_first_line(row.error)}" for row in rows if row.error
+        f"{Unit(row.members)} {'is ' * (row.state == 'unreadable')}{row.state}: "
+        f"{_first_line(row.error)}"
+        for row in rows
+        if row.error
     ]
     lines += map(Text, failures[:_MOST_ERRORS])
     if len(failures) > _MOST_ERRORS:
@@ -416,7 +447,7 @@ def _drawn(rows: Sequence[Row], width: int) -> Table:
         styles = {"state": _STYLES.get(row.state, "")}
         table.add_row(
             *(
-                Text(cell(row), styles.get(name, ""), no_wrap=True, overflow="ellipsis")
+                Text(printable(cell(row)), styles.get(name, ""), no_wrap=True, overflow="ellipsis")
                 for name, cell in columns.items()
             )
         )
@@ -472,7 +503,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def _first_line(error: str | None) -> str:
-    return ((error or "").strip().splitlines() or ["unknown"])[0]
+    return printable(((error or "").strip().splitlines() or ["unknown"])[0])
 
 
 # -------------------------------------------------------------------- showing
@@ -559,7 +590,7 @@ class RunDisplay:
 
     def _table(self) -> Group:
         if not self.rows:
-            return Group(self._note or "")
+            return Group(Text(self._note or ""))
         width, height = self.console.size
         most = max(1, min(MOST_ROWS, height - _OTHER_LINES))
         return run_table(self.rows, width, most, self._note)
@@ -587,9 +618,10 @@ def result_line(result: MemberResult) -> str:
     if result.seconds is not None:
         line += f" in {duration_text(result.seconds)}"
     if result.node is not None or result.host is not None:
-        line += f" on node {_node_name(result.host, result.node)}"
+        line += f" on node {printable(_node_name(result.host, result.node))}"
     line += f", attempt {result.attempt}"
     if not result.ok:
         return f"{line}: {_first_line(result.error)}"
-    names = [name for name in (*_METRICS, *result.metrics) if result.metrics.get(name) is not None]
-    return f"{line}, {names[0]} {result.metrics[names[0]]:.4g}" if names else line
+    metrics = result.own_metrics or result.metrics
+    names = [name for name in (*_METRICS, *metrics) if metrics.get(name) is not None]
+    return f"{line}, {printable(names[0])} {metrics[names[0]]:.4g}" if names else line

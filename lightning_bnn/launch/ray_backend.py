@@ -21,10 +21,12 @@ import os
 import secrets
 import tempfile
 import time
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,14 +39,13 @@ from lightning_bnn.launch.member import Place, attempt_outcome
 from lightning_bnn.launch.recipe import Recipe
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.lightning import PACKAGE, LightningEnvironment, pl
+from lightning_bnn.native.library import noise_source
 from lightning_bnn.storage.files import open_directory
 
 __all__ = ["RankError", "RayBackend", "group_memory", "judge", "remove_groups"]
 
 # Attempts that wait in Ray at a time; the rest waits in the driver.
 _OUTSTANDING = 1000
-# workers import the Lightning that the driver has imported
-_WORKER = {"max_retries": 0, "runtime_env": {"env_vars": {"LIGHTNING_BNN_LIGHTNING": PACKAGE}}}
 _COMPARED = ("torch", "pytorch-lightning", "lightning-bnn", "ray")
 _SETTINGS = {
     "RAY_TRAIN_V2_ENABLED": "1",
@@ -55,8 +56,8 @@ _SETTINGS = {
     # a process more for each unit, for warnings that nobody here would heed
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-
-
+_TOKEN = "~/.ray/auth_token"  # where Ray keeps the token that it makes
+_NOISE = "noise"  # beside the versions: where it comes from
 _DDP = (None, "auto", "ddp", "ddp_find_unused_parameters_true")
 
 
@@ -75,9 +76,9 @@ class RayBackend(Backend):
 
     A cluster that was joined before is used as it is, and so is the one that the environment names
     (``RAY_ADDRESS``, which Ray sets in its own jobs). The processes of Ray listen on all interfaces
-    of a machine, so that whoever reaches one could run any code: a cluster without token
-    authentication is refused. One that is started here has it unless ``RAY_AUTH_MODE`` says
-    otherwise.
+    of a machine, so that whoever reaches one could run any code: a cluster is refused that answers
+    a call without a token. One that is started here has a token unless ``RAY_AUTH_MODE`` says
+    otherwise; the file that Ray keeps it in is made readable by its owner alone.
 
     Args:
         resources: What each device of a unit needs, such as ``{"GPU": 0.5, "CPU": 2}``; by default
@@ -118,9 +119,10 @@ class RayBackend(Backend):
         self._recipe = self._send(recipe)  # travels once, not with each attempt
         self._job = _Job(self.needs, _versions(), self.devices)
         # the workers of Ray Train have the resources; what waits for them needs none
-        self._task, self._options = self.ray.remote(_run_distributed), {"num_cpus": 0, **_WORKER}
+        function, needs = _run_distributed, {"num_cpus": 0}
         if self.devices == 1:
-            self._task, self._options = self.ray.remote(_run_task), {**self.options, **_WORKER}
+            function, needs = _run_task, self.options
+        self._task, self._options = self.ray.remote(function), {**needs, **_worker_options()}
 
     def check_storage(self, storage: str) -> None:
         """Ask every node whether it can make a member and write to the storage."""
@@ -181,18 +183,27 @@ class RayBackend(Backend):
     def _connect(self) -> None:
         address = self.address or os.environ.get("RAY_ADDRESS") or "local"
         mode = os.environ.get("RAY_AUTH_MODE", "").lower()
-        starts = address == "local" and not self.ray.is_initialized()
+        joined = self.ray.is_initialized()
+        starts = address == "local" and not joined
         # a cluster that is started here without a mode has a token: Ray makes one by itself
         if not self.allow_open_cluster and mode != "token" and (mode or not starts):
-            raise LaunchError(
-                f"The cluster of Ray has no token authentication (RAY_AUTH_MODE is {mode!r}), and "
-                "its processes listen on all interfaces: whoever reaches them can run any code. "
-                "Start every process of it with RAY_AUTH_MODE=token and one token, or pass "
-                "allow_open_cluster=True (--allow-open-cluster) if nobody else can reach it."
-            )
-        if not self.ray.is_initialized():
+            raise _open_cluster(f"RAY_AUTH_MODE is {mode!r}")
+        if not joined:
+            if _close_token():
+                warnings.warn(
+                    f"{_TOKEN} was readable by other users of this machine, who may have the token "
+                    "of the cluster; now only you can read it. If they are not to be trusted, make "
+                    "a new one (ray get-auth-token --generate, after removing the file) and start "
+                    "the cluster again.",
+                    stacklevel=6,
+                )
             options = {"include_dashboard": False} if starts else {}
             self.ray.init(address=address, log_to_driver=False, **options)
+            _close_token()  # Ray may have written it, and lets everyone read it
+        if not self.allow_open_cluster and (answer := _answer_to_a_stranger(self.ray)) is not None:
+            if not joined:
+                self.ray.shutdown()
+            raise _open_cluster(answer)
 
     def _check_feasible(self) -> None:
         """Raise unless the nodes can ever give what a member asks for.
@@ -244,6 +255,53 @@ class RayBackend(Backend):
             raise
 
 
+def _open_cluster(why: str) -> LaunchError:
+    return LaunchError(
+        f"The cluster of Ray has no token authentication ({why}), and "
+        "its processes listen on all interfaces: whoever reaches them can run any code. "
+        "Start every process of it with RAY_AUTH_MODE=token and one token, or pass "
+        "allow_open_cluster=True (--allow-open-cluster) if nobody else can reach it."
+    )
+
+
+def _answer_to_a_stranger(ray: Any) -> str | None:
+    """What the head of the cluster answers to a call without a token; None if it refuses it.
+
+    The setting of this process says nothing of that: an open cluster takes any token.
+    """
+    import grpc  # comes with the extra
+
+    address = ray.get_runtime_context().gcs_address
+    options = [("grpc.enable_http_proxy", 0)]
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        names = ("RAY_TLS_CA_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_SERVER_CERT")
+        root, key, certificate = (Path(os.environ[name]).read_bytes() for name in names)
+        credentials = grpc.ssl_channel_credentials(root, key, certificate)
+        channel = grpc.secure_channel(address, credentials, options)
+    else:
+        channel = grpc.insecure_channel(address, options)
+    with channel:
+        try:
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")(b"", timeout=10.0)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                return None
+            return f"{address} did not refuse a call without a token, but said: {error.code().name}"
+    return f"{address} answers calls without a token"
+
+
+def _close_token() -> bool:
+    """Let only its owner read the file of the token; whether others could."""
+    token = Path(_TOKEN).expanduser()
+    try:
+        readable = bool(token.stat().st_mode & 0o077)
+        if readable:
+            token.chmod(0o600)
+    except OSError:  # there is none, or it is not ours to change
+        return False
+    return readable
+
+
 def _away_from(node: str) -> dict[str, str]:
     return {"ray.io/node-id": f"!{node}"}
 
@@ -287,9 +345,17 @@ def _can_grow() -> bool:
         return bool(yaml.safe_load(text)["provider"]["type"] != "local")
 
 
+def _worker_options() -> dict[str, Any]:
+    """Workers import the Lightning that the driver has imported, and compile if it does."""
+    variables = {"LIGHTNING_BNN_LIGHTNING": PACKAGE}
+    if (compiles := os.environ.get("LIGHTNING_BNN_COMPILE")) is not None:
+        variables["LIGHTNING_BNN_COMPILE"] = compiles
+    return {"max_retries": 0, "runtime_env": {"env_vars": variables}}
+
+
 def _versions() -> dict[str, str]:
-    """The versions that driver and workers must share."""
-    versions = {}
+    """The versions that driver and workers must share, and the source of their noise."""
+    versions = {_NOISE: noise_source()}
     for name in _COMPARED:
         with suppress(importlib.metadata.PackageNotFoundError):  # shipped as a module
             versions[name] = importlib.metadata.version(name)
@@ -300,6 +366,13 @@ def _other_version(driver: Mapping[str, str]) -> str | None:
     """In which package this process differs from the driver, in words; None if in none."""
     for package, version in _versions().items():
         wanted = driver.get(package, version)
+        if version != wanted and package == _NOISE:
+            return (
+                f"noise from another source, {version}, and the driver has {wanted}: with one seed "
+                "they give other numbers. Results would depend on where a member runs. Install a C "
+                "compiler on all nodes and the driver, or launch with LIGHTNING_BNN_COMPILE=0 in "
+                "the environment to do without on all of them."
+            )
         if version != wanted:
             return (
                 f"{package} {version}, and the driver has {wanted}. Results would depend on where "
@@ -317,7 +390,9 @@ def _check_nodes(ray: Any, storage: str, recipe: Any, patience: float = 60.0) ->
     for node in ray.nodes():
         if node["Alive"]:
             here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            task = ray.remote(_inspect).options(num_cpus=0, scheduling_strategy=here, **_WORKER)
+            task = ray.remote(_inspect).options(
+                num_cpus=0, scheduling_strategy=here, **_worker_options()
+            )
             name = f"{node.get('NodeManagerHostname', '?')} ({node['NodeManagerAddress']})"
             asked[task.remote(storage, _versions(), run_file, recipe)] = name
     ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=patience, fetch_local=True)

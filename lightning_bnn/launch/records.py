@@ -28,7 +28,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning_bnn.errors import ConfigurationError, FencedError, PosteriorFormatError
 from lightning_bnn.launch.patience import patiently
@@ -38,8 +38,22 @@ from lightning_bnn.storage.manifest import VERSION, encode, json_value, require,
 
 __all__ = ["RunRecords"]
 
+Result = TypeVar("Result")
+
 _FORMAT = "lightning_bnn.{}"
 _ATTEMPT = re.compile(r"attempt-([0-9]{4,})")
+
+_PHASES = ("starting", "training", "saving", "failed")  # of an attempt
+_LONGEST_PROGRESS = 1 << 16  # an attempt tells less than 1 kB, and the text of an error
+# What an attempt tells: for each name the types of its value, which may be left out if None is one.
+_NUMBER, _PERHAPS_TEXT = (int, float), (str, type(None))
+_PROGRESS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("host", "node", "device", "error"), _PERHAPS_TEXT),
+    **dict.fromkeys(("time", "started"), _NUMBER),
+    **dict.fromkeys(("step", "steps"), (int, type(None))),
+    **{"attempt": (int,), "phase": (str,), "loss": (*_NUMBER, type(None))},
+    "first": (list, type(None)),
+}
 
 # The runs that this process drives: the lock of a process does not keep out itself.
 _CLAIMED: set[str] = set()
@@ -51,6 +65,8 @@ class RunRecords:
 
     Args:
         storage: A directory or an fsspec URL.
+        only_look: Whether no work depends on it, so that storage which cannot be used is an error
+            at once (see :mod:`lightning_bnn.launch.patience`).
 
     Example:
         >>> records = RunRecords("memory://records-doc")
@@ -67,11 +83,15 @@ class RunRecords:
         {'loss': 0.5}
     """
 
-    def __init__(self, storage: str | os.PathLike[str]) -> None:
+    def __init__(self, storage: str | os.PathLike[str], only_look: bool = False) -> None:
         local = re.sub("^(file|local)://", "", str(storage))  # one run has one name
         # the slashes of memory:// stay
         self.storage = re.sub(r"(?<=[^:/])/+$", "", absolute(local))
         self.files = open_directory(self.storage)
+        self._only_look = only_look
+
+    def _patiently(self, call: Callable[[], Result]) -> Result:
+        return patiently(call, at_once=self._only_look)
 
     # ---------------------------------------------------------------- the run
 
@@ -84,10 +104,11 @@ class RunRecords:
         Raises:
             ConfigurationError: The storage is of another run.
         """
-        if patiently(self.files.is_file):
+        if patiently(self.files.is_file, at_once=True):
             raise ConfigurationError(f"{self.files} is a file; a run is stored in a directory.")
         body = json_value(description, "run")
-        if patiently(lambda: self.files.create("run.json", _sealed("run", body))):
+        sealed = _sealed("run", body)
+        if patiently(lambda: self.files.create("run.json", sealed), at_once=True):
             return body
         before = self.run() or {}
         for name in [*before, *body]:
@@ -102,7 +123,7 @@ class RunRecords:
                     "storage= for a new run."
                 )
         if before != body:
-            patiently(lambda: self.files.put("run.json", _sealed("run", body)))
+            patiently(lambda: self.files.put("run.json", sealed), at_once=True)
         return body
 
     def run(self) -> dict[str, Any] | None:
@@ -172,7 +193,7 @@ class RunRecords:
 
     def attempts(self, unit: Unit) -> list[int]:
         """The numbers of the attempts that have written anything, in order."""
-        names = patiently(lambda: self.files.names(f"units/{unit.name}"))
+        names = self._patiently(lambda: self.files.names(f"units/{unit.name}"))
         return sorted(int(found[1]) for name in names if (found := _ATTEMPT.fullmatch(name)))
 
     def grant(self, unit: Unit, attempt: int, error: str | None = None) -> None:
@@ -185,7 +206,7 @@ class RunRecords:
         """
         lease = {"attempt": attempt, **({} if error is None else {"error": error})}
         name = f"units/{unit.name}/lease.json"
-        patiently(lambda: self.files.put(name, _sealed("lease", lease)))
+        self._patiently(lambda: self.files.put(name, _sealed("lease", lease)))
 
     def lease(self, unit: Unit) -> dict[str, Any]:
         """The ``attempt`` that may commit, 0 if there was none; and the ``error`` of a failure."""
@@ -211,7 +232,7 @@ class RunRecords:
         self.check_granted(unit, attempt)
         body = json_value({"attempt": attempt, "result": result}, "commit")
         name = f"units/{unit.name}/commit.json"
-        if not patiently(lambda: self.files.create(name, _sealed("commit", body))):
+        if not self._patiently(lambda: self.files.create(name, _sealed("commit", body))):
             first = (self.committed(unit) or {}).get("attempt")
             raise FencedError(
                 f"Attempt {attempt} of {unit} may not commit: attempt {first} has done so before."
@@ -223,7 +244,7 @@ class RunRecords:
 
     def unit_names(self) -> set[str]:
         """The names of the units that have a folder: no other can have a commit."""
-        return set(patiently(lambda: self.files.names("units")))
+        return set(self._patiently(lambda: self.files.names("units")))
 
     # ---------------------------------------------------------------- progress
 
@@ -232,16 +253,42 @@ class RunRecords:
         self.files.put(f"units/{unit.name}/progress.json", json.dumps(progress).encode())
 
     def progress(self, unit: Unit) -> dict[str, Any] | None:
-        """The last progress that a unit told of, if any can be read."""
+        """The last progress that a unit told of, if any can be read; it is not checked further."""
         try:
-            data = self.files.get(f"units/{unit.name}/progress.json")
-            progress = None if data is None else json.loads(data)
+            return self._progress(unit)
         except Exception:  # of whatever client reads the storage; there will be another
             return None
-        return progress if isinstance(progress, dict) else None
+
+    def checked_progress(self, unit: Unit) -> dict[str, Any] | None:
+        """The last progress that a unit told of; None where there is none.
+
+        Raises:
+            ConfigurationError: What is there is no progress.
+        """
+        if (told := self._progress(unit)) is None:
+            return None
+        for key, kinds in _PROGRESS.items():
+            value = told.get(key)
+            if not _fits(value, kinds) or (key == "phase" and value not in _PHASES):
+                raise ConfigurationError(
+                    f"progress.json has {key}={value!r:.80}, which no attempt tells."
+                )
+        return told
+
+    def _progress(self, unit: Unit) -> dict[str, Any] | None:
+        data = self.files.get(f"units/{unit.name}/progress.json", _LONGEST_PROGRESS + 1)
+        if data is None:
+            return None
+        try:
+            told = json.loads(data) if len(data) <= _LONGEST_PROGRESS else None
+        except (ValueError, RecursionError):
+            told = None
+        if not isinstance(told, dict):
+            raise ConfigurationError(f"progress.json is no progress of an attempt: {data[:40]!r}")
+        return told
 
     def _read(self, name: str, kind: str) -> dict[str, Any] | None:
-        data = patiently(lambda: self.files.get(name))
+        data = self._patiently(lambda: self.files.get(name))
         if data is None:
             return None
         checks = {"run": _check_run, "lease": _check_attempt, "commit": _check_attempt}
@@ -256,6 +303,13 @@ class RunRecords:
 
 def _sealed(kind: str, body: Mapping[str, Any]) -> bytes:
     return encode({"format": _FORMAT.format(kind), "version": VERSION, **body})
+
+
+def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
+    """Whether a value is of one of these types; numbers must be such that one can count on."""
+    if isinstance(value, list):
+        return list in kinds and len(value) == 2 and all(_fits(each, _NUMBER) for each in value)
+    return type(value) in kinds and (type(value) not in _NUMBER or abs(value) < 1e300)
 
 
 def _check_run(run: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.stored import Kind, MemberResult, StoredRun, diagnose_chains
 from lightning_bnn.launch.units import Unit, plan_units
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.native.library import noise_source
 from lightning_bnn.posteriors import MixturePosterior
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.strategies.base import Strategy
@@ -169,7 +170,19 @@ def launch_recipe(
 
 
 def _warn_if_others(run: LaunchedRun, recipe: Recipe) -> None:
-    """Warn where members that are done were trained for another time than is asked for now."""
+    """Warn where members that are done were trained otherwise than those to come will be."""
+    for unit, result in run.committed().items():
+        was = result.get("noise", noise_source())  # version 0.1 has none
+        if was != noise_source():
+            warnings.warn(
+                f"{run.storage}: {unit} is done and was trained with noise from {was}; that of "
+                f"this process is from {noise_source()}, and with one seed they give other "
+                "numbers. Members that are not done will not be those of a run without a restart. "
+                "For the same, launch where there is a C compiler as there was then, or with "
+                "LIGHTNING_BNN_COMPILE=0 if there was none.",
+                stacklevel=4,
+            )
+            break
     for name in ("max_epochs", "max_steps"):
         asked = recipe.trainer_options().get(name)
         for unit, result in run.committed().items():

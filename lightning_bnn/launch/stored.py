@@ -50,6 +50,7 @@ class MemberResult:
             may; ``"failed"``: no attempt came to an end.
         attempt: The attempt that ended it, from 1.
         metrics: What was logged last, by name; of a stack, of all its members together.
+        own_metrics: Of a stack: those that this member has for itself.
         node: The node that it ran on last.
         host: The name of that machine.
         uri: Where its posterior is.
@@ -72,6 +73,7 @@ class MemberResult:
     seconds: float | None = None
     steps: int | None = None
     host: str | None = None
+    own_metrics: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -91,7 +93,8 @@ def member_results(
         ended: dict[str, Any] = {"status": "diverged", "error": "its weights are not finite"}
         if place is not None:
             ended = {"status": "done", "uri": f"{records.folder(unit)}/{place['place']}"}
-        return MemberResult(member, **ended, **facts)
+        own = result.get("own_metrics", {}).get(str(member), {})
+        return MemberResult(member, **ended, **facts, own_metrics=own)
 
     return [of_member(member) for member in unit.members]
 
@@ -143,7 +146,7 @@ class StoredRun:
     """
 
     def __init__(self, storage: str | os.PathLike[str]) -> None:
-        self.records = RunRecords(storage)
+        self.records = RunRecords(storage, only_look=True)
         self.storage = self.records.storage
         self._committed: dict[Unit, dict[str, Any]] = {}  # a commit never changes
 

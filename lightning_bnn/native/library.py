@@ -21,9 +21,11 @@ import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -31,7 +33,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["WORDS", "Library", "Slices", "load"]
+__all__ = ["WORDS", "Library", "Slices", "load", "noise_source"]
 
 WORDS = 64  # of the generator's state: four in each of sixteen lanes
 
@@ -163,7 +165,8 @@ def load() -> Library | None:
         return None
     for variant in _VARIANTS:
         try:
-            library = Library(_build(variant))
+            with _folder() as folder:
+                library = Library(_build(variant, Path(folder)))
         except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
             _log.info("Compiling with %s failed: %s", variant, error)
             continue
@@ -172,6 +175,18 @@ def load() -> Library | None:
         _log.warning("What was compiled with %s gives wrong numbers and is not used.", variant)
     _log.info("Noise comes from PyTorch's generator.")
     return None
+
+
+def noise_source() -> str:
+    """Where the noise of training comes from: with one seed, each source gives other numbers.
+
+    All builds of the library give the same, which the number stands for.
+
+    Example:
+        >>> noise_source() in (f"compiled ({_EXPECTED})", "PyTorch")
+        True
+    """
+    return "PyTorch" if load() is None else f"compiled ({_EXPECTED})"
 
 
 def _fingerprint(library: Library) -> str:
@@ -191,32 +206,67 @@ def _fingerprint(library: Library) -> str:
     return hashlib.sha256(b"".join(results) + kl.hex().encode()).hexdigest()[:16]
 
 
-def _build(variant: Sequence[str]) -> Path:
-    """The shared library of a variant of the flags, compiled unless an earlier process did."""
-    folder = files(__package__)
-    sources = {name: folder.joinpath(name).read_bytes() for name in ("normal.h", *_SOURCES)}
-    compiler = shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+def _compiler() -> str | None:
+    return shutil.which(os.environ.get("CC") or "cc") or shutil.which("gcc")
+
+
+def _build(variant: Sequence[str], folder: Path) -> Path:
+    """The shared library of a variant of the flags, compiled unless an earlier process did.
+
+    Its name ends with the hash of its contents: code that was cut short would end the process.
+    """
+    package = files(__package__)
+    sources = {name: package.joinpath(name).read_bytes() for name in ("normal.h", *_SOURCES)}
+    compiler = _compiler()
     if compiler is None:
         raise OSError("no C compiler was found")
     flags = [*_FLAGS, *variant]
     about = [*sources.values(), _processor().encode(), " ".join(flags).encode()]
-    target = _folder() / f"native-{hashlib.sha256(b''.join(about)).hexdigest()[:16]}.so"
-    if not target.exists():
-        with tempfile.TemporaryDirectory(dir=target.parent) as work:
-            for name, source in sources.items():
-                (Path(work) / name).write_bytes(source)
-            objects = [str(Path(name).with_suffix(".o")) for name in _SOURCES]
-            for command in (
-                [compiler, *flags, "-c", *_SOURCES],
-                [compiler, "-shared", *objects, "-o", "native.so", "-lm"],
-            ):
-                done = subprocess.run(command, cwd=work, capture_output=True, timeout=60)
-                if done.returncode != 0:
-                    message = done.stderr[-500:].decode(errors="replace")
-                    raise OSError(f"{compiler} failed: {message}")
-            # another process may do the same at the same moment: whole files only
-            os.replace(Path(work) / "native.so", target)
+    name = f"native-{_hash(b''.join(about))}"
+    for path in folder.glob(f"{name}-*.so"):
+        if _is_whole(path):
+            return path
+        path.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as work:
+        for source, text in sources.items():
+            (Path(work) / source).write_bytes(text)
+        objects = [str(Path(source).with_suffix(".o")) for source in _SOURCES]
+        for command in (
+            [compiler, *flags, "-c", *_SOURCES],
+            [compiler, "-shared", *objects, "-o", "native.so", "-lm"],
+        ):
+            done = subprocess.run(command, cwd=work, capture_output=True, timeout=60)
+            if done.returncode != 0:
+                message = done.stderr[-500:].decode(errors="replace")
+                raise OSError(f"{compiler} failed: {message}")
+        built = Path(work) / "native.so"
+        built.chmod(0o700)
+        with open(built, "rb+") as file:
+            target = folder / f"{name}-{_hash(file.read())}.so"
+            os.fsync(file.fileno())
+        # another process may do the same at the same moment: whole files only
+        os.replace(built, target)
     return target
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a library is all that this user has built, and nobody else can have written it."""
+    try:
+        facts = path.lstat()
+        private = stat.S_ISREG(facts.st_mode) and _is_ours(facts)
+        return private and path.stem.endswith(_hash(path.read_bytes()))
+    except FileNotFoundError:  # another process has removed it just now
+        return False
+
+
+def _is_ours(facts: os.stat_result) -> bool:
+    if not hasattr(os, "getuid"):
+        return True
+    return facts.st_uid == os.getuid() and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _processor() -> str:
@@ -229,19 +279,24 @@ def _processor() -> str:
     return f"{platform.machine()} {platform.processor()} {features}"
 
 
-def _folder() -> Path:
-    """The user's cache folder, or a temporary one where that cannot be written.
+def _folder() -> AbstractContextManager[str | Path]:
+    """The user's cache folder, or a temporary one, gone when the library was loaded from it.
 
     Code is loaded from it, so it must belong to this user alone.
     """
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "lightning_bnn"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_bnn"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK) and (
-            not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
-        ):
-            return folder
-    except (OSError, RuntimeError):
-        pass
-    return Path(tempfile.mkdtemp(prefix="lightning_bnn-"))
+        facts = folder.lstat()
+        private = stat.S_ISDIR(facts.st_mode) and _is_ours(facts)
+        if private and os.access(folder, os.W_OK):
+            return nullcontext(folder)
+        if not private:
+            _log.warning(
+                "%s holds code that is run, but is a link, or others own it or can write to it. "
+                "It is not used, and each process compiles for itself. Remove it.",
+                folder,
+            )
+    except (OSError, RuntimeError) as error:
+        _log.info("There is no folder for compiled code: %s", error)
+    return tempfile.TemporaryDirectory(prefix="lightning_bnn-", ignore_cleanup_errors=True)

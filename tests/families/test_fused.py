@@ -17,9 +17,10 @@ from lightning_bnn.families.workspace import Workspace
 from lightning_bnn.native import library
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, Prior
 from lightning_bnn.random import NormalStream
+from tests.native.compiler import needs_compiler
 from tests.random.normal_checks import check_distribution, check_moments
 
-pytestmark = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
+pytestmark = needs_compiler
 
 CHUNK = 8192  # of mean_field.c: numbers that share one start of the generator
 KEY = (2**62 + 12345, 987654321)

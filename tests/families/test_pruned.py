@@ -13,9 +13,9 @@ from torch.distributions import kl_divergence
 
 from lightning_bnn.families.mean_field import MeanField
 from lightning_bnn.families.pruned import KeptTensors
-from lightning_bnn.native import library
 from lightning_bnn.priors import BoundPrior, Laplace, Normal, Prior, ScaleMixture, StudentT
 from lightning_bnn.random import NormalStream
+from tests.native.compiler import needs_compiler
 
 SHAPES = {"a": (6, 5), "b": (7,), "c": (4, 3)}
 PRIORS = {"normal": Normal, "laplace": Laplace, "student": StudentT, "mixture": ScaleMixture}
@@ -110,7 +110,7 @@ def test_several_priors_in_one_vector() -> None:
     assert family.draw_in(space, bound)[1].item() == pytest.approx(expected.sum().item(), rel=1e-10)
 
 
-@pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
+@needs_compiler
 @pytest.mark.parametrize("loc", [0.0, 0.3])
 def test_the_compiled_draw(loc: float) -> None:
     """20,000 weights, 95% of them pruned, in float32, each number to rounding.

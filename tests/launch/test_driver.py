@@ -6,7 +6,9 @@ Real records, and a backend whose attempts and clock are simulated.
 from __future__ import annotations
 
 import random
+import shutil
 from itertools import count, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,6 +185,18 @@ def test_of_two_drivers_the_later_one_has_the_run() -> None:
         results_of(driver)
     assert len(backend.submitted) == 1
     assert driver.records.lease(UNIT) == {"attempt": 3, "error": "ValueError: bad"}
+
+
+def test_storage_that_was_removed_is_not_taken_for_another_driver(tmp_path: Path) -> None:
+    def removed_meanwhile(records: RunRecords, unit: Unit, number: int) -> tuple[float, Outcome]:
+        shutil.rmtree(tmp_path)
+        return 0.0, AWAY
+
+    driver, _ = drive(removed_meanwhile, storage=str(tmp_path))
+    driver.run()
+    error = driver.results.get()
+    assert isinstance(error, LaunchError)
+    assert "are gone: attempt 1 of member 0 was under way" in str(error)
 
 
 def test_a_cancelled_driver_ends_what_runs_and_lets_the_run_go() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from lightning_bnn.commands.status import rows_as_json
 from lightning_bnn.launch import LaunchedRun, MemberResult, StoredRun, launch
 from lightning_bnn.launch.progress import (
     SILENT_AFTER,
@@ -113,6 +115,53 @@ def test_the_row_of_a_unit_without_a_commit(records: RunRecords, case: str) -> N
     assert only(records, NOW + later) == Row(
         UNIT.members, **{"state": case, "age": age, **expected}
     )
+
+
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\u202e\n"
+GARBAGE: dict[str, bytes] = {
+    "no JSON": b"\xff{",
+    "nothing": b"",
+    "a list": b"[1]",
+    "deep": b"[" * 60_000,
+    "huge": b'{"attempt": 1' + b" " * (1 << 20) + b"}",
+    "little": b"{}",
+    "a text for a number": b'{"attempt": "1", "phase": "training", "time": 1, "started": 0}',
+    "no finite number": b'{"attempt": 1, "phase": "training", "time": NaN, "started": 1e999}',
+    "a list for a text": b'{"attempt": 1, "phase": "saving", "time": 1, "started": 0, "host": []}',
+    "a phase of nobody": b'{"attempt": 1, "phase": "asleep", "time": 999999, "started": 0}',
+}
+
+
+@pytest.mark.parametrize("case", GARBAGE)
+def test_one_unit_that_cannot_be_read_hides_no_other(tmp_path: Path, case: str) -> None:
+    records = begin(tmp_path, [[0], [1], [2]])
+    for unit in records.units():
+        records.grant(unit, 1)
+        tell(records, unit)
+    records.files.put("units/00001/progress.json", GARBAGE[case])
+    run = StoredRun(tmp_path)
+    rows = run_rows(run, NOW)
+    assert [row.state for row in rows] == ["training", "unreadable", "training"]
+    shown = "\n".join(printed(rows, 140))
+    assert "2 running, 1 unreadable" in shown
+    assert "member 1 is unreadable: " in shown
+    json.dumps(rows_as_json("here", rows), allow_nan=False)
+    records.grant(Unit((1,)), 2, "it has failed for good")  # what the driver says counts
+    assert [row.ended for row in run_rows(run, NOW)] == [False, True, False]
+
+
+def test_what_files_hold_does_not_steer_a_terminal(tmp_path: Path) -> None:
+    records = begin(tmp_path, [[0], [1]])
+    texts = dict.fromkeys(("host", "node", "device"), ESCAPES)
+    tell(records, Unit((0,)), **texts)
+    tell(records, Unit((1,)), **texts, error=f"Error: {ESCAPES}")
+    records.grant(Unit((1,)), 1)
+    shown = "\n".join(printed(run_rows(StoredRun(tmp_path), NOW), 140))
+    result = MemberResult(0, "done", 1, {ESCAPES: 1.0}, node=ESCAPES, host=ESCAPES)
+    failed = MemberResult(0, "failed", 1, node=ESCAPES, error=ESCAPES)
+    for text in (shown, result_line(result), result_line(failed)):
+        assert all(sign.isprintable() for line in text.splitlines() for sign in line)
+        assert r"\x1b" in text
 
 
 @pytest.mark.parametrize(
@@ -315,8 +364,8 @@ def test_in_a_log_there_are_a_few_lines(
     text = capsys.readouterr().out
     assert "\x1b" not in text
     *lines, last = text.splitlines()
-    said = [re.fullmatch(r"member (\d) done in .* on node \S+, attempt 1, train_loss \S+", line)
-            for line in lines]  # fmt: skip
+    form = r"member (\d) done in .* on node \S+, attempt 1, train_(loss|nll) \S+"
+    said = [re.fullmatch(form, line) for line in lines]
     assert sorted(match[1] for match in said if match) == ["0", "1", "2"]
     assert re.fullmatch(r"after .*: 3 of 3 members done", last)
 
@@ -368,3 +417,19 @@ def test_a_stream_that_is_gone_does_not_end_a_run(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_line_says_how_a_member_ended(result: MemberResult, line: str) -> None:
     assert result_line(result) == line
+
+
+def test_members_of_a_stack_are_shown_with_their_own_metrics(tmp_path: Path) -> None:
+    run = launch(
+        make_ensemble, make_data, 3, stack=2, storage=tmp_path, trainer={"max_epochs": 2},
+        backend=Threads(),
+    )  # fmt: skip
+    first, second, alone = run.wait()
+    assert first.metrics == second.metrics  # of both together
+    own = [result.own_metrics["train_nll"] for result in (first, second)]
+    assert own[0] != own[1]
+    assert sum(own) / 2 == pytest.approx(first.metrics["train_nll"], rel=1e-5)
+    assert not alone.own_metrics
+    for result in (first, second):
+        assert result_line(result).endswith(f"train_nll {result.own_metrics['train_nll']:.4g}")
+    assert "train_loss" in result_line(alone)

@@ -16,6 +16,7 @@ from lightning_bnn.errors import ConfigurationError, LaunchError
 from lightning_bnn.launch import launch, load_run
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
+from lightning_bnn.native import library
 from lightning_bnn.posteriors import LowRankPosterior
 from tests.launch.programs import (
     fit_by_hand,
@@ -26,6 +27,8 @@ from tests.launch.programs import (
     make_variational,
     same_weights,
 )
+from tests.launch.simulated import Threads
+from tests.native.compiler import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -188,3 +191,23 @@ def test_a_stack_needs_to_know_its_members(tmp_path: Path) -> None:
 def test_an_open_cluster_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="has no token authentication"):
         launch(make_ensemble, make_data, 1, storage=tmp_path, trainer=TRAINER)
+
+
+@needs_compiler
+def test_a_run_resumed_with_other_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = library.noise_source()
+    go = partial(
+        launch, make_ensemble, make_data, storage=tmp_path, backend=Threads(), trainer=TRAINER
+    )
+    go(members=1).wait()
+    assert [result["noise"] for result in load_run(tmp_path).committed().values()] == [noise]
+    monkeypatch.setenv("LIGHTNING_BNN_COMPILE", "0")
+    library.load.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"member 0 is done .* noise from compiled .* PyTorch"):
+            run = go(members=2)
+        run.wait()
+    finally:
+        library.load.cache_clear()
+    noises = [result["noise"] for result in load_run(tmp_path).committed().values()]
+    assert noises == [noise, "PyTorch"]

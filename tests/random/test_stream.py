@@ -12,9 +12,8 @@ import torch
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.native import library
 from lightning_bnn.random import NormalStream
+from tests.native.compiler import needs_compiler
 from tests.random.normal_checks import check_distribution, check_moments
-
-needs_compiler = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
 
 
 @pytest.fixture

@@ -16,10 +16,9 @@ from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.native import library
 from lightning_bnn.priors import Laplace, Normal, ScaleMixture
 from lightning_bnn.selection import last_layer
+from tests.native.compiler import needs_compiler
 from tests.nets import loader, make_data, mlp
 from tests.trainers import quiet_trainer
-
-needs_compiler = pytest.mark.skipif(library.load() is None, reason="needs a C compiler")
 
 BATCH = (torch.randn(6, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 0, 1, 2]))
 
