@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._C import _functorch as functorch
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import apply_to_collection
 
 __all__ = [
     "checked_masks",
@@ -19,6 +20,7 @@ __all__ = [
     "describe",
     "first_difference",
     "in_network_order",
+    "in_precision_of",
     "network_tensors",
 ]
 
@@ -70,6 +72,32 @@ def in_network_order(net: nn.Module, tensors: Mapping[str, Tensor], what: str) -
                 f"{list(own[name].shape)}."
             )
     return {name: tensors[name] for name in own if name in tensors}
+
+
+def in_precision_of(tensors: Mapping[str, Tensor], net: nn.Module, inputs: Any) -> Any:
+    """Inputs whose floating-point tensors have the precision of a network's weights.
+
+    A trainer does the same in a fit with ``precision="64-true"`` or ``"bf16-true"``. Where weights
+    are of several precisions, the inputs stay as they are.
+
+    Args:
+        tensors: The weights that the network is run with; others of its tensors do not count.
+        net: The network.
+        inputs: A tensor, or a collection of tensors.
+
+    Example:
+        >>> net = nn.Linear(2, 1).double()
+        >>> in_precision_of(dict(net.named_parameters()), net, torch.zeros(1, 2)).dtype
+        torch.float64
+    """
+    weights = [tensors[name] for name, _ in net.named_parameters() if name in tensors]
+    dtypes = {weight.dtype for weight in weights if weight.is_floating_point()}
+    if len(dtypes) != 1:
+        return inputs
+    (dtype,) = dtypes
+    return apply_to_collection(
+        inputs, Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+    )
 
 
 def checked_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:

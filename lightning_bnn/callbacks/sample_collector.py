@@ -33,6 +33,7 @@ from lightning_bnn.posteriors.weights import Weights
 from lightning_bnn.storage.files import absolute, open_directory
 from lightning_bnn.storage.stream import DrawStream
 from lightning_bnn.strategies import SGMCMC
+from lightning_bnn.strategies.bar import InBar, show_phase
 from lightning_bnn.strategies.base import cyclical_schedule
 
 __all__ = ["SampleCollector", "draw_is_due"]
@@ -78,7 +79,7 @@ class _State:
     learned: Weights = field(default_factory=dict)  # by the likelihood, at the last draw
 
 
-class SampleCollector(pl.Callback):
+class SampleCollector(pl.Callback, InBar):
     """Take draws of the weights while training, and make a posterior of them.
 
     It works with :class:`~lightning_bnn.SGMCMC`, with other strategies, and with any
@@ -214,6 +215,7 @@ class SampleCollector(pl.Callback):
         if not self._resumes:
             self._state.seen = trainer.global_step
         self._check_schedule(trainer, pl_module)
+        show_phase(trainer)
         if self.dirpath is not None:
             self._state.stream = _on_first_rank(trainer, self._open)
         if self._state.pending:
@@ -301,6 +303,12 @@ class SampleCollector(pl.Callback):
         if self._is_due(trainer):
             self._take(trainer)
         self._state.seen = trainer.global_step
+
+    def phase(self) -> dict[str, str]:
+        """The burn-in, and the number of draws, in the progress bar."""
+        step = self._trainer.global_step if self._trainer is not None else 0
+        burning = {"phase": f"burn-in {step}/{self.burn_in}"} if step < self.burn_in else {}
+        return {**burning, "draws": f"{len(self)}"}
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if there is nothing to make a posterior of."""

@@ -27,6 +27,7 @@ from lightning_bnn.network import (
     describe,
     first_difference,
     in_network_order,
+    in_precision_of,
     network_tensors,
 )
 from lightning_bnn.posteriors.base import Blobs, Posterior
@@ -162,7 +163,7 @@ class WeightPosterior(Posterior):
 
         The same seed gives the same draws, so that batch after batch is seen by the same
         functions. At most eight draws are held at once, unless all of them are small enough
-        to keep for the next batch.
+        to keep for the next batch. Floating-point inputs are converted to the network's precision.
 
         Args:
             inputs: A tensor, a tuple of positional or a mapping of keyword arguments.
@@ -170,7 +171,12 @@ class WeightPosterior(Posterior):
             seed: Decides the draws.
         """
         chunks = self._chunks(self.number_of(draws), seed)
+        chunks = iter(chunks)
+        first = next(chunks)
         inputs = move_data_to_device(inputs, self.device)
+        inputs = in_precision_of({**self.fixed, **first}, self.net, inputs)
+        chunks = chain(iter([first]), chunks)
+        del first  # before the next are made
         return self.likelihood.predictive(self._shared.outputs(chunks, inputs, self.fixed))
 
     def number_of(self, draws: int | None) -> int:

@@ -37,6 +37,7 @@ from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.recipes import allow, make, network_recipe, recipe
 from lightning_bnn.samplers import Cyclical
 from lightning_bnn.stacked import Mode, with_output
+from lightning_bnn.strategies.bar import InBar, show_phase
 from lightning_bnn.strategies.resume import Restart, ResumableLoader
 from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import (
@@ -88,7 +89,7 @@ class DataOptions(TypedDict, total=False):
     monitor: str | None
 
 
-class Strategy(pl.LightningModule, ABC):
+class Strategy(pl.LightningModule, InBar, ABC):
     """A Lightning module that approximates the posterior of a network's weights.
 
     Args:
@@ -617,6 +618,7 @@ class Strategy(pl.LightningModule, ABC):
         if self._random_state is None:  # this fit has loaded no checkpoint
             self._restart = None
         self._drop_snapshot()
+        show_phase(self.trainer)
         strategy = self.trainer.strategy
         drawn = strategy.broadcast(int(torch.randint(2**31, ()).item()))
         # Lightning forgets the state of loaders in a checkpoint made at the end of an epoch.
