@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.network import plain_network
 
 __all__ = [
     "Choice",
@@ -105,6 +106,7 @@ def select(net: nn.Module, choice: Choice = None) -> list[str]:
         >>> select(net, net[2])
         ['2.weight', '2.bias']
     """
+    net = plain_network(net)
     names = trainable_names(net)
     if not names:
         raise ConfigurationError(

@@ -30,7 +30,7 @@ from lightning_bnn.checks import check_factory, check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.lightning import TrainerFn, pl, pl_load, sized_len
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import copy_network, network_tensors
+from lightning_bnn.network import copy_network, network_tensors, plain_network, warn_if_compiled
 from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import random_state, restore_random_state
@@ -775,7 +775,7 @@ def _option_recipe(value: Any) -> Any:
     if not isinstance(value, nn.Module) or isinstance(value, Likelihood):
         return recipe(value)
     trained = {parameter.requires_grad for parameter in value.parameters()}
-    return None if False in trained else network_recipe(value)
+    return None if False in trained else network_recipe(plain_network(value))
 
 
 def _text(value: Any) -> Any:
@@ -802,6 +802,7 @@ def _check_network(net: Any) -> None:
             "net= is a ScriptModule, whose weights cannot be exchanged. Pass the module that it "
             "was scripted from."
         )
+    warn_if_compiled(net)
     for name, parameter in net.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ConfigurationError(
