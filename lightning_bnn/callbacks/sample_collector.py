@@ -124,6 +124,8 @@ class SampleCollector(pl.Callback, InBar):
         self.burn_in = check_whole("burn_in", burn_in, 0)
         self.every: Every = "cycle" if every == "cycle" else check_whole("every", every, 1)
         self.max_draws = None if max_draws is None else check_whole("max_draws", max_draws, 1)
+        if dirpath is not None and not isinstance(dirpath, str | os.PathLike):
+            raise ConfigurationError(f"dirpath= is a directory or a URL; got {dirpath!r}.")
         self.dirpath = None if dirpath is None else absolute(dirpath)
         self.refresh_batch_norm = check_whole("refresh_batch_norm", refresh_batch_norm, 0)
         self._state = _State()
@@ -258,13 +260,19 @@ class SampleCollector(pl.Callback, InBar):
         assert self.dirpath is not None
         source = self._source
         self.teardown(None, None, None)
-        self._find_stream()  # raises before a claim makes the directory
-        self._release = open_directory(self.dirpath).claim()
-        stream = self._find_stream()
-        if stream is None:
-            weights = source.current_draws()
-            stream = create_stream(self.dirpath, source.net, source.likelihood, weights)
-        stream.truncate(after_step=self._state.seen)
+        try:
+            self._find_stream()  # raises before a claim makes the directory
+            self._release = open_directory(self.dirpath).claim()
+            stream = self._find_stream()
+            if stream is None:
+                weights = source.current_draws()
+                stream = create_stream(self.dirpath, source.net, source.likelihood, weights)
+            stream.truncate(after_step=self._state.seen)
+        except OSError as error:
+            raise ConfigurationError(
+                f"SampleCollector cannot write to dirpath={self.dirpath!r} ({error}). Pass a "
+                "directory that can be made and written."
+            ) from error
         self._stream = stream
         return stream.id
 

@@ -243,6 +243,18 @@ class VariationalBNN(Strategy):
         fixed = {name: tensor for name, tensor in own.items() if name not in bayesian}
         return self.family.posterior(self.net, self.likelihood, fixed)
 
+    holder = "family"
+
+    @property
+    def inferred(self) -> list[str]:
+        """The names of the Bayesian parameters."""
+        return self.family.layout.names
+
+    @property
+    def point_estimates(self) -> list[str]:
+        """The names of the point estimates."""
+        return self._points.names
+
     @property
     def trained(self) -> list[str]:
         """The names of the Bayesian parameters and of the point estimates."""
