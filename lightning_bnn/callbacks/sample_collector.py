@@ -40,6 +40,8 @@ __all__ = ["SampleCollector", "draw_is_due"]
 
 Every = int | Literal["cycle"]
 
+_LOG_DIR = "<log_dir>"
+
 
 def draw_is_due(step: int, seen: int, burn_in: int, every: Every, ended_cycle: bool) -> bool:
     """Whether a draw is due after ``step``, where ``seen`` was the last step before.
@@ -94,7 +96,10 @@ class SampleCollector(pl.Callback, InBar):
         max_draws: Stop collecting when every chain has so many; the training continues.
         dirpath: A directory, or an fsspec URL, to which draws are written as they are taken;
             memory then does not grow with their number, and ``Posterior.load`` reads the
-            directory at any moment. If None, they are kept in memory and in every checkpoint.
+            directory at any moment. ``<log_dir>`` in it stands for the folder of the trainer's
+            logger, such as ``"<log_dir>/draws"``: each run then has its own, and a fit that
+            resumes has that of its checkpoint. If None, draws are kept in memory and in every
+            checkpoint.
         refresh_batch_norm: The number of training batches from which BatchNorm's running
             statistics are recomputed for each draw; with 0 a draw has those of its chain, and so
             has a layer that is in evaluation mode while training.
@@ -127,6 +132,8 @@ class SampleCollector(pl.Callback, InBar):
         if dirpath is not None and not isinstance(dirpath, str | os.PathLike):
             raise ConfigurationError(f"dirpath= is a directory or a URL; got {dirpath!r}.")
         self.dirpath = None if dirpath is None else absolute(dirpath)
+        self._template = str(dirpath) if dirpath and _LOG_DIR in str(dirpath) else None
+        self._of_template = self.dirpath  # what was last made of it
         self.refresh_batch_norm = check_whole("refresh_batch_norm", refresh_batch_norm, 0)
         self._state = _State()
         self._stream: DrawStream | None = None
@@ -200,6 +207,10 @@ class SampleCollector(pl.Callback, InBar):
         # a trainer that fits again counts its steps on; a new one starts from 0
         again = self._fitted is pl_module and 0 < self._state.seen <= trainer.global_step
         self._resumes, self._fitted = self._restored or again, pl_module
+        if self._template is not None and self.dirpath == self._of_template:
+            place = absolute(self._template.replace(_LOG_DIR, trainer.log_dir or "."))
+            known = self._state.dirpath if self._resumes else None
+            self.dirpath = self._of_template = known or place
         if not self._resumes:
             if self._state.draws:
                 rank_zero_warn(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain
 from typing import Any
 
@@ -127,6 +127,30 @@ class WeightPosterior(Posterior):
     def varying(self) -> list[str]:
         """The names of the parameters that are not the same in every draw."""
         return [name for name, _ in self.net.named_parameters() if name not in self.fixed]
+
+    def facts(self) -> list[str]:
+        """The network, how many of its parameters vary, and how many draws or components are held.
+
+        Example:
+            >>> from lightning_bnn import DrawsPosterior
+            >>> from lightning_bnn.likelihoods import Categorical
+            >>> net = nn.Linear(2, 3)
+            >>> DrawsPosterior(net, Categorical(), [{"bias": torch.zeros(3)}] * 2)
+            DrawsPosterior(Linear, 3 of 9 parameters inferred, 2 draws, Categorical())
+        """
+        sizes = {name: parameter.numel() for name, parameter in self.net.named_parameters()}
+        inferred = sum(sizes[name] for name in self.varying)
+        facts = [
+            type(self.net).__name__,
+            f"{inferred:,} of {sum(sizes.values()):,} parameters inferred",
+        ]
+        if self.pruned_from is not None:
+            facts.append("compact")
+        if isinstance(self, Sized):
+            facts.append(f"{len(self)} draws")
+        if len(self.components) > 1:
+            facts.append(f"{len(self.components)} components")
+        return facts
 
     @property
     def components(self) -> Sequence[WeightPosterior]:
