@@ -147,7 +147,7 @@ class WeightPosterior(Posterior):
         if self.pruned_from is not None:
             facts.append("compact")
         if isinstance(self, Sized):
-            facts.append(f"{len(self)} draws")
+            facts.append("1 draw" if len(self) == 1 else f"{len(self)} draws")
         if len(self.components) > 1:
             facts.append(f"{len(self.components)} components")
         return facts
