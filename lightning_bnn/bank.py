@@ -229,7 +229,7 @@ class Bank(nn.Module):
             else:
                 outputs = self.stack(tensors, inputs, own_inputs=own_inputs)
             first = each_tensor(lambda t: t[0], seen.targets) if seen.own_targets else seen.targets
-            check(outputs.detach()[0], first)
+            check(outputs[0], first)
             return target.data_energy(outputs, seen.targets, seen.own_targets, seen.counts, learned)
 
         if seen.attack is None:
@@ -311,11 +311,6 @@ def _flat_rows(stacked: Mapping[str, Tensor], layout: FlatLayout) -> Tensor:
     """Stacked tensors as one (K, P) tensor; all must have one floating dtype."""
     first = layout.names[0]
     for name in layout.names:
-        if not stacked[name].dtype.is_floating_point:
-            raise ConfigurationError(
-                f"The weights must be real numbers; {name!r} is {stacked[name].dtype}. Keep the "
-                "real and the imaginary part as two parameters."
-            )
         if stacked[name].dtype != stacked[first].dtype:
             raise ConfigurationError(
                 "The stacked weights lie in one tensor and need one floating-point dtype; "

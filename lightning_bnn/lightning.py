@@ -38,6 +38,7 @@ __all__ = [
     "TrainerStatus",
     "WandbLogger",
     "WeightAveraging",
+    "apply_to_collection",
     "get_filesystem",
     "is_overridden",
     "move_data_to_device",
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from lightning_fabric.utilities.cloud_io import _load as pl_load
     from lightning_fabric.utilities.cloud_io import get_filesystem
     from lightning_fabric.utilities.data import sized_len
+    from lightning_utilities.core.apply_func import apply_to_collection
     from pytorch_lightning.callbacks import (
         BasePredictionWriter,
         Checkpoint,
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
 else:
     pl = import_module(PACKAGE)
     _HOMES = {
+        "apply_to_collection": "lightning_utilities.core.apply_func",
         "get_filesystem": f"{_FABRIC}.utilities.cloud_io",
         "sized_len": f"{_FABRIC}.utilities.data",
         "BasePredictionWriter": f"{PACKAGE}.callbacks",

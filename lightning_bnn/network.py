@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._C import _functorch as functorch
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import apply_to_collection, rank_zero_warn
 
 __all__ = [
     "checked_masks",
@@ -19,12 +20,18 @@ __all__ = [
     "describe",
     "first_difference",
     "in_network_order",
+    "in_precision_of",
     "network_tensors",
+    "plain_network",
+    "warn_if_compiled",
 ]
 
 
 def copy_network(net: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """A copy of a network; what a forward pass left on it is copied without its graph.
+
+    Modules of ``torch.compile`` are not in it, but what they were compiled from: compiled code
+    cannot be run with other weights, and the names of tensors would be others.
 
     Args:
         net: The network.
@@ -37,7 +44,39 @@ def copy_network(net: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
         >>> copy_network(net).activation.requires_grad
         False
     """
-    return deepcopy(net, {**_left_on(net), **{id(tensor): tensor for tensor in shared}})
+    known: dict[int, Any] = {**_left_on(net), **{id(tensor): tensor for tensor in shared}}
+    for module in reversed(_compiled_modules(net)):  # the innermost first
+        known[id(module)] = deepcopy(module._orig_mod, known)
+    return deepcopy(net, known)
+
+
+def plain_network(net: nn.Module) -> nn.Module:
+    """The network that ``torch.compile`` was given, around the same tensors; any other as it is.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> list(plain_network(torch.compile(net)).state_dict())
+        ['weight', 'bias']
+    """
+    if not _compiled_modules(net):
+        return net
+    return copy_network(net, [*net.parameters(), *net.buffers()])
+
+
+def warn_if_compiled(net: nn.Module) -> None:
+    """Say that compiled code is not used."""
+    if _compiled_modules(net) or any(m._compiled_call_impl is not None for m in net.modules()):
+        rank_zero_warn(
+            "net= was given to torch.compile. The network is run as it was before, with other "
+            "weights in each step, for which its compiled code cannot be used: it is no faster. "
+            "Names and weights are those of the plain network. Leave torch.compile out.",
+            category=UserWarning,
+        )
+
+
+def _compiled_modules(net: nn.Module) -> list[Any]:
+    # by name: to import the class takes seconds where nothing is compiled
+    return [module for module in net.modules() if type(module).__name__ == "OptimizedModule"]
 
 
 def describe(net: nn.Module) -> list[list[Any]]:
@@ -47,6 +86,7 @@ def describe(net: nn.Module) -> list[list[Any]]:
 
 def network_tensors(net: nn.Module) -> dict[str, Tensor]:
     """Every parameter and saved buffer of a network, each once, under its first name."""
+    net = plain_network(net)
     saved = set(net.state_dict())
     buffers = {name: buffer for name, buffer in net.named_buffers() if name in saved}
     return {**dict(net.named_parameters()), **buffers}
@@ -70,6 +110,32 @@ def in_network_order(net: nn.Module, tensors: Mapping[str, Tensor], what: str) -
                 f"{list(own[name].shape)}."
             )
     return {name: tensors[name] for name in own if name in tensors}
+
+
+def in_precision_of(tensors: Mapping[str, Tensor], net: nn.Module, inputs: Any) -> Any:
+    """Inputs whose floating-point tensors have the precision of a network's weights.
+
+    A trainer does the same in a fit with ``precision="64-true"`` or ``"bf16-true"``. Where weights
+    are of several precisions, the inputs stay as they are.
+
+    Args:
+        tensors: The weights that the network is run with; others of its tensors do not count.
+        net: The network.
+        inputs: A tensor, or a collection of tensors.
+
+    Example:
+        >>> net = nn.Linear(2, 1).double()
+        >>> in_precision_of(dict(net.named_parameters()), net, torch.zeros(1, 2)).dtype
+        torch.float64
+    """
+    weights = [tensors[name] for name, _ in net.named_parameters() if name in tensors]
+    dtypes = {weight.dtype for weight in weights if weight.is_floating_point()}
+    if len(dtypes) != 1:
+        return inputs
+    (dtype,) = dtypes
+    return apply_to_collection(
+        inputs, Tensor, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor
+    )
 
 
 def checked_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:

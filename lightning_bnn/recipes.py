@@ -253,8 +253,11 @@ def _anatomy(net: nn.Module) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 # of every module: its parts, which have entries of their own, and in which mode it is; of LSTM and
-# the like: its parameters once more
-_PARTS = {"_parameters", "_buffers", "_modules", "training", "_flat_weights", "_flat_weight_refs"}
+# the like: its parameters once more; and what torch.compile notes on a module
+_PARTS = {
+    *("_parameters", "_buffers", "_modules", "training", "_flat_weights", "_flat_weight_refs"),
+    *("_compiled_call_impl", "_is_torch_compile", "_compile_kwargs"),
+}
 
 
 def _kept(value: Any) -> Any:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.network import plain_network
 
 __all__ = [
     "Choice",
@@ -28,7 +29,14 @@ __all__ = [
 ]
 
 # Functions come last: jsonargparse tries these in order, and would write a list as a function.
-Choice = str | Sequence[str | nn.Module] | nn.Module | Callable[[nn.Module], Iterable[str]] | None
+Choice = (
+    str
+    | Sequence[str | nn.Module | type[nn.Module]]
+    | nn.Module
+    | type[nn.Module]
+    | Callable[[nn.Module], Iterable[str]]
+    | None
+)
 
 _NORMALISATION = (
     nn.modules.batchnorm._NormBase,
@@ -94,9 +102,9 @@ def select(net: nn.Module, choice: Choice = None) -> list[str]:
         net: The network.
         choice: ``None`` for all; a shell-style pattern of parameter names (``"fc.*"``); a
             pattern that begins with ``!`` takes names away again; a submodule of ``net``; a
-            function of the network that returns names (:func:`last_layer`,
-            :func:`without_normalisation`); or a list of patterns and submodules, read from
-            left to right.
+            class of layers, such as ``nn.Linear``; a function of the network that returns names
+            (:func:`last_layer`, :func:`without_normalisation`); or a list of patterns, submodules
+            and classes, read from left to right.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 1))
@@ -104,13 +112,27 @@ def select(net: nn.Module, choice: Choice = None) -> list[str]:
         ['0.weight', '2.weight']
         >>> select(net, net[2])
         ['2.weight', '2.bias']
+        >>> select(net, [nn.Linear, "!*.bias"])
+        ['0.weight', '2.weight']
     """
+    net = plain_network(net)
     names = trainable_names(net)
+    if not any(p.is_floating_point() or p.is_complex() for p in net.parameters()):
+        raise ConfigurationError(
+            "Expected a network with parameters to infer, but none of its parameters is a "
+            "floating-point tensor. If it is quantised, pass the network that it was made from."
+        )
     if not names:
         raise ConfigurationError(
             "Expected a network with parameters to infer, but none of its parameters has "
             "requires_grad=True. Call net.requires_grad_(True), or freeze fewer layers."
         )
+    for name in names:
+        if (dtype := net.get_parameter(name).dtype).is_complex:
+            raise ConfigurationError(
+                f"The weights must be real numbers; {name!r} is {dtype}. Keep the real and the "
+                "imaginary part as two parameters."
+            )
     if choice is None:
         return names
     return choose(net, names, choice, "Bayesian", "trainable parameter")
@@ -131,7 +153,7 @@ def choose(net: nn.Module, names: Sequence[str], choice: Choice, role: str, sort
         >>> choose(net, ["weight", "bias"], "b*", "protected", "parameter")
         ['bias']
     """
-    if callable(choice) and not isinstance(choice, nn.Module):
+    if callable(choice) and not isinstance(choice, (nn.Module, type)):
         chosen = set(choice(net))
     else:
         several = isinstance(choice, Iterable) and not isinstance(choice, (str, nn.Module))
@@ -158,6 +180,14 @@ def _apply(
     net: nn.Module, names: Sequence[str], chosen: set[str], rule: Any, role: str, sort: str
 ) -> set[str]:
     """One rule of a choice: add the names that it matches, or take them away after ``!``."""
+    if isinstance(rule, type) and issubclass(rule, nn.Module):
+        layers = [module for module in net.modules() if isinstance(module, rule)]
+        if not layers:
+            raise ConfigurationError(
+                f"The network has no layer of the class {rule.__name__} that is chosen as {role}. "
+                f"It has {sorted({type(module).__name__ for module in net.modules()})}."
+            )
+        rule = nn.ModuleList(layers)
     if isinstance(rule, nn.Module):
         inside = {id(parameter) for parameter in rule.parameters()}
         own = dict(net.named_parameters())
@@ -170,8 +200,8 @@ def _apply(
         return chosen | matching
     if not isinstance(rule, str):
         raise ConfigurationError(
-            f"A choice of {role} weights is made of name patterns and submodules of the network; "
-            f"got {rule!r}."
+            f"A choice of {role} weights is made of name patterns, submodules of the network and "
+            f"classes of layers; got {rule!r}."
         )
     pattern = rule.removeprefix("!")
     matching = {name for name in names if fnmatchcase(name, pattern)}

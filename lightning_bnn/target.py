@@ -34,8 +34,8 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.stacked import StackedModule
 
 __all__ = [
-    "KeySplit", "Keys", "Split", "Target", "count_examples", "each_tensor", "make_split",
-    "split_batch",
+    "KeySplit", "Keys", "Split", "Target", "count_examples", "count_overfit", "each_tensor",
+    "make_split", "split_batch",
 ]  # fmt: skip
 
 # samplers that draw from the whole data set, however many examples they draw
@@ -316,6 +316,30 @@ def count_examples(loader: Any, num_data: int | None, world_size: int = 1) -> in
             f"{found} examples, and N counts all of them. Pass num_data={found}, or leave it out."
         )
     return num_data
+
+
+def count_overfit(loader: Any, num_data: int, batches: float, world_size: int = 1) -> int:
+    """N where a trainer's ``overfit_batches`` trains on the first batches only.
+
+    Args:
+        loader: The training data.
+        num_data: The number of all examples.
+        batches: How many batches each rank sees.
+        world_size: The number of ranks.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> count_overfit(DataLoader(range(10), batch_size=4), 10, batches=2)
+        8
+    """
+    owners = (loader, getattr(loader, "batch_sampler", None))
+    size = next((n for each in owners if (n := getattr(each, "batch_size", None))), None)
+    if size is None:
+        raise ConfigurationError(
+            "overfit_batches trains on the first batches only, and the size of these batches is "
+            "not known. Pass num_data=, the number of examples in them."
+        )
+    return int(min(num_data, batches * size * world_size))
 
 
 def _dataset_length(loader: Any) -> int | None:

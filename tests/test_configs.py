@@ -76,3 +76,28 @@ def test_says_what_data_are_missing(
     options = ["--trainer.fast_dev_run", "1", "--trainer.accelerator", "cpu"]
     assert main(["fit", "--config", str(config), *options]) == 1
     assert "LIGHTNING_BNN_DATA" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stem", ["digits_sgmcmc", "toy_sghmc"])
+def test_draws_of_each_run_have_a_folder(
+    stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command runs again and again; its draws are read as the configuration says."""
+    monkeypatch.chdir(tmp_path)
+    text = next(path for path in CONFIGS if path.stem == stem).read_text()
+    config = yaml.safe_load(text)
+    config["model"]["init_args"] |= {"warm_up": 1, "predict_draws": 2}
+    config["trainer"] |= {"max_epochs": 2, "check_val_every_n_epoch": 1, "accelerator": "cpu"}
+    config["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+    config["trainer"]["callbacks"][0]["init_args"] |= {"burn_in": 1, "every": 1}
+    config["trainer"]["callbacks"][1]["init_args"] |= {"every_n_epochs": 1}
+    config["model"]["init_args"].pop("scheduler", None)
+    Path("config.yaml").write_text(yaml.safe_dump(config))
+    for run in range(2):
+        assert main(["fit", "--config", "config.yaml"]) == 0
+        folder = f"runs/{stem}/version_{run}/draws"
+        assert Path(folder, "manifest.json").exists()
+    said = f"--posterior runs/{stem}/version_0/draws"
+    assert said in text
+    command = "test" if stem.startswith("digits") else "predict"
+    assert main([command, "--config", "config.yaml", *said.split()]) == 0

@@ -104,7 +104,7 @@ def test_normalisation_of_every_kind():
         (lambda net: ["0.wieght"], "names '0.wieght', which is not a trainable"),
         (lambda net: [], "leaves no weight"),
         (nn.Linear(2, 3), "Linear chosen as Bayesian holds no trainable parameter of the network"),
-        (3, "patterns and submodules of the network; got 3"),
+        (3, "patterns, submodules of the network and classes of layers; got 3"),
         (["*", 3], "got 3"),
         (nn.ReLU(), "ReLU"),
     ],

@@ -43,7 +43,7 @@ class CalibrationReport(pl.Callback):
     """Write a page that says how far the uncertainty of a strategy can be trusted.
 
     ``fit.html`` is made of the validation data at the end of a fit (there is none in a fit without
-    validation data), ``test.html`` at the end of a test, ``validation.html`` by
+    validation data, and a warning), ``test.html`` at the end of a test, ``validation.html`` by
     ``trainer.validate``, and ``epoch-0009.html`` every n epochs if asked for; with several loaders
     each gets a number, as in ``test-1.html``. The numbers lie beside each page as JSON, the figures
     go to the trainer's loggers, and a few numbers to ``log``: ``val_adaptive_ece``,
@@ -201,6 +201,16 @@ class CalibrationReport(pl.Callback):
 
     on_validation_batch_start = on_train_batch_start
     on_test_batch_start = on_train_batch_start
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Warn if there will be no page for want of data."""
+        if self._wants_page(trainer) and not (trainer.enable_validation or trainer.fast_dev_run):
+            rank_zero_warn(
+                "CalibrationReport makes no page of this fit, which has no validation data. Pass "
+                "some to Trainer.fit (and do not set limit_val_batches=0), or after_fit=False to "
+                "have pages of tests only.",
+                category=UserWarning,
+            )
 
     # ---------------------------------------------------------------- while batches come
 

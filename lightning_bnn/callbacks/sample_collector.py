@@ -33,11 +33,14 @@ from lightning_bnn.posteriors.weights import Weights
 from lightning_bnn.storage.files import absolute, open_directory
 from lightning_bnn.storage.stream import DrawStream
 from lightning_bnn.strategies import SGMCMC
+from lightning_bnn.strategies.bar import InBar, show_phase
 from lightning_bnn.strategies.base import cyclical_schedule
 
 __all__ = ["SampleCollector", "draw_is_due"]
 
 Every = int | Literal["cycle"]
+
+_LOG_DIR = "<log_dir>"
 
 
 def draw_is_due(step: int, seen: int, burn_in: int, every: Every, ended_cycle: bool) -> bool:
@@ -78,7 +81,7 @@ class _State:
     learned: Weights = field(default_factory=dict)  # by the likelihood, at the last draw
 
 
-class SampleCollector(pl.Callback):
+class SampleCollector(pl.Callback, InBar):
     """Take draws of the weights while training, and make a posterior of them.
 
     It works with :class:`~lightning_bnn.SGMCMC`, with other strategies, and with any
@@ -93,7 +96,10 @@ class SampleCollector(pl.Callback):
         max_draws: Stop collecting when every chain has so many; the training continues.
         dirpath: A directory, or an fsspec URL, to which draws are written as they are taken;
             memory then does not grow with their number, and ``Posterior.load`` reads the
-            directory at any moment. If None, they are kept in memory and in every checkpoint.
+            directory at any moment. ``<log_dir>`` in it stands for the folder of the trainer's
+            logger, such as ``"<log_dir>/draws"``: each run then has its own, and a fit that
+            resumes has that of its checkpoint. If None, draws are kept in memory and in every
+            checkpoint.
         refresh_batch_norm: The number of training batches from which BatchNorm's running
             statistics are recomputed for each draw; with 0 a draw has those of its chain, and so
             has a layer that is in evaluation mode while training.
@@ -123,7 +129,11 @@ class SampleCollector(pl.Callback):
         self.burn_in = check_whole("burn_in", burn_in, 0)
         self.every: Every = "cycle" if every == "cycle" else check_whole("every", every, 1)
         self.max_draws = None if max_draws is None else check_whole("max_draws", max_draws, 1)
+        if dirpath is not None and not isinstance(dirpath, str | os.PathLike):
+            raise ConfigurationError(f"dirpath= is a directory or a URL; got {dirpath!r}.")
         self.dirpath = None if dirpath is None else absolute(dirpath)
+        self._template = str(dirpath) if dirpath and _LOG_DIR in str(dirpath) else None
+        self._of_template = self.dirpath  # what was last made of it
         self.refresh_batch_norm = check_whole("refresh_batch_norm", refresh_batch_norm, 0)
         self._state = _State()
         self._stream: DrawStream | None = None
@@ -197,6 +207,10 @@ class SampleCollector(pl.Callback):
         # a trainer that fits again counts its steps on; a new one starts from 0
         again = self._fitted is pl_module and 0 < self._state.seen <= trainer.global_step
         self._resumes, self._fitted = self._restored or again, pl_module
+        if self._template is not None and self.dirpath == self._of_template:
+            place = absolute(self._template.replace(_LOG_DIR, trainer.log_dir or "."))
+            known = self._state.dirpath if self._resumes else None
+            self.dirpath = self._of_template = known or place
         if not self._resumes:
             if self._state.draws:
                 rank_zero_warn(
@@ -214,6 +228,7 @@ class SampleCollector(pl.Callback):
         if not self._resumes:
             self._state.seen = trainer.global_step
         self._check_schedule(trainer, pl_module)
+        show_phase(trainer)
         if self.dirpath is not None:
             self._state.stream = _on_first_rank(trainer, self._open)
         if self._state.pending:
@@ -256,13 +271,19 @@ class SampleCollector(pl.Callback):
         assert self.dirpath is not None
         source = self._source
         self.teardown(None, None, None)
-        self._find_stream()  # raises before a claim makes the directory
-        self._release = open_directory(self.dirpath).claim()
-        stream = self._find_stream()
-        if stream is None:
-            weights = source.current_draws()
-            stream = create_stream(self.dirpath, source.net, source.likelihood, weights)
-        stream.truncate(after_step=self._state.seen)
+        try:
+            self._find_stream()  # raises before a claim makes the directory
+            self._release = open_directory(self.dirpath).claim()
+            stream = self._find_stream()
+            if stream is None:
+                weights = source.current_draws()
+                stream = create_stream(self.dirpath, source.net, source.likelihood, weights)
+            stream.truncate(after_step=self._state.seen)
+        except OSError as error:
+            raise ConfigurationError(
+                f"SampleCollector cannot write to dirpath={self.dirpath!r} ({error}). Pass a "
+                "directory that can be made and written."
+            ) from error
         self._stream = stream
         return stream.id
 
@@ -301,6 +322,12 @@ class SampleCollector(pl.Callback):
         if self._is_due(trainer):
             self._take(trainer)
         self._state.seen = trainer.global_step
+
+    def phase(self) -> dict[str, str]:
+        """The burn-in, and the number of draws, in the progress bar."""
+        step = self._trainer.global_step if self._trainer is not None else 0
+        burning = {"phase": f"burn-in {step}/{self.burn_in}"} if step < self.burn_in else {}
+        return {**burning, "draws": f"{len(self)}"}
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warn if there is nothing to make a posterior of."""

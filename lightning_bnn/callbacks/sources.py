@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from lightning_bnn.lightning import pl
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import copy_network, network_tensors
+from lightning_bnn.network import copy_network, network_tensors, plain_network
 from lightning_bnn.posteriors.batch_norm import recompute_batch_norm
 from lightning_bnn.posteriors.weights import Weights
 from lightning_bnn.selection import trainable_names
@@ -70,7 +70,8 @@ class PlainModule:
     @property
     def net(self) -> nn.Module:
         """The network."""
-        return self.module.get_submodule("" if self.net_name == "self" else self.net_name)
+        name = "" if self.net_name == "self" else self.net_name
+        return plain_network(self.module.get_submodule(name))
 
     @property
     def trained(self) -> list[str]:

@@ -54,6 +54,7 @@ from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.posteriors.weights import Weights
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.strategies import Strategy
+from lightning_bnn.strategies.bar import InBar, show_phase
 from lightning_bnn.strategies.training_batches import single_loader
 
 __all__ = ["SWAGMoments"]
@@ -78,7 +79,7 @@ class _State:
     statistics: dict[str, dict[int, Weights]] = field(default_factory=dict)
 
 
-class SWAGMoments(pl.Callback):
+class SWAGMoments(pl.Callback, InBar):
     """Track the moments of the weights late in training, and make a posterior of them.
 
     It works with every strategy and with any LightningModule, needs no validation, and does nothing
@@ -180,6 +181,10 @@ class SWAGMoments(pl.Callback):
     def snapshots(self) -> int:
         """The number of snapshots that were taken."""
         return 0 if self._state.moments is None else self._state.moments.count
+
+    def phase(self) -> dict[str, str]:
+        """The number of snapshots in the progress bar."""
+        return {"snapshots": f"{self.snapshots}"}
 
     @property
     def moments(self) -> RunningMoments:
@@ -383,6 +388,7 @@ class SWAGMoments(pl.Callback):
         """Find when averaging begins; refuse a fit that ends before it or takes too little."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        show_phase(trainer)
         length = training_length(trainer, pl_module, self.unit)
         begun = self.snapshots or self._state.first_rates
         if self._state.start is None or not begun:

@@ -87,6 +87,13 @@ class Posterior(ABC):
             prefix: What the names of the groups begin with, if this is a component of a mixture.
         """
 
+    def facts(self) -> list[str]:
+        """What is shown of it beside its kind and its likelihood, in few words."""
+        return []
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join([*self.facts(), repr(self.likelihood)])})"
+
     @property
     def default_draws(self) -> int:
         """The number of draws that a prediction takes if none is given."""

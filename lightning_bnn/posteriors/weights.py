@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain
 from typing import Any
 
@@ -27,6 +27,7 @@ from lightning_bnn.network import (
     describe,
     first_difference,
     in_network_order,
+    in_precision_of,
     network_tensors,
 )
 from lightning_bnn.posteriors.base import Blobs, Posterior
@@ -127,6 +128,30 @@ class WeightPosterior(Posterior):
         """The names of the parameters that are not the same in every draw."""
         return [name for name, _ in self.net.named_parameters() if name not in self.fixed]
 
+    def facts(self) -> list[str]:
+        """The network, how many of its parameters vary, and how many draws or components are held.
+
+        Example:
+            >>> from lightning_bnn import DrawsPosterior
+            >>> from lightning_bnn.likelihoods import Categorical
+            >>> net = nn.Linear(2, 3)
+            >>> DrawsPosterior(net, Categorical(), [{"bias": torch.zeros(3)}] * 2)
+            DrawsPosterior(Linear, 3 of 9 parameters inferred, 2 draws, Categorical())
+        """
+        sizes = {name: parameter.numel() for name, parameter in self.net.named_parameters()}
+        inferred = sum(sizes[name] for name in self.varying)
+        facts = [
+            type(self.net).__name__,
+            f"{inferred:,} of {sum(sizes.values()):,} parameters inferred",
+        ]
+        if self.pruned_from is not None:
+            facts.append("compact")
+        if isinstance(self, Sized):
+            facts.append("1 draw" if len(self) == 1 else f"{len(self)} draws")
+        if len(self.components) > 1:
+            facts.append(f"{len(self.components)} components")
+        return facts
+
     @property
     def components(self) -> Sequence[WeightPosterior]:
         """The posteriors that a mixture is of; any other is its only component."""
@@ -162,7 +187,7 @@ class WeightPosterior(Posterior):
 
         The same seed gives the same draws, so that batch after batch is seen by the same
         functions. At most eight draws are held at once, unless all of them are small enough
-        to keep for the next batch.
+        to keep for the next batch. Floating-point inputs are converted to the network's precision.
 
         Args:
             inputs: A tensor, a tuple of positional or a mapping of keyword arguments.
@@ -170,7 +195,12 @@ class WeightPosterior(Posterior):
             seed: Decides the draws.
         """
         chunks = self._chunks(self.number_of(draws), seed)
+        chunks = iter(chunks)
+        first = next(chunks)
         inputs = move_data_to_device(inputs, self.device)
+        inputs = in_precision_of({**self.fixed, **first}, self.net, inputs)
+        chunks = chain(iter([first]), chunks)
+        del first  # before the next are made
         return self.likelihood.predictive(self._shared.outputs(chunks, inputs, self.fixed))
 
     def number_of(self, draws: int | None) -> int:

@@ -17,6 +17,7 @@ import fsspec
 from rich.filesize import decimal
 
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.network import in_precision_of, network_tensors
 from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.pruning.compact import compact
 from lightning_bnn.pruning.curve import (
@@ -33,7 +34,7 @@ from lightning_bnn.pruning.masks import Rest, Scope, Unit, check_fraction
 from lightning_bnn.pruning.removable import candidates
 from lightning_bnn.pruning.section import Pruning
 from lightning_bnn.report.document import check_page_name, folder_problem
-from lightning_bnn.report.gather import batch_inputs, first_batch, inputs_for
+from lightning_bnn.report.gather import batch_inputs, first_batch
 from lightning_bnn.report.networks import (
     find_configuration,
     folder_of,
@@ -78,7 +79,7 @@ def main(
         kept = compact(pruned) if options.compact else pruned
         if options.export is not None:  # first: not every network can be exported
             batch = first_batch(data_loader(data), "The test data of --data")
-            inputs = inputs_for(kept, batch_inputs(batch))
+            inputs = in_precision_of(network_tensors(kept.net), kept.net, batch_inputs(batch))
             print(f"The mean network is in {export_network(kept, options.export, inputs)}")
         if data is not None:
             curve = prune_curve(posterior, data, fractions, draws=options.draws, **choice)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.lightning import sized_len
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import prune
 from lightning_bnn.pruning.histogram import SNRHistogram, snr_histogram
@@ -263,7 +264,7 @@ def prune_curve(
     for share, removed in zip(shares, gone, strict=True):
         pruned = prune(posterior, share, unit=unit, scope=scope, protect=protect, rest=rest)
         pruned.mode = mode
-        scores = _scores(pruned, loader, draws, seed)
+        scores = _scores(pruned, loader, draws, seed, f"prune: {percent(share)} removed")
         mode = pruned.mode  # measured by the first, if it was not known
         count = sum(ratios.numel() for ratios in removed.values())
         largest = [float(ratios.max()) for ratios in removed.values() if ratios.numel()]
@@ -334,18 +335,18 @@ def _removed(removable: Sequence[Removable], share: float, scope: Scope) -> dict
 
 
 def _scores(
-    posterior: WeightPosterior, loader: Any, draws: int | None, seed: int
+    posterior: WeightPosterior, loader: Any, draws: int | None, seed: int, what: str
 ) -> dict[str, float]:
     """The likelihood's metrics of the predictive on all batches."""
     # the code of reports is slow to import
-    from lightning_bnn.report.gather import check_predicts, inputs_for, undisturbed
+    from lightning_bnn.report.gather import check_predicts, progress, undisturbed
 
     metrics = posterior.likelihood.metrics().to(posterior.device)
     read = 0
     with undisturbed(loader):
-        for batch in loader:
+        for batch in progress(loader, what, sized_len(loader)):
             inputs, targets = split_batch(batch)
-            inputs, targets = inputs_for(posterior, inputs), targets.to(posterior.device)
+            targets = targets.to(posterior.device)
             if not read:
                 fix = "Pass the data that the posterior was made for."
                 check_predicts(lambda x: posterior.predict(x, 1, seed), inputs, "loader", fix)

@@ -8,17 +8,17 @@ which must not count twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import DistributedSampler
+from tqdm import tqdm
 
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.lightning import sized_len
-from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import ClassPredictive, Predictive
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.report.statistics import Statistics
@@ -28,8 +28,10 @@ from lightning_bnn.target import split_batch
 __all__ = [
     "Batches", "ExampleNumbers", "add", "batch_inputs", "batch_limit", "check_models",
     "check_predicts", "distributed_sampler", "first_batch", "flat_loaders", "gather",
-    "inputs_for", "numbered_batches", "undisturbed",
+    "numbered_batches", "progress", "undisturbed",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 
 def distributed_sampler(loader: Any) -> DistributedSampler | None:
@@ -186,6 +188,22 @@ def numbered_batches(
             numbers.take(batch_size(batch) or 1)
 
 
+def progress(batches: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """Show on a terminal how far a pass over data is, if it takes longer than a second.
+
+    Args:
+        batches: What is gone through.
+        what: What is being done.
+        total: The number of batches, where it is known.
+
+    Example:
+        >>> list(progress([1, 2], "predict"))
+        [1, 2]
+    """
+    shown = {"desc": what, "total": total, "unit": "batch", "delay": 1.0, "leave": False}
+    return tqdm(batches, disable=None, **shown)  # None: where standard error is no terminal
+
+
 def flat_loaders(loaders: Any) -> list[Any]:
     """Loaders as a list, however a trainer or a data module has them.
 
@@ -214,25 +232,6 @@ def batch_limit(loader: Any, limit: float, processes: int = 1) -> float:
         return limit * processes
     length = sized_len(loader)
     return float("inf") if limit >= 1 or length is None else int(length * limit)
-
-
-def inputs_for(posterior: Posterior, inputs: Any) -> Any:
-    """Inputs in the precision of a posterior's network, which may not be that of the trainer.
-
-    Example:
-        >>> from torch import nn
-        >>> from lightning_bnn import DrawsPosterior
-        >>> from lightning_bnn.likelihoods import Gaussian
-        >>> net = nn.Linear(1, 1)
-        >>> posterior = DrawsPosterior(net, Gaussian(), [dict(net.named_parameters())])
-        >>> inputs_for(posterior, torch.zeros(1, 1, dtype=torch.float64)).dtype
-        torch.float32
-    """
-    net = getattr(posterior, "net", None)  # a posterior without weights takes inputs as they are
-    dtypes = [] if net is None else [p.dtype for p in net.parameters() if p.is_floating_point()]
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or not dtypes:
-        return inputs
-    return inputs.to(dtypes[0])
 
 
 def _kind(predictive: Predictive) -> str:
@@ -343,6 +342,7 @@ def gather(
     split: Callable[[Any], tuple[Any, Tensor | None]],
     predict: Callable[[Any], Mapping[str, Predictive]],
     ood: str | None = None,
+    bar: str | None = None,
     **share: Any,
 ) -> None:
     """Predict a loader with all models.
@@ -353,10 +353,12 @@ def gather(
         split: From a batch to inputs and targets.
         predict: From inputs to what each model predicts.
         ood: The name of the data, if they are out-of-distribution; targets are not looked at.
+        bar: What a progress bar says that is being done; there is none without it.
         share: Which batches are this process's, as :func:`numbered_batches` takes it.
     """
     with undisturbed(loader), torch.no_grad():
-        for batch, number in numbered_batches(loader, **share):
+        batches = numbered_batches(loader, **share)
+        for batch, number in batches if bar is None else progress(batches, bar, sized_len(loader)):
             inputs, targets = split(batch)
             predicted = predict(inputs)
             numbers = number(len(next(iter(predicted.values()))))

@@ -21,7 +21,6 @@ from lightning_bnn.report.gather import (
     first_batch,
     flat_loaders,
     gather,
-    inputs_for,
 )
 from lightning_bnn.report.networks import make_posterior, name_all
 from lightning_bnn.report.sections import Section
@@ -106,12 +105,13 @@ def report_posteriors(
         return {name: _predict(posterior, inputs, draws) for name, posterior in models.items()}
 
     statistics = {name: Statistics(bins=bins, sections=sections) for name in models}
-    gather(loader, statistics, _split, predict)
+    gather(loader, statistics, _split, predict, bar="report: test data")
     for place, other in others.items():
-        gather(other, statistics, lambda batch: (batch_inputs(batch), None), predict, place)
+        inputs_alone = lambda batch: (batch_inputs(batch), None)  # noqa: E731
+        gather(other, statistics, inputs_alone, predict, place, f"report: {place}")
     if validation is not None and next(iter(statistics.values())).task == "classification":
         fitted = {name: Statistics(bins=bins) for name in models}
-        gather(validation, fitted, _split, predict)
+        gather(validation, fitted, _split, predict, bar="report: validation data")
         for name, model in fitted.items():
             # a data module may have no validation rows
             statistics[name].validation = model if model.examples else None
@@ -137,7 +137,7 @@ def _make_all(given: Mapping[str, Any], likelihood: Likelihood | None) -> dict[s
 
 
 def _predict(posterior: Posterior, inputs: Any, draws: int | None) -> Any:
-    return posterior.predict(inputs_for(posterior, inputs), draws)
+    return posterior.predict(inputs, draws)
 
 
 def _split(batch: Any) -> tuple[Any, Any]:

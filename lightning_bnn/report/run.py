@@ -23,7 +23,6 @@ from lightning_bnn.report.gather import (
     add,
     check_models,
     gather,
-    inputs_for,
     numbered_batches,
     undisturbed,
 )
@@ -88,7 +87,7 @@ class RunModels:
         }
         for name, posterior in self.posteriors.items():
             posterior.to(self.strategy.device)
-            models[name] = lambda x, p=posterior: p.predict(inputs_for(p, x), draws=1)  # type: ignore[misc]
+            models[name] = lambda x, p=posterior: p.predict(x, draws=1)  # type: ignore[misc]
         inputs = self.strategy.split(batch)[0]
         with isolated_random_state(), self.trainer.precision_plugin.forward_context():
             check_models(models, inputs, self.loaders, self._inputs, self.class_names)
@@ -168,7 +167,7 @@ class RunModels:
     def _predict(self, inputs: Any, own: Predictive | None = None) -> dict[str, Predictive]:
         with self.trainer.precision_plugin.forward_context():
             own = self.strategy.predictive(inputs) if own is None else own
-            others = {name: p.predict(inputs_for(p, inputs)) for name, p in self.posteriors.items()}
+            others = {name: p.predict(inputs) for name, p in self.posteriors.items()}
         return {self.own: own, **others}
 
     def _on_device(self, batch: Any) -> Any:

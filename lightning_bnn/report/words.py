@@ -132,12 +132,34 @@ def summary(document: Numbers, of_sections: Iterable[Line]) -> list[dict[str, An
         For each sentence ``"model"`` (None if about all), ``"level"`` and ``"text"``; the worst
         levels first.
     """
-    lines: list[Line] = [*of_sections]
+    lines: list[Line] = [*_about_collapse(document), *of_sections]
     lines += _about_parts(document)
     lines += _about_comparison(document["comparison"])
     lines += _about_data(document)
     lines.sort(key=lambda line: LEVELS.index(line[1]))
     return [{"model": model, "level": level, "text": text} for model, level, text in lines]
+
+
+def _about_collapse(document: Numbers) -> Iterator[Line]:
+    """Models that lost more than half of what the most accurate one knows above guessing.
+
+    It comes first: of such a model no calibration makes up for what is lost, as after a pruning
+    that went too far.
+    """
+    if document["task"] != "classification":
+        return
+    known = [b for b in document["models"] if b["scalars"]["accuracy"] is not None]
+    if not known:
+        return
+    best = max(known, key=lambda block: float(block["scalars"]["accuracy"]))
+    for block in known:
+        accuracy, most = (b["scalars"]["accuracy"] for b in (block, best))
+        if accuracy < (most + 1 / document["data"]["classes"]) / 2:
+            text = (
+                f"its accuracy has collapsed: {rounded_percent(accuracy)}, and "
+                f"{rounded_percent(most)} with {best['name']}. How it is calibrated matters little."
+            )
+            yield block["name"], "bad", text
 
 
 def about_invalid(block: Numbers) -> Iterator[Line]:

@@ -76,10 +76,18 @@ class BankStrategy(Strategy):
         """Which sets have not been dropped, (K,)."""
         return self.bank.alive
 
+    holder = "bank"
+
     @property
     def trained(self) -> list[str]:
         """The names of the parameters that are inferred."""
         return self.bank.layout.names
+
+    @property
+    def point_estimates(self) -> list[str]:
+        """The names of the parameters that are trained, but not inferred."""
+        points = self.bank.points
+        return self.bank.point_layout.names if points is not None and points.requires_grad else []
 
     # ---------------------------------------------------------------- the energy
 

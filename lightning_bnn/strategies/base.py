@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -28,15 +28,17 @@ from typing_extensions import Self
 from lightning_bnn import likelihoods, priors, samplers
 from lightning_bnn.checks import check_factory, check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.lightning import TrainerFn, pl, pl_load, sized_len
+from lightning_bnn.lightning import TrainerFn, pl, pl_load, rank_zero_info, sized_len
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.network import copy_network, network_tensors
+from lightning_bnn.network import copy_network, network_tensors, plain_network, warn_if_compiled
 from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.recipes import allow, make, network_recipe, recipe
 from lightning_bnn.samplers import Cyclical
 from lightning_bnn.stacked import Mode, with_output
+from lightning_bnn.strategies.bar import InBar, show_phase
+from lightning_bnn.strategies.logits import LogitsCheck
 from lightning_bnn.strategies.resume import Restart, ResumableLoader
 from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import (
@@ -45,6 +47,7 @@ from lightning_bnn.target import (
     Split,
     Target,
     count_examples,
+    count_overfit,
     make_split,
     split_batch,
 )
@@ -88,13 +91,15 @@ class DataOptions(TypedDict, total=False):
     monitor: str | None
 
 
-class Strategy(pl.LightningModule, ABC):
+class Strategy(pl.LightningModule, InBar, ABC):
     """A Lightning module that approximates the posterior of a network's weights.
 
     Args:
         net: Any module. The strategy works on a copy; yours stays as it is.
         likelihood: How outputs of the network give targets.
-        num_data: The number of training examples, where the training data have no length.
+        num_data: N, the number of training examples. By default the length of the training data;
+            with ``overfit_batches`` what is in these batches. ``limit_train_batches`` does not
+            change it: an epoch is shorter then, and shuffled data are all seen in the end.
         optimizer: Makes the optimizer from parameters, such as ``partial(Adam, lr=1e-3)``.
         scheduler: Makes a learning-rate scheduler from the optimizer.
         scheduler_interval: Whether the scheduler steps each ``"epoch"`` or each ``"step"``.
@@ -162,6 +167,7 @@ class Strategy(pl.LightningModule, ABC):
         self._snapshot: Posterior | None = None
         self._mode: Mode = "auto"
         self._checked: set[str] = set()
+        self._logits = LogitsCheck()
         self._random_state: list[dict[str, Any]] | None = None
         self._random_before_validation: dict[str, Any] | None = None
         self._order: int | None = None
@@ -176,13 +182,8 @@ class Strategy(pl.LightningModule, ABC):
     def _note_options(self) -> None:
         """Keep the constructor's arguments: as text for loggers, as recipes in checkpoints."""
         arguments, options = vars(self).pop("_given")
-        signature = inspect.signature(type(self))
-        given = signature.bind(*arguments, **options)
-        given.apply_defaults()
-        flat: dict[str, Any] = {}
-        for name, value in given.arguments.items():
-            further = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-            flat |= value if further else {name: value}
+        owners = [cls for cls in type(self).__mro__ if "__init__" in vars(cls)]
+        flat = _named_arguments(owners, arguments, options)
         texts = {name: _text(value) for name, value in flat.items()}
         texts |= {k: text for k, text in self.defaults.items() if k in flat and flat[k] is None}
         recipes = {name: _option_recipe(value) for name, value in flat.items()}
@@ -234,15 +235,25 @@ class Strategy(pl.LightningModule, ABC):
                 f"load_from_checkpoint, as in {next(iter(missing))}=..., or None to leave one out."
             )
         made = {k: make(v) for k, v in noted.items() if k not in options and k not in lost}
-        return super().load_from_checkpoint(
-            checkpoint_path,
-            map_location,
-            hparams_file,
-            strict,
-            weights_only,
-            **made,
-            **options,
-        )
+        try:
+            return super().load_from_checkpoint(
+                checkpoint_path,
+                map_location,
+                hparams_file,
+                strict,
+                weights_only,
+                **made,
+                **options,
+            )
+        except TypeError as error:
+            strategy = saved.get("lightning_bnn", {}).get("strategy", cls.__name__)
+            fix = f"Load it with {strategy}.load_from_checkpoint."
+            if strategy == cls.__name__:
+                fix = "Make it yourself, and pass the checkpoint as ckpt_path= to the trainer."
+            raise ConfigurationError(
+                f"The checkpoint is of {strategy}, and {cls.__name__} cannot be made of its "
+                f"options ({error}). {fix}"
+            ) from error
 
     # ---------------------------------------------------------------- what a strategy adds
 
@@ -285,6 +296,19 @@ class Strategy(pl.LightningModule, ABC):
     def trained(self) -> list[str]:
         """The names of the network's parameters that training changes, in its order."""
         return [name for name, _ in self.net.named_parameters()]
+
+    @property
+    def inferred(self) -> list[str]:
+        """The names of the network's parameters that have a posterior."""
+        return self.trained
+
+    @property
+    def point_estimates(self) -> list[str]:
+        """The names of the network's parameters that are trained, but have no posterior."""
+        return []
+
+    holder: ClassVar[str | None] = None
+    """The submodule whose parameters stand in for the inferred ones of the network."""
 
     @property
     def settling_steps(self) -> int:
@@ -399,6 +423,7 @@ class Strategy(pl.LightningModule, ABC):
         if self.reads_are_free(outputs) or stage not in self._checked:
             self.likelihood.check(outputs.detach(), targets)
             self._checked.add(stage)
+            self._logits.look(self.likelihood, outputs)
 
     # ---------------------------------------------------------------- energies that are not finite
 
@@ -527,7 +552,8 @@ class Strategy(pl.LightningModule, ABC):
 
     @property
     def _splits_mappings(self) -> bool:
-        return self._split is not split_batch or type(self).split is not Strategy.split
+        overridden = getattr(self.split, "__func__", None) is not Strategy.split  # or replaced
+        return self._split is not split_batch or overridden
 
     def predictive(self, inputs: Any) -> Predictive:
         """What validation, test or prediction says of more inputs while it runs.
@@ -617,6 +643,10 @@ class Strategy(pl.LightningModule, ABC):
         if self._random_state is None:  # this fit has loaded no checkpoint
             self._restart = None
         self._drop_snapshot()
+        show_phase(self.trainer)
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if any(isinstance(callback, pl.callbacks.ModelSummary) for callback in callbacks):
+            rank_zero_info(self._parameter_summary())
         strategy = self.trainer.strategy
         drawn = strategy.broadcast(int(torch.randint(2**31, ()).item()))
         # Lightning forgets the state of loaders in a checkpoint made at the end of an epoch.
@@ -632,6 +662,25 @@ class Strategy(pl.LightningModule, ABC):
         # Lightning passes every loader through this method before it takes an iterator.
         strategy.process_dataloader = make_resumable  # type: ignore[method-assign,assignment]
         self._unwrap = lambda: setattr(strategy, "process_dataloader", process)
+
+    def _parameter_summary(self) -> str:
+        """What is done with the network's parameters; Lightning's table shows who holds them."""
+        sizes = {name: parameter.numel() for name, parameter in self.net.named_parameters()}
+        inferred, points = (
+            sum(sizes[name] for name in names) for names in (self.inferred, self.point_estimates)
+        )
+        total = sum(sizes.values())
+        text = (
+            f"{type(self).__name__} infers {inferred:,} of the {total:,} parameters of "
+            f"{type(self.net).__name__}; {points:,} are point estimates and "
+            f"{total - inferred - points:,} are fixed."
+        )
+        if self.holder is None:
+            return text
+        return (
+            f"{text} The table above counts parameters of 'net' as non-trainable where "
+            f"{self.holder!r} stands in for them."
+        )
 
     def _resumable(self, loader: Any, seed: int) -> Any:
         trainer = self.trainer
@@ -703,8 +752,12 @@ class Strategy(pl.LightningModule, ABC):
         return self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
 
     def _count_examples(self) -> int:
-        loader = self.trainer.train_dataloader
-        return count_examples(loader, self._given_num_data, self.trainer.world_size)
+        trainer: Any = self.trainer
+        loader, given = trainer.train_dataloader, self._given_num_data
+        count = count_examples(loader, given, trainer.world_size)
+        if given is None and trainer.overfit_batches:
+            return count_overfit(loader, count, trainer.num_training_batches, trainer.world_size)
+        return count
 
     def teardown(self, stage: str) -> None:
         """Give the trainer its own methods back, and let a snapshot go."""
@@ -726,6 +779,7 @@ class Strategy(pl.LightningModule, ABC):
         # texts, which no constructor takes: the options are ours
         checkpoint.pop(self.CHECKPOINT_HYPER_PARAMS_KEY, None)
         checkpoint["lightning_bnn"] = {
+            "strategy": type(self).__name__,
             "options": self._options,
             "random_state": states,
             "order": self._order,
@@ -768,12 +822,40 @@ def batch_size(batch: Any) -> int | None:
     return None
 
 
+def _named_arguments(owners: Sequence[type], arguments: Any, options: Any) -> dict[str, Any]:
+    """All arguments of a constructor by name; those that ``*args`` takes have the base's names.
+
+    Args:
+        owners: The class, and those above it in turn, which have a constructor of their own.
+        arguments: The positional arguments.
+        options: The keyword arguments.
+    """
+    signature = inspect.signature(vars(owners[0])["__init__"])
+    given = signature.bind(None, *arguments, **options)
+    given.apply_defaults()
+    _, *named = given.arguments
+    flat = {name: given.arguments[name] for name in named}
+    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
+    further = flat.pop(kinds.get(inspect.Parameter.VAR_KEYWORD, ""), {})
+    if (others := kinds.get(inspect.Parameter.VAR_POSITIONAL)) is not None:
+        try:
+            base = _named_arguments(owners[1:], flat[others], further)
+        except TypeError:
+            base = {}
+        if isinstance(
+            base.get("likelihood"), Likelihood
+        ):  # else they are not handed on as they are
+            further = base
+            del flat[others]
+    return {**flat, **further}
+
+
 def _option_recipe(value: Any) -> Any:
     """The recipe of an option; of a network only if all of it is trained, or all is frozen."""
     if not isinstance(value, nn.Module) or isinstance(value, Likelihood):
         return recipe(value)
     trained = {parameter.requires_grad for parameter in value.parameters()}
-    return None if False in trained else network_recipe(value)
+    return None if False in trained else network_recipe(plain_network(value))
 
 
 def _text(value: Any) -> Any:
@@ -800,6 +882,7 @@ def _check_network(net: Any) -> None:
             "net= is a ScriptModule, whose weights cannot be exchanged. Pass the module that it "
             "was scripted from."
         )
+    warn_if_compiled(net)
     for name, parameter in net.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ConfigurationError(

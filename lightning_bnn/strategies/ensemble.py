@@ -61,6 +61,7 @@ from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.initialise import Start, build_network, start_members
 from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.likelihoods import Gaussian, Likelihood
+from lightning_bnn.network import plain_network, warn_if_compiled
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import BoundPrior, Prior
@@ -168,6 +169,8 @@ class DeepEnsemble(BankStrategy):
             net if isinstance(net, nn.Module) else build_network(net, root, number)
             for number in (ids if built else [0])
         ]
+        warn_if_compiled(nets[0])
+        nets = [plain_network(one) for one in nets]
         begin = partial(
             start_members,
             members=ids,

@@ -338,6 +338,14 @@ class SGMCMC(BankStrategy):
         """Whether the last step was one of sampling: not of warm-up, not of exploration."""
         return self._sampled
 
+    def phase(self) -> dict[str, str]:
+        """What comes before sampling, and exploration in it, in the progress bar."""
+        if self.global_step < self.warm_up:
+            return {"phase": f"warm-up {self.global_step}/{self.warm_up}"}
+        if self.sampler.adapting:
+            return {"phase": "adapting"}
+        return {"phase": "exploring"} if self.sampler.param_groups[0]["explore"] else {}
+
     @property
     def settling_steps(self) -> int:
         """The steps of a fit before the first that can give a draw: warm-up and adaptation."""

@@ -177,9 +177,7 @@ class VariationalBNN(Strategy):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch; accumulated batches share one draw, as one large batch would."""
         self._keep_noise = batch_idx % self.trainer.accumulate_grad_batches != 0
-        step = self.trainer.global_step
-        weight = min(1.0, (step + 1) / self.kl_warmup) if self.kl_warmup else 1.0
-        loss = self.loss(batch, weight)
+        loss = self.loss(batch, self._kl_weight(self.trainer.global_step + 1))
         self._keep_noise = False
         self.watch(loss.detach()[None], batch, batch_idx)
         energy, kl = self._last
@@ -187,6 +185,15 @@ class VariationalBNN(Strategy):
         self.log("train_loss", loss, prog_bar=True, batch_size=size)
         self.log_dict({"train_nll": energy, "kl": kl}, batch_size=size)
         return loss
+
+    def _kl_weight(self, step: int) -> float:
+        """β in a step; the first is 1."""
+        return min(1.0, step / self.kl_warmup) if self.kl_warmup else 1.0
+
+    def phase(self) -> dict[str, str]:
+        """The KL's weight in the progress bar, until it is 1."""
+        weight = self._kl_weight(self.global_step)
+        return {"kl_weight": f"{weight:.2f}"} if weight < 1 else {}
 
     def _run_draw(self, index: int, inputs: Any) -> tuple[Tensor, Tensor]:
         """Outputs of the network at one draw of the weights, and the KL."""
@@ -236,6 +243,18 @@ class VariationalBNN(Strategy):
         bayesian = set(self.family.layout.names)
         fixed = {name: tensor for name, tensor in own.items() if name not in bayesian}
         return self.family.posterior(self.net, self.likelihood, fixed)
+
+    holder = "family"
+
+    @property
+    def inferred(self) -> list[str]:
+        """The names of the Bayesian parameters."""
+        return self.family.layout.names
+
+    @property
+    def point_estimates(self) -> list[str]:
+        """The names of the point estimates."""
+        return self._points.names
 
     @property
     def trained(self) -> list[str]:

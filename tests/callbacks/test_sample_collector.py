@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -581,3 +582,25 @@ def test_two_collectors_in_one_directory_are_refused(tmp_path: Path) -> None:
     both = [SampleCollector(every=every, dirpath=tmp_path / "d") for every in (2, 3)]
     with pytest.raises(ConfigurationError, match="Two collectors of the trainer have the same"):
         fit(chains(), *both)
+
+
+def test_each_run_has_its_draws_in_the_folder_of_its_logger(tmp_path: Path) -> None:
+    """A fit that resumes has another version, and goes on with the draws of its checkpoint."""
+
+    def run(*further: Callback, **options: Any) -> SampleCollector:
+        collector = SampleCollector(every=3, dirpath="<log_dir>/draws")
+        logger = CSVLogger(tmp_path, "runs")
+        fit(chains(), collector, *further, logger=logger, **options)
+        return collector
+
+    whole = run()
+    assert whole.dirpath == str(tmp_path / "runs/version_0/draws")
+    with pytest.raises(InterruptedError):
+        run(save(tmp_path / "7.ckpt", 7), stop(8))
+    resumed = run(ckpt=tmp_path / "7.ckpt")
+    assert resumed.dirpath == str(tmp_path / "runs/version_1/draws")
+    assert resumed.steps == whole.steps == [3, 6, 9, 12]
+    drawn = [Posterior.load(one.dirpath, network()).sample(8) for one in (whole, resumed)]
+    assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
+    fit(chains(), whole, logger=CSVLogger(tmp_path, "runs"))  # the same collector in another run
+    assert whole.dirpath == str(tmp_path / "runs/version_3/draws")

@@ -194,10 +194,14 @@ def test_other_dtypes(tmp_path, dtype):
     net = network().to(dtype)
     posterior = make(net)
     posterior.save(tmp_path)
-    inputs = torch.randn(3, 3, dtype=dtype)
+    given = torch.randn(3, 3)  # as data are, whatever the precision of the fit was
+    inputs = given.to(dtype)
     loaded = Posterior.load(tmp_path, network())
     assert loaded.mean["0.weight"].dtype == dtype
     assert loaded.predict(inputs, draws=2).outputs.dtype == dtype
+    found = loaded.predict(given, draws=2).outputs
+    assert torch.equal(found, loaded.predict(inputs, draws=2).outputs)
+    assert given.dtype == torch.float32
 
 
 # ---------------------------------------------------------------- loading

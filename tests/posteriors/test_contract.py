@@ -105,6 +105,18 @@ def all_tensors(posterior: Posterior) -> list[Tensor]:
     return [*held, *posterior.likelihood.state_dict().values()]
 
 
+def test_it_says_what_it_is(posterior):
+    shown, total = repr(posterior), sum(p.numel() for p in posterior.net.parameters())
+    assert shown.startswith(f"{type(posterior).__name__}({type(posterior.net).__name__}, ")
+    inferred = sum(posterior.net.get_parameter(name).numel() for name in posterior.varying)
+    assert f"{inferred} of {total} parameters inferred" in shown
+    if isinstance(posterior, DrawsPosterior):
+        assert f", {len(posterior)} draws, " in shown
+    if isinstance(posterior, MixturePosterior):
+        assert f", {len(posterior.components)} components, " in shown
+    assert shown.endswith(f"{posterior.likelihood!r})")
+
+
 def test_it_comes_back_from_the_disk(posterior, tmp_path):
     posterior.save(tmp_path)
     loaded = Posterior.load(tmp_path, network())

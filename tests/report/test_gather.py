@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import random
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +31,7 @@ from lightning_bnn.report.gather import (
     add,
     distributed_sampler,
     numbered_batches,
+    progress,
     undisturbed,
 )
 from lightning_bnn.report.statistics import Statistics
@@ -161,3 +165,29 @@ def test_others_count_on() -> None:
     numbers, _ = collected(loaders)
     assert sorted(numbers) == list(range(10))  # ten different ones
     assert collected([DataLoader(_Stream(), 2)])[0] == list(range(5))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_bar_shows_long_work_on_a_terminal(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr("sys.stderr", shown)
+
+    def slow() -> Iterator[int]:
+        for index in range(3):
+            time.sleep(0.6)
+            yield index
+
+    assert list(progress(slow(), "report: test data", 3)) == [0, 1, 2]
+    assert ("report: test data" in shown.getvalue()) == terminal
+    assert shown.getvalue() == "" or "2/3" in shown.getvalue()
+    quick = Terminal()
+    monkeypatch.setattr("sys.stderr", quick)
+    assert list(progress([1, 2], "report: test data", 2)) == [1, 2]
+    assert quick.getvalue().strip() == ""

@@ -131,6 +131,21 @@ def test_where_the_uncertainty_comes_from():
     assert found(some, f"{share} of its uncertainty is about its weights", "would help.")
 
 
+@pytest.mark.parametrize(("kept", "collapsed"), [(0.1, True), (0.9, False)])
+def test_an_accuracy_that_has_collapsed_comes_first(kept, collapsed):
+    """As after a pruning that went too far: such a model is often under-confident, too."""
+    logits, targets = class_data(count=400, classes=4)
+    shift = torch.arange(400) >= 400 * kept
+    pruned = torch.where(shift[:, None], logits.roll(1, 1), logits)
+    whole = class_statistics(3 * logits, targets)
+    numbers = document_of({"whole": whole, "pruned": class_statistics(pruned / 9, targets)})
+    first = numbers["summary"][0]
+    assert ("accuracy has collapsed" in first["text"]) == collapsed, first
+    if collapsed:
+        assert (first["model"], first["level"]) == ("pruned", "bad")
+        assert "with whole. How it is calibrated" in first["text"]
+
+
 def test_comparison():
     logits, targets = class_data(count=400)
     noisy = logits + 2 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(9))
