@@ -34,12 +34,18 @@ from lightning_bnn.errors import ConfigurationError, FencedError, PosteriorForma
 from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.storage.files import absolute, open_directory
-from lightning_bnn.storage.manifest import VERSION, encode, json_value, require, unseal
+from lightning_bnn.storage.manifest import LIMIT, VERSION, encode, json_value, unseal
 
 __all__ = ["RunRecords"]
 
 _FORMAT = "lightning_bnn.{}"
 _ATTEMPT = re.compile(r"attempt-([0-9]{4,})")
+# what each must hold
+_FORMS = {
+    "run": {"units": [[int]]},
+    "lease": {"attempt": int, "error?": str},
+    "commit": {"attempt": int, "result": dict},
+}
 
 # The runs that this process drives: the lock of a process does not keep out itself.
 _CLAIMED: set[str] = set()
@@ -122,6 +128,8 @@ class RunRecords:
                 f"{self.files} holds no run: there is no run.json; found: {found}. Pass the "
                 "storage= that was given to launch."
             )
+        if not all(run["units"]):
+            raise ConfigurationError(f"{self.files}: run.json names a unit without members.")
         return [Unit(tuple(members)) for members in run["units"]]
 
     def claim(self) -> Callable[[], None]:
@@ -241,12 +249,11 @@ class RunRecords:
         return progress if isinstance(progress, dict) else None
 
     def _read(self, name: str, kind: str) -> dict[str, Any] | None:
-        data = patiently(lambda: self.files.get(name))
+        data = patiently(lambda: self.files.get(name, LIMIT + 1))
         if data is None:
             return None
-        checks = {"run": _check_run, "lease": _check_attempt, "commit": _check_attempt}
         try:
-            record = unseal(data, f"{self.files}: {name}", _FORMAT.format(kind), checks[kind])
+            record = unseal(data, f"{self.files}: {name}", _FORMAT.format(kind), _FORMS[kind])
         except PosteriorFormatError as error:
             raise ConfigurationError(
                 f"{error} If this is no storage of a run, choose another storage=."
@@ -256,12 +263,3 @@ class RunRecords:
 
 def _sealed(kind: str, body: Mapping[str, Any]) -> bytes:
     return encode({"format": _FORMAT.format(kind), "version": VERSION, **body})
-
-
-def _check_run(run: Mapping[str, Any]) -> None:
-    for members in run["units"]:
-        require(members and all(type(one) is int for one in members), "no members", members)
-
-
-def _check_attempt(record: Mapping[str, Any]) -> None:
-    require(type(record["attempt"]) is int, "attempt is not a number", record["attempt"])

@@ -234,6 +234,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--export", metavar="FILE",
         help="write the mean network of the pruned posterior as .onnx or .pt2")  # fmt: skip
     add("--config", metavar="FILE",
-        help="configuration of the fit, which makes the network; a config.yaml beside the posterior "
-        "is used only if it is named here")  # fmt: skip
+        help="configuration of the fit, which makes the network; a config.yaml beside the "
+        "posterior is used only if it is named here")  # fmt: skip
     return parser

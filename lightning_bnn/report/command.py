@@ -2,8 +2,8 @@
 
 ``lightning-bnn report --posterior runs/vi --posterior runs/chains --data configs/data/digits.yaml``
 reads posteriors from their folders, predicts the test data, and writes ``report.html`` and
-``report.json``. A posterior of known layers makes its network; for any other, ``--config`` names the
-configuration of the fit. What lies beside a posterior is not used.
+``report.json``. A posterior of known layers makes its network; for any other, ``--config`` names
+the configuration of the fit. What lies beside a posterior is not used.
 """
 
 from __future__ import annotations

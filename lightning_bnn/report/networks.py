@@ -1,8 +1,8 @@
 """Posteriors and networks by name, from objects or from folders.
 
-A saved posterior says how its network is made, if it is of known layers. Any other network has to be
-given, on the command line by ``--config FILE``. A ``config.yaml`` that lies beside a posterior is
-never used by itself: making what it names can run any code, and it may be somebody else's.
+A saved posterior says how its network is made, if it is of known layers. Any other network has to
+be given, on the command line by ``--config FILE``. A ``config.yaml`` that lies beside a posterior
+is never used by itself: making what it names can run any code, and it may be somebody else's.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def test_chains_are_compared_while_they_run(tmp_path: Path) -> None:
         assert diagnosis.chains == 2
         assert 4 <= diagnosis.draws < 200
         assert any("1 of 3 chains have fewer than 4 draws" in note for note in diagnosis.notes)
-        with pytest.raises(ConfigurationError, match=r"no config\.yaml: the run was launched from"):
+        with pytest.raises(ConfigurationError, match=r"pass --config FILE.* launched from"):
             status(["--storage", str(tmp_path), "--diagnose"])
     finally:
         run.cancel()

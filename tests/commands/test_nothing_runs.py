@@ -230,7 +230,8 @@ def test_functions_of_a_module_that_the_user_names(
 
 def test_names_are_looked_up_in_what_is_allowed_only() -> None:
     names = ("os.system", "subprocess.call", "lightning_bnn.selection.re.compile", "sys", "", ".",
-             "lightning_bnn.selection.importlib", "lightning_bnn.selection.choose", "a..b")  # fmt: skip
+             "lightning_bnn.selection.importlib", "lightning_bnn.selection.choose",
+             "a..b")  # fmt: skip
     assert [named_function(name) for name in (*names, None, 3, ["os.system"])] == [None] * 12
     allow_functions("tests.commands.test_nothing_runs")
     assert named_function("tests.commands.test_nothing_runs.strategy") is not None
