@@ -118,8 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(version("lightning-bnn") if command == "--version" else overview())
         return 0
     try:
-        for module in modules:
-            allow_functions(module)
+        for name in modules:
+            allow_functions(name)
         if command in LIGHTNING_COMMANDS:
             with warnings.catch_warnings():
                 # Lightning's use of torch, which no user can change

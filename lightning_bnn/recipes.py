@@ -42,16 +42,21 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def allow(module: ModuleType, kind: type | UnionType) -> None:
-    """Let recipes name the classes of a module that are of a kind."""
+    """Let recipes name the classes of a module that are of a kind.
+
+    Lazy layers are left out: they have no shapes that could be compared with those of a file.
+    """
     for name, value in vars(module).items():
-        if isinstance(value, type) and issubclass(value, kind) and not name.startswith("_"):
+        if name.startswith("_") or not isinstance(value, type):
+            continue
+        if issubclass(value, kind) and not issubclass(value, LazyModuleMixin):
             _KNOWN.setdefault(f"{module.__name__}.{name}", value)
 
 
 allow(nn, nn.Module)
 allow(nets, nn.Module)
-for _name in [name for name, made in _KNOWN.items() if issubclass(made, LazyModuleMixin)]:
-    del _KNOWN[_name]  # without a shape until data have passed: nothing to compare with a file
+# they copy whatever they are given as often as a number says
+del _KNOWN["torch.nn.TransformerEncoder"], _KNOWN["torch.nn.TransformerDecoder"]
 
 
 class bounded(TorchFunctionMode):
@@ -61,6 +66,13 @@ class bounded(TorchFunctionMode):
 
     Args:
         calls: The most.
+
+    Example:
+        >>> layers = {"input_size": 1, "hidden_size": 1, "num_layers": 10**9}
+        >>> with torch.device("meta"), bounded(1000):
+        ...     make({"of": "torch.nn.LSTM", "with": layers})
+        Traceback (most recent call last):
+        lightning_bnn.errors.PosteriorFormatError: torch.nn.LSTM cannot be made with ...
     """
 
     def __init__(self, calls: int) -> None:

@@ -250,8 +250,7 @@ def _class_of(kind: str) -> type[Posterior]:
 def _likelihood(entry: Mapping[str, Any], given: Likelihood | None, whole: bool) -> Likelihood:
     """The likelihood of an entry; one that is given beside the whole posterior must be the same."""
     known = getattr(likelihoods, entry["name"], None)
-    ours = isinstance(known, type) and issubclass(known, Likelihood) and known is not Likelihood
-    if not ours:
+    if not (isinstance(known, type) and issubclass(known, Likelihood)) or known is Likelihood:
         if given is not None:
             return deepcopy(given)
         raise PosteriorFormatError(

@@ -152,14 +152,14 @@ def load_posterior(
             return load(path, choice, likelihood)
         except (ConfigurationError, PosteriorFormatError) as error:
             errors[choice is None] = error
-    error = errors.get(False, errors[True])  # of the given network, if there is one
+    problem = errors.get(False, errors[True])  # of the given network, if there is one
     file = find_configuration(path) if isinstance(errors[True], ConfigurationError) else None
     if file is None:
-        raise error
+        raise problem
     raise ConfigurationError(
-        f"{error} There is {file}, which is not used by itself, as it can run any code: on the "
+        f"{problem} There is {file}, which is not used by itself, as it can run any code: on the "
         f"command line, pass --config {file} if you trust it."
-    ) from error
+    ) from problem
 
 
 def load_configured(

@@ -69,7 +69,7 @@ def check_form(value: Any, form: Form, where: str = "") -> None:
         for index, (held, part) in enumerate(zip(value, parts, strict=True)):
             check_form(held, part, f"{where}[{index}]")
     elif isinstance(form, re.Pattern):
-        fits = isinstance(value, str) and form.fullmatch(value)
+        fits = isinstance(value, str) and form.fullmatch(value) is not None
         _require(fits, f"{where} is expected to be a text like {form.pattern}", value)
     elif isinstance(form, (set, frozenset)):
         fits = type(value) in (str, int) and value in form
