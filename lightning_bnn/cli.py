@@ -15,6 +15,10 @@ writes ``<log_dir>/predictions.csv``, unless the configuration has a prediction 
 compares saved posteriors (see :mod:`lightning_bnn.report.command`), and ``prune`` removes from one
 what carries least signal (see :mod:`lightning_bnn.pruning.command`). ``launch`` runs many members
 of a configuration with Ray (see :mod:`lightning_bnn.commands.launch`), and ``status`` shows them.
+
+A configuration is used only where it is given by ``--config`` or ``--data``; one that lies beside a
+posterior is not. It may name this package's functions to choose Bayesian weights, and those of a
+module that ``--import MODULE`` names.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ import os
 import re
 import sys
 import warnings
-from argparse import Action
+from argparse import Action, ArgumentParser
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
@@ -45,7 +49,7 @@ from lightning_bnn.lightning import (
     SaveConfigCallback,
     pl,
 )
-from lightning_bnn.selection import import_function
+from lightning_bnn.selection import allow_functions, named_function
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["LIGHTNING_COMMANDS", "OTHER_COMMANDS", "BayesianCLI", "main"]
@@ -109,12 +113,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         ...
         0
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    words, modules = take_imports(sys.argv[1:] if argv is None else argv)
     command, rest = (words[0], words[1:]) if words else ("--help", [])
     if command in ("-h", "--help", "--version"):
         print(version("lightning-bnn") if command == "--version" else overview())
         return 0
     try:
+        for name in modules:
+            allow_functions(name)
         if command in LIGHTNING_COMMANDS:
             with warnings.catch_warnings():
                 # Lightning's use of torch, which no user can change
@@ -138,6 +144,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 2
 
 
+def take_imports(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words without ``--import MODULE``, which every command takes, and the modules.
+
+    Only the command line has this option: a configuration must not choose what is imported.
+
+    Example:
+        >>> take_imports(["fit", "--import", "choices", "--config", "c.yaml"])
+        (['fit', '--config', 'c.yaml'], ['choices'])
+    """
+    parser = ArgumentParser(prog=PROGRAM, add_help=False, allow_abbrev=False)
+    parser.add_argument("--import", action="append", default=[], dest="modules", metavar="MODULE")
+    options, rest = parser.parse_known_args(list(words))
+    return rest, options.modules
+
+
 def overview() -> str:
     """The text of ``lightning-bnn --help``."""
     commands = {**LIGHTNING_COMMANDS, **{name: text for name, (text, _) in OTHER_COMMANDS.items()}}
@@ -150,7 +171,8 @@ Bayesian neural networks as an ordinary PyTorch Lightning job.
 commands:
 {lines}
 
-lightning-bnn COMMAND --help shows the options of a command. Start with
+lightning-bnn COMMAND --help shows the options of a command. Each takes --import MODULE: a module of
+your own, from the current folder too, whose functions a configuration may name. Start with
   lightning-bnn fit --config configs/digits_vi.yaml"""
 
 
@@ -221,10 +243,10 @@ class BayesianCLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     def before_instantiate_classes(self) -> None:
-        """Import a function that chooses the Bayesian weights; to the parser it is a string."""
+        """Find a function that chooses the Bayesian weights; to the parser it is a string."""
         key = "model.init_args.bayesian"
         key = key if self.subcommand is None else f"{self.subcommand}.{key}"
-        if (function := import_function(self.config.get(key))) is not None:
+        if (function := named_function(self.config.get(key))) is not None:
             self.config[key] = function
 
     def after_fit(self) -> None:

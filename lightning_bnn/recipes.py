@@ -21,33 +21,71 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType, UnionType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.overrides import TorchFunctionMode
 
 from lightning_bnn import nets
 from lightning_bnn.errors import PosteriorFormatError
 from lightning_bnn.network import describe
 
-__all__ = ["allow", "make", "network_recipe", "recipe"]
+__all__ = ["allow", "bounded", "make", "network_recipe", "recipe"]
 
 _KNOWN: dict[str, Any] = {}
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def allow(module: ModuleType, kind: type | UnionType) -> None:
-    """Let recipes name the classes of a module that are of a kind."""
+    """Let recipes name the classes of a module that are of a kind.
+
+    Lazy layers are left out: they have no shapes that could be compared with those of a file.
+    """
     for name, value in vars(module).items():
-        if isinstance(value, type) and issubclass(value, kind) and not name.startswith("_"):
+        if name.startswith("_") or not isinstance(value, type):
+            continue
+        if issubclass(value, kind) and not issubclass(value, LazyModuleMixin):
             _KNOWN.setdefault(f"{module.__name__}.{name}", value)
 
 
 allow(nn, nn.Module)
 allow(nets, nn.Module)
+# they copy whatever they are given as often as a number says
+del _KNOWN["torch.nn.TransformerEncoder"], _KNOWN["torch.nn.TransformerDecoder"]
+
+
+class bounded(TorchFunctionMode):
+    """Within it, what takes more than so many calls of torch is given up.
+
+    A number in a recipe can ask for any number of layers.
+
+    Args:
+        calls: The most.
+
+    Example:
+        >>> layers = {"input_size": 1, "hidden_size": 1, "num_layers": 10**9}
+        >>> with torch.device("meta"), bounded(1000):
+        ...     make({"of": "torch.nn.LSTM", "with": layers})
+        Traceback (most recent call last):
+        lightning_bnn.errors.PosteriorFormatError: torch.nn.LSTM cannot be made with ...
+    """
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        self.calls -= 1
+        if self.calls < 0:
+            raise PosteriorFormatError("it takes more than a network of its size would")
+        return func(*args, **(kwargs or {}))
 
 
 def _torchvision_models() -> dict[str, Any]:
@@ -131,6 +169,8 @@ def make(made: Any) -> Any:
             f"A model of torchvision is made with num_classes alone; got {made!r:.80}."
         )
     given = {key: _made_parts(made[key]) for key in ("children", "partial", "with") if key in made}
+    if any("device" in arguments for arguments in given.values()):  # it is tried without memory
+        raise PosteriorFormatError(f"A device was not expected; got {made!r:.80}.")
     if "children" in given:
         if not all(isinstance(child, nn.Module) for child in given["children"].values()):
             raise PosteriorFormatError(f"Modules were expected; got {made['children']!r:.80}.")
@@ -147,7 +187,9 @@ def make(made: Any) -> Any:
     try:
         return known(**arguments)
     except Exception as error:  # whatever a constructor raises on arguments that cannot be
-        raise PosteriorFormatError(f"{name} cannot be made with {arguments}: {error}") from error
+        raise PosteriorFormatError(
+            f"{name} cannot be made with {arguments!r:.200}: {error}"
+        ) from error
 
 
 def _made_parts(parts: Any) -> dict[str, Any]:

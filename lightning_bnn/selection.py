@@ -8,9 +8,11 @@ never be chosen.
 from __future__ import annotations
 
 import importlib
-import re
+import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,8 +24,10 @@ from lightning_bnn.network import plain_network
 __all__ = [
     "Choice",
     "FlatLayout",
-    "import_function",
+    "allow_functions",
+    "allowed_modules",
     "last_layer",
+    "named_function",
     "select",
     "without_normalisation",
 ]
@@ -208,7 +212,9 @@ def _apply(
     if not matching:
         raise ConfigurationError(
             f"The pattern {pattern!r} matches no {sort}. Their names begin with "
-            f"{list(names[:3])}; patterns are shell-style, as in 'fc.*' or '*.weight'."
+            f"{list(names[:3])}; patterns are shell-style, as in 'fc.*' or '*.weight'. A function "
+            "of your own that a configuration names needs its module named by you: pass --import "
+            "MODULE on the command line."
         )
     return chosen - matching if rule.startswith("!") else chosen | matching
 
@@ -246,20 +252,52 @@ class FlatLayout:
         }
 
 
-def import_function(name: Any) -> Callable[..., Any] | None:
+# what a configuration may call to choose weights: ours, and what is in modules that the user named
+_FUNCTIONS = {f"{__name__}.{each.__name__}": each for each in (last_layer, without_normalisation)}
+_MODULES: dict[str, ModuleType] = {}
+
+
+def allow_functions(module: str) -> None:
+    """Import a module that the user has named, and let configurations name its functions.
+
+    A configuration alone cannot: it may be somebody else's, and what it names would be called.
+
+    Args:
+        module: Its dotted name, also of a file in the current folder.
+
+    Raises:
+        ConfigurationError: There is no such module.
+    """
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)  # where `python -m` looks, too
+    try:
+        _MODULES[module] = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--import {module}: the module cannot be imported ({error}). Name it as an import "
+            "statement does, from the current folder or of an installed package."
+        ) from error
+
+
+def allowed_modules() -> tuple[str, ...]:
+    """The modules that the user has named, for a process that does the same work elsewhere."""
+    return tuple(_MODULES)
+
+
+def named_function(name: Any) -> Callable[..., Any] | None:
     """The function that a name such as ``lightning_bnn.selection.last_layer`` stands for, if any.
 
+    Nothing is imported for it: it is one of this module, or of those that the user has named (see
+    :func:`allow_functions`).
+
     Example:
-        >>> import_function("lightning_bnn.selection.last_layer").__name__
+        >>> named_function("lightning_bnn.selection.last_layer").__name__
         'last_layer'
-        >>> import_function("fc.weight") is None  # a pattern of parameter names
+        >>> named_function("os.system") is None  # a pattern of parameter names, as fc.weight is
         True
     """
-    if not isinstance(name, str) or not re.fullmatch(r"\w+(\.\w+)+", name):
-        return None
+    if not isinstance(name, str) or name in _FUNCTIONS:
+        return _FUNCTIONS.get(name) if isinstance(name, str) else None
     module, _, attribute = name.rpartition(".")
-    try:
-        function = getattr(importlib.import_module(module), attribute, None)
-    except ImportError:
-        return None
+    function = getattr(_MODULES.get(module), attribute, None) if attribute else None
     return function if callable(function) else None

@@ -67,7 +67,8 @@ def test_metrics_are_those_of_what_has_a_label(positions):
     alone.update(CategoricalPredictive(rows[:, known]), targets.flatten()[known])
     expected = alone.compute()
     if positions:  # the density of an example is that of all its labels together
-        log_prob = F.log_softmax(outputs, 2).gather(2, targets.clamp(min=0).expand(5, 40, 7)[:, :, None])
+        index = targets.clamp(min=0).expand(5, 40, 7)[:, :, None]
+        log_prob = F.log_softmax(outputs, 2).gather(2, index)
         joint = log_prob.squeeze(2).masked_fill(targets == MISSING, 0.0).sum(2)
         labelled = (targets != MISSING).any(1)
         expected["nll"] = -(joint.logsumexp(0) - np.log(5))[labelled].mean()
@@ -161,5 +162,5 @@ def test_what_cannot_be():
         Categorical().check(logits(50, 2), labels(2, 50, missing=0.5))
     with pytest.raises(DataError, match=r"the first being 7 at index \(3,\)"):
         Categorical(ignore_index=-1).check(logits(5, 2), torch.tensor([0, -1, 1, 7, 0]))
-    with pytest.raises(DataError, match="classes on the last axis.*movedim"):
+    with pytest.raises(DataError, match=r"classes on the last axis.*movedim"):
         Categorical().check(logits(5, 7, 3), labels(3, 5, 7))

@@ -16,7 +16,7 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.nets import MLP, ConvNet
 from lightning_bnn.network import describe
 from lightning_bnn.priors import Normal
-from lightning_bnn.recipes import make, network_recipe, recipe
+from lightning_bnn.recipes import bounded, make, network_recipe, recipe
 from lightning_bnn.samplers import SGHMC
 from tests.nets import SequenceLSTM
 
@@ -176,6 +176,14 @@ def test_an_option_is_made_again(value: Any) -> None:
         {"of": "torchvision.models.resnet18"},
         {"anything": 1},
         {"__reduce__": 1},
+        # memory and time: not where it is tried first, without shapes, any number of copies
+        {
+            "of": "torch.nn.Linear",
+            "with": {"in_features": 9**9, "out_features": 9, "device": "cpu"},
+        },
+        {"of": "torch.nn.Linear", "partial": {"in_features": 9, "device": "cpu"}},
+        {"of": "torch.nn.LazyLinear", "with": {"out_features": 3}},
+        {"of": "torch.nn.TransformerEncoder", "with": {"encoder_layer": 0, "num_layers": 9**9}},
     ],
 )
 def test_nothing_else_is_made(attack: Any) -> None:
@@ -183,3 +191,26 @@ def test_nothing_else_is_made(attack: Any) -> None:
         PosteriorFormatError, match=r"not on the list|cannot be made|expected|alone"
     ):
         make(attack)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("LSTM", {"input_size": 3, "hidden_size": 3, "num_layers": 10**9}),
+        ("Transformer", {"num_encoder_layers": 10**9}),
+    ],
+)
+def test_a_number_of_layers_takes_no_endless_time(name: str, arguments: dict[str, Any]) -> None:
+    with (
+        torch.device("meta"),
+        bounded(5000),
+        pytest.raises(PosteriorFormatError, match="takes more"),
+    ):
+        make({"of": f"torch.nn.{name}", "with": arguments})
+
+
+def test_a_large_known_network_is_within_the_bound_of_loading() -> None:
+    net = torchvision.models.resnet50(num_classes=3)
+    with torch.device("meta"), bounded(1000 * (10 + len(describe(net)))) as bound:
+        make(network_recipe(net))
+    assert bound.calls > 0.5 * 1000 * len(describe(net))

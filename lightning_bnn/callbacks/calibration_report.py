@@ -67,8 +67,8 @@ class CalibrationReport(pl.Callback):
             batches may hold inputs alone. With several processes each predicts every n-th batch.
         compare: Other models for the same data, by name: posteriors, strategies, plain networks
             (one draw), or folders of saved posteriors; or a list of such folders. The network of a
-            folder is that of the ``config.yaml`` in it or above it, as ``lightning-bnn fit`` leaves
-            it, else the strategy's own.
+            folder is what its file says, else the strategy's own. Load a posterior of yet another
+            network of your own first: ``{"name": Posterior.load(folder, net)}``.
         every_n_epochs: After how many epochs of a fit a page is made of the validation data.
         after_fit: Whether one is made at the end of a fit.
         bins: Bins of the reliability diagram.

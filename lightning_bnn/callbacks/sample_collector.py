@@ -330,7 +330,14 @@ class SampleCollector(pl.Callback, InBar):
         return {**burning, "draws": f"{len(self)}"}
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Warn if there is nothing to make a posterior of."""
+        """Say that all draws are there; warn if there is nothing to make a posterior of."""
+        if self.steps and self.dirpath is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+
+            def end() -> None:
+                assert self._stream is not None
+                self._stream.end()
+
+            _on_first_rank(trainer, end)
         if not self.steps and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_warn(
                 f"SampleCollector(burn_in={self.burn_in}, every={self.every!r}) took no draw in "

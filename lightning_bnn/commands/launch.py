@@ -31,6 +31,7 @@ from lightning_bnn.launch.ray_backend import RayBackend
 from lightning_bnn.launch.recipe import Parts
 from lightning_bnn.launch.run import LaunchedRun, launch_recipe
 from lightning_bnn.lightning import pl
+from lightning_bnn.selection import allow_functions, allowed_modules
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["ConfigurationRecipe", "main", "read_recipe"]
@@ -155,13 +156,17 @@ class ConfigurationRecipe:
     Attributes:
         text: The whole configuration as YAML, with all changes made.
         ids_option: The strategy's argument for the numbers of members, if it has one.
+        modules: Those whose functions it may name.
     """
 
     text: str
     ids_option: str | None
+    modules: tuple[str, ...] = ()
 
     def build(self, members: Sequence[int], seed: int, folder: str) -> Parts:
         """Make all parts anew, with the global generators as they are."""
+        for module in self.modules:
+            allow_functions(module)
         configuration = yaml.safe_load(self.text)
         options = configuration["model"].setdefault("init_args", {})
         if self.ids_option is not None:
@@ -217,4 +222,4 @@ def read_recipe(arguments: Sequence[str]) -> tuple[ConfigurationRecipe, int, int
     seeds: list[Any] = [options.get("seed"), configuration.get("seed_everything"), 0]
     seed: int = next(seed for seed in seeds if is_whole(seed))
     text = parsed.parser.dump(configuration, skip_none=False, skip_validation=True)
-    return ConfigurationRecipe(text, ids_option), seed, count
+    return ConfigurationRecipe(text, ids_option, allowed_modules()), seed, count

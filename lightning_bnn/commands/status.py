@@ -4,7 +4,8 @@
 what each member does, where, how far it is, how long it will take, and why it has failed. It needs
 neither Ray nor the program that was launched, and works while a run is under way as well as
 afterwards. With ``--diagnose`` it says whether chains agree; for that it makes the network and the
-data of the configuration that was launched.
+data of the configuration that ``--config`` names. The one in the storage is not used by itself: who
+can write there could have it run anything.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import yaml
 from rich.console import Console
 
 from lightning_bnn.commands.launch import ConfigurationRecipe
@@ -33,6 +35,7 @@ from lightning_bnn.launch.progress import (
 )
 from lightning_bnn.launch.stored import StoredRun, diagnose_chains, load_run
 from lightning_bnn.random import isolated_random_state
+from lightning_bnn.report.networks import find_configuration, read_configuration
 
 __all__ = ["main", "rows_as_json"]
 
@@ -55,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         raise ConfigurationError(
             "--json prints the state of this moment alone. Leave --watch and --diagnose out."
         )
+    if options.config is not None and not options.diagnose:
+        raise ConfigurationError("--config is for --diagnose alone. Leave it out, or add that.")
     run, rows = _read(options.storage)
+    recipe = _recipe(run.storage, options.config) if options.diagnose else None
     if options.json:
         print(json.dumps(rows_as_json(run.storage, rows), indent=2, allow_nan=False))
     elif options.watch:
@@ -68,21 +74,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console = Console(width=None if sys.stdout.isatty() else _WIDTH_IN_A_FILE)
         console.print(run_table(rows, console.width))
     if options.diagnose:
-        print(_diagnosis(run))
+        assert recipe is not None
+        print(_diagnosis(run, recipe))
     return 0
 
 
-def _diagnosis(run: StoredRun) -> Diagnosis:
-    """R-hat and ESS of the chains so far, with the network and the data of the configuration."""
-    text = run.records.files.get("config.yaml")
-    if text is None:
+def _recipe(storage: str, configuration: str | None) -> ConfigurationRecipe:
+    """How the network and the data are made."""
+    if configuration is None:
+        file = find_configuration(storage)
+        hint = "pass --config FILE, the configuration that was launched"
+        if file is not None:
+            hint = f"there is {file}: pass --config {file} if you trust it"
         raise ConfigurationError(
-            f"--diagnose needs the network and the data, and {run.storage} has no config.yaml: "
-            "the run was launched from Python. There, call run.diagnose(), or "
+            f"--diagnose needs the network and the data; {hint}. Of a run that was launched from "
+            "Python, call run.diagnose(), or "
             "diagnose(load_run(storage).posterior(net, running=True), inputs)."
         )
+    content = read_configuration(configuration)
+    if not isinstance(content.get("model"), dict):
+        raise ConfigurationError(f"{configuration} has no model; it has {sorted(content)}.")
+    return ConfigurationRecipe(yaml.safe_dump(content), None)
+
+
+def _diagnosis(run: StoredRun, recipe: ConfigurationRecipe) -> Diagnosis:
+    """R-hat and ESS of the chains so far, with the network and the data of the configuration."""
     with isolated_random_state(seed=0), tempfile.TemporaryDirectory() as folder:
-        parts = ConfigurationRecipe(text.decode(), None).build([0], 0, folder)
+        parts = recipe.build([0], 0, folder)
         posterior = run.posterior(parts.strategy.net, parts.strategy.likelihood, running=True)
         return diagnose_chains(posterior, run.members, parts.training_data())
 
@@ -116,7 +134,7 @@ def rows_as_json(storage: str, rows: Sequence[Row]) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "lightning-bnn status",
-        usage="lightning-bnn status --storage FOLDER [--watch | --json] [--diagnose]",
+        usage="lightning-bnn status --storage FOLDER [--watch | --json] [--diagnose --config FILE]",
         description="Show what the members of a launched run do, read from the storage of the run: "
         "from any machine, while it runs and afterwards.",
     )
@@ -127,5 +145,8 @@ def _parser() -> argparse.ArgumentParser:
         help="until the run ends: a live table on a terminal, some lines elsewhere")  # fmt: skip
     add("--diagnose", action="store_true",
         help="say below it whether the chains so far agree: R-hat and ESS")  # fmt: skip
+    add("--config", metavar="FILE",
+        help="for --diagnose: the configuration that was launched, which makes the network and the "
+        "data; its copy in the storage is not used unless it is named here")  # fmt: skip
     add("--json", action="store_true", help="print the rows as JSON, for scripts")
     return parser

@@ -34,7 +34,7 @@ from lightning_bnn.errors import ConfigurationError, FencedError, PosteriorForma
 from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.storage.files import absolute, open_directory
-from lightning_bnn.storage.manifest import VERSION, encode, json_value, require, unseal
+from lightning_bnn.storage.manifest import LIMIT, VERSION, check_form, encode, json_value, unseal
 
 __all__ = ["RunRecords"]
 
@@ -42,17 +42,20 @@ Result = TypeVar("Result")
 
 _FORMAT = "lightning_bnn.{}"
 _ATTEMPT = re.compile(r"attempt-([0-9]{4,})")
+# what each must hold
+_FORMS = {
+    "run": {"units": [[int]]},
+    "lease": {"attempt": int, "error?": str},
+    "commit": {"attempt": int, "result": dict},
+}
 
-_PHASES = ("starting", "training", "saving", "failed")  # of an attempt
 _LONGEST_PROGRESS = 1 << 16  # an attempt tells less than 1 kB, and the text of an error
-# What an attempt tells: for each name the types of its value, which may be left out if None is one.
-_NUMBER, _PERHAPS_TEXT = (int, float), (str, type(None))
-_PROGRESS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("host", "node", "device", "error"), _PERHAPS_TEXT),
-    **dict.fromkeys(("time", "started"), _NUMBER),
-    **dict.fromkeys(("step", "steps"), (int, type(None))),
-    **{"attempt": (int,), "phase": (str,), "loss": (*_NUMBER, type(None))},
-    "first": (list, type(None)),
+# what an attempt tells of itself
+_PROGRESS = {
+    **dict.fromkeys(("host?", "node?", "device?", "error?"), str),
+    **{"time": float, "started": float, "step?": int, "steps?": int, "attempt": int},
+    **{"phase": {"starting", "training", "saving", "failed"}, "loss?": float},
+    "first?": (float, float),
 }
 
 # The runs that this process drives: the lock of a process does not keep out itself.
@@ -143,6 +146,8 @@ class RunRecords:
                 f"{self.files} holds no run: there is no run.json; found: {found}. Pass the "
                 "storage= that was given to launch."
             )
+        if not all(run["units"]):
+            raise ConfigurationError(f"{self.files}: run.json names a unit without members.")
         return [Unit(tuple(members)) for members in run["units"]]
 
     def claim(self) -> Callable[[], None]:
@@ -267,12 +272,10 @@ class RunRecords:
         """
         if (told := self._progress(unit)) is None:
             return None
-        for key, kinds in _PROGRESS.items():
-            value = told.get(key)
-            if not _fits(value, kinds) or (key == "phase" and value not in _PHASES):
-                raise ConfigurationError(
-                    f"progress.json has {key}={value!r:.80}, which no attempt tells."
-                )
+        try:
+            check_form({key: value for key, value in told.items() if value is not None}, _PROGRESS)
+        except ValueError as error:
+            raise ConfigurationError(f"progress.json is of no attempt: {error}") from error
         return told
 
     def _progress(self, unit: Unit) -> dict[str, Any] | None:
@@ -288,12 +291,11 @@ class RunRecords:
         return told
 
     def _read(self, name: str, kind: str) -> dict[str, Any] | None:
-        data = self._patiently(lambda: self.files.get(name))
+        data = self._patiently(lambda: self.files.get(name, LIMIT + 1))
         if data is None:
             return None
-        checks = {"run": _check_run, "lease": _check_attempt, "commit": _check_attempt}
         try:
-            record = unseal(data, f"{self.files}: {name}", _FORMAT.format(kind), checks[kind])
+            record = unseal(data, f"{self.files}: {name}", _FORMAT.format(kind), _FORMS[kind])
         except PosteriorFormatError as error:
             raise ConfigurationError(
                 f"{error} If this is no storage of a run, choose another storage=."
@@ -303,19 +305,3 @@ class RunRecords:
 
 def _sealed(kind: str, body: Mapping[str, Any]) -> bytes:
     return encode({"format": _FORMAT.format(kind), "version": VERSION, **body})
-
-
-def _fits(value: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether a value is of one of these types; numbers must be such that one can count on."""
-    if isinstance(value, list):
-        return list in kinds and len(value) == 2 and all(_fits(each, _NUMBER) for each in value)
-    return type(value) in kinds and (type(value) not in _NUMBER or abs(value) < 1e300)
-
-
-def _check_run(run: Mapping[str, Any]) -> None:
-    for members in run["units"]:
-        require(members and all(type(one) is int for one in members), "no members", members)
-
-
-def _check_attempt(record: Mapping[str, Any]) -> None:
-    require(type(record["attempt"]) is int, "attempt is not a number", record["attempt"])

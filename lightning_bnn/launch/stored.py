@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +16,7 @@ from lightning_bnn.diagnostics import Diagnosis, diagnose
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
+from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import (
     DrawsPosterior,
@@ -23,6 +25,7 @@ from lightning_bnn.posteriors import (
     WeightPosterior,
 )
 from lightning_bnn.storage.files import open_directory
+from lightning_bnn.storage.manifest import checked
 
 __all__ = [
     "Kind",
@@ -38,6 +41,9 @@ Kind = Literal["posterior", "swag"]
 Status = Literal["done", "diverged", "failed"]
 READERS = 8  # at a time: remote storage takes its time for each file
 _LEAST_DRAWS = 4  # with fewer there is no R-hat
+# what a commit says of the members; places are in the folder of the unit, and not in one above
+_PLACE = {"place": re.compile(r"attempt-[0-9]{4,}/[\w-][\w.-]*", re.ASCII), "chain?": int}
+_RESULT = {"members": {"posterior": {"*": _PLACE}, "*": {"*": _PLACE}}, "metrics?": dict}
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,8 @@ class StoredRun:
         with ThreadPoolExecutor(READERS) as pool:
             for unit, commit in zip(new, pool.map(self.records.committed, new), strict=True):
                 if commit is not None:
-                    self._committed[unit] = commit["result"]
+                    where = f"{self.records.folder(unit)}/commit.json"
+                    self._committed[unit] = checked(commit["result"], _RESULT, where, "result")
         return {unit: self._committed[unit] for unit in units if unit in self._committed}
 
     def results(self) -> list[MemberResult]:
@@ -186,6 +193,8 @@ class StoredRun:
     ) -> MixturePosterior:
         """The mixture over all members that are done, each with the same weight.
 
+        If some are not done, or have diverged, a warning says how many there are of how many.
+
         Args:
             net: A network of the architecture that the members have; its values do not matter.
             likelihood: Needed only if it is one of your own.
@@ -196,18 +205,28 @@ class StoredRun:
             ConfigurationError: No member is done yet.
         """
         components: list[WeightPosterior] = []
+        left = [member for unit in self.units() for member in unit.members]
         for unit, committed in self.committed().items():
             if kind not in committed["members"]:
                 raise ConfigurationError(
                     f"{self.storage}: {unit} has left no posterior of the kind {kind!r}, only "
                     f"{sorted(committed['members'])}. For 'swag' the trainer needs SWAGMoments."
                 )
-            for place in committed["members"][kind].values():  # in the order of the members
+            for member, place in committed["members"][kind].items():  # in the order of the members
                 folder = f"{self.records.folder(unit)}/{place['place']}"
                 stored: Any = WeightPosterior.load(folder, net, likelihood)
                 components.append(stored.chain(place["chain"]) if "chain" in place else stored)
+                left = [other for other in left if str(other) != member]
         if running:
             components += self._running(net, likelihood)
+        elif left and components:
+            rank_zero_warn(
+                f"The posterior of the run in {self.storage} is of {self.members - len(left)} of "
+                f"{self.members} members: {', '.join(map(str, left[:10]))} have left none. They "
+                "run still, were stopped, have failed or diverged, or their commit.json is gone: "
+                f"see `lightning-bnn status --storage {self.storage}`.",
+                category=UserWarning,
+            )
         if not components:
             raise ConfigurationError(
                 f"No member of the run in {self.storage} is done yet; there are {self.members}. "

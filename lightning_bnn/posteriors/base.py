@@ -20,15 +20,24 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lightning_bnn import likelihoods
-from lightning_bnn.errors import PosteriorFormatError
+from lightning_bnn.errors import LightningBNNError, PosteriorFormatError
 from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.storage import store
+from lightning_bnn.storage.manifest import MANIFEST, Form, checked
 
 __all__ = ["Blobs", "Posterior", "likelihood_entry", "restore", "stored_blobs", "stored_entry"]
 
 Blobs = dict[str, Mapping[str, Tensor]]
+
+_ENTRY = {"kind": str, "likelihood": {"name": str, "config": dict}}
+_TRIES = 20  # to read a posterior that is saved anew again and again
+# what constructors raise that are given tensors and options of different origin
+_MISFITS = (
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError),
+    *(StopIteration, TypeError, ValueError),
+)
 
 
 class Posterior(ABC):
@@ -38,9 +47,15 @@ class Posterior(ABC):
 
     Args:
         likelihood: How what is computed from the inputs gives targets; the posterior keeps a copy.
+
+    Attributes:
+        kind: Its name on the disk.
+        form: What :meth:`entry` gives, as for :func:`lightning_bnn.storage.manifest.check_form`: a
+            file may be somebody else's, and is checked before it is believed.
     """
 
     kind: ClassVar[str]
+    form: ClassVar[Form] = {}
     _kinds: ClassVar[dict[str, type[Posterior]]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -145,9 +160,19 @@ class Posterior(ABC):
                 of torch.nn's layers, of torchvision and of this package are made from the file.
             likelihood: Needed only if the posterior was made with a likelihood of your own.
         """
-        stored = store.read(directory)
-        kind = _class_of(stored.kind)
-        posterior = kind.from_manifest(stored, net, likelihood)
+        for _ in range(_TRIES):
+            stored = store.read(directory)
+            kind = _class_of(stored.kind)
+            try:
+                posterior = kind.from_manifest(stored, net, likelihood)
+                break
+            except PosteriorFormatError as error:
+                # another save may have taken its place, and its blobs, while it was read
+                if not stored.is_replaced():
+                    raise
+                problem = error
+        else:
+            raise problem
         if not isinstance(posterior, cls):
             raise PosteriorFormatError(
                 f"The posterior in {directory} is a {kind.__name__}; expected a {cls.__name__}."
@@ -182,6 +207,9 @@ def restore(
     prefix: str,
 ) -> Any:
     """The inverse of :func:`stored_entry` and :func:`stored_blobs`."""
+    where = f"{stored.files}: {MANIFEST}"
+    kind = _class_of(checked(entry, _ENTRY, where, "fields")["kind"])
+    checked(entry, kind.form, where, "fields")
     chosen = _likelihood(entry["likelihood"], likelihood, whole=not prefix)
     learned = stored.load_if_present(f"{prefix}likelihood")
     try:
@@ -192,7 +220,15 @@ def restore(
             f"given has {list(chosen.state_dict())}. Pass likelihood= as it was when the "
             "posterior was made."
         ) from error
-    return _class_of(entry["kind"]).from_stored(stored, entry, net, chosen, prefix)
+    try:
+        return kind.from_stored(stored, entry, net, chosen, prefix)
+    except LightningBNNError:
+        raise
+    except _MISFITS as error:
+        raise PosteriorFormatError(
+            f"The parts of the posterior in {stored.files} do not fit together "
+            f"({type(error).__name__}: {error}). Restore it from a copy."
+        ) from error
 
 
 def likelihood_entry(likelihood: Likelihood) -> dict[str, Any]:
@@ -221,14 +257,20 @@ def _class_of(kind: str) -> type[Posterior]:
 def _likelihood(entry: Mapping[str, Any], given: Likelihood | None, whole: bool) -> Likelihood:
     """The likelihood of an entry; one that is given beside the whole posterior must be the same."""
     known = getattr(likelihoods, entry["name"], None)
-    if not (isinstance(known, type) and issubclass(known, Likelihood)):
+    if not (isinstance(known, type) and issubclass(known, Likelihood)) or known is Likelihood:
         if given is not None:
             return deepcopy(given)
         raise PosteriorFormatError(
             f"The posterior was made with the likelihood {entry['name']!r}, which is not one of "
             "lightning_bnn.likelihoods. Pass likelihood=."
         )
-    made = known(**entry["config"])
+    try:
+        made = known(**entry["config"])
+    except Exception as error:  # whatever a constructor raises on arguments that cannot be
+        raise PosteriorFormatError(
+            f"The posterior's likelihood, {entry['name']}, cannot be made with "
+            f"{entry['config']!r:.200}: {error}"
+        ) from error
     if whole and given is not None and likelihood_entry(given) != likelihood_entry(made):
         raise PosteriorFormatError(
             f"The posterior was made with {entry['name']}, {entry['config']}; the given likelihood "

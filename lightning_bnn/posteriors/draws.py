@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from lightning_bnn.posteriors.weights import (
     changed,
     network_fields,
 )
+from lightning_bnn.storage.manifest import Form
 from lightning_bnn.storage.store import Stored
 from lightning_bnn.storage.stream import DrawStream, StoredDraws
 
@@ -109,6 +110,7 @@ class DrawsPosterior(WeightPosterior):
     """
 
     kind = "draws"
+    form: ClassVar[Form] = {"chains": int}
 
     def __init__(
         self,
@@ -316,7 +318,7 @@ class DrawsPosterior(WeightPosterior):
             return cls.from_stream(DrawStream(stored), net, likelihood)
         names = sorted(name for name in stored.blob_names if name.startswith(f"{prefix}draw-"))
         lazy = StoredDraws(stored.files, [stored.entry(name) for name in names], chains=0)
-        draws = lazy if lazy.bytes > CACHE_BYTES else list(lazy)
+        draws = lazy if stored.bytes > CACHE_BYTES else list(lazy)
         fixed = stored.load_if_present(f"{prefix}fixed")
         return cls(net, likelihood, draws, fixed, entry["chains"])
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.posteriors.gaussian import FlatGaussian
 from lightning_bnn.posteriors.moments import at_least_float32
 from lightning_bnn.posteriors.weights import Weights
+from lightning_bnn.storage.manifest import Form
 
 __all__ = ["LowRankPosterior"]
 
@@ -65,6 +66,7 @@ class LowRankPosterior(FlatGaussian):
     kind = "low_rank"
     groups = ("mean", "variance", "deviations")
     options = ("scale",)
+    form: ClassVar[Form] = {"scale": float}
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -14,8 +14,15 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import describe, first_difference, network_tensors
 from lightning_bnn.posteriors.base import Blobs, restore, stored_blobs, stored_entry
 from lightning_bnn.posteriors.moments import Moments, RunningMoments
-from lightning_bnn.posteriors.weights import CHUNK, Change, Description, WeightPosterior, Weights
+from lightning_bnn.posteriors.weights import (
+    CHUNK,
+    Change,
+    Description,
+    WeightPosterior,
+    Weights,
+)
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.storage.manifest import Form
 from lightning_bnn.storage.store import Stored
 
 __all__ = ["MixturePosterior"]
@@ -41,6 +48,7 @@ class MixturePosterior(WeightPosterior):
     """
 
     kind = "mixture"
+    form: ClassVar[Form] = {"components": [dict]}
 
     def __init__(self, components: Sequence[WeightPosterior]) -> None:
         if not components:
@@ -64,6 +72,7 @@ class MixturePosterior(WeightPosterior):
         super().__init__(first.net, first.likelihood, self._names)
         self._components = list(components)
         self._stacked = first._stacked  # what its first component has measured is its mode
+        self.cache_share = 1.0  # which the components share
 
     @property
     def components(self) -> Sequence[WeightPosterior]:

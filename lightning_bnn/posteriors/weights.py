@@ -34,10 +34,11 @@ from lightning_bnn.posteriors.base import Blobs, Posterior
 from lightning_bnn.posteriors.moments import Moments
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import isolated_random_state
-from lightning_bnn.recipes import make, network_recipe
+from lightning_bnn.recipes import bounded, make, network_recipe
 from lightning_bnn.resize import resized
 from lightning_bnn.shared_part import SharedPart
 from lightning_bnn.stacked import Mode, StackedModule
+from lightning_bnn.storage.manifest import MANIFEST, checked
 from lightning_bnn.storage.store import Stored
 from lightning_bnn.storage.stream import Change, Weights
 
@@ -47,10 +48,13 @@ __all__ = [
 ]  # fmt: skip
 
 CHUNK = 8
-_MOST_PER_BYTE = 1000  # numbers: what is mostly zeros is stored in less than a byte for each
+_MOST_PER_BYTE = 256  # numbers: zeros are stored in less than a byte for each
 CACHE_BYTES = 2**29
 
 Description = Sequence[Sequence[Any]]
+
+_TENSORS = [(str, [int])]
+_FORM = {"network": _TENSORS, "recipe?": object, "original?": _TENSORS}
 
 
 class WeightPosterior(Posterior):
@@ -87,6 +91,7 @@ class WeightPosterior(Posterior):
         self._stacked = StackedModule(self.net)
         self._shared = SharedPart(self._stacked)
         self._cache: tuple[tuple[int, int], list[Weights]] | None = None
+        self._cache_share = 1.0
 
     # ---------------------------------------------------------------- what each kind adds
 
@@ -169,6 +174,21 @@ class WeightPosterior(Posterior):
             if component is not self:
                 component.mode = value
 
+    @property
+    def cache_share(self) -> float:
+        """What part of the memory in which draws are kept for the next batch may be its own.
+
+        A mixture gives each of its components the same part of its own: one limit is for all.
+        """
+        return self._cache_share
+
+    @cache_share.setter
+    def cache_share(self, value: float) -> None:
+        self._cache_share = value
+        for component in self.components:
+            if component is not self:
+                component.cache_share = value / len(self.components)
+
     def outputs(self, weights: Mapping[str, Tensor], inputs: Any) -> Tensor:
         """The network's outputs for a batch with stacked draws, (draws, batch, ...)."""
         return self._stacked(weights, inputs, self.fixed)
@@ -219,7 +239,7 @@ class WeightPosterior(Posterior):
         first = next(chunks)
         members = next(iter(first.values())).shape[0]
         total = sum(t.numel() * t.element_size() for t in first.values()) * count / members
-        if total > CACHE_BYTES:
+        if total > CACHE_BYTES * self._cache_share:
             return chain(iter([first]), chunks)
         kept = [first, *chunks]
         self._cache = ((count, seed), kept)
@@ -260,7 +280,14 @@ class WeightPosterior(Posterior):
         cls, stored: Stored, net: nn.Module | None, likelihood: Likelihood | None
     ) -> Posterior:
         """The posterior of a manifest, if the network is one of the same names and shapes."""
+        checked(stored.fields, _FORM, f"{stored.files}: {MANIFEST}", "fields")
         network, pruned_from = stored.fields["network"], stored.fields.get("original")
+        size, held = sum(math.prod(shape) for _, shape in network), stored.files.size("blobs")
+        if size > _MOST_PER_BYTE * (held + 1000):  # before memory is taken for it
+            raise PosteriorFormatError(
+                f"The network in {stored.files} has {size:,} numbers, its blobs only {held:,} "
+                "bytes. Restore them from a copy."
+            )
         if net is None:
             net = _made_again(stored, network)
         if describe(net) == pruned_from:
@@ -292,7 +319,8 @@ def _made_again(stored: Stored, network: Description) -> nn.Module:
             "give the configuration of the fit with --config FILE."
         )
     recipe = stored.fields["recipe"]
-    with torch.device("meta"):  # neither memory nor random numbers
+    most = 1000 * (10 + len(network))
+    with torch.device("meta"), bounded(most):  # neither memory nor random numbers
         made = make(recipe)
     if not isinstance(made, nn.Module):
         raise PosteriorFormatError(f"The recipe in {stored.files} makes no network.")
@@ -301,12 +329,6 @@ def _made_again(stored: Stored, network: Description) -> nn.Module:
         raise PosteriorFormatError(
             f"The manifest in {stored.files} contradicts itself: {difference} in the network that "
             "its recipe makes."
-        )
-    size = sum(math.prod(shape) for _, shape in network)
-    held = sum(stored.entry(name)["bytes"] for name in stored.blob_names)
-    if size > _MOST_PER_BYTE * (held + 1000):
-        raise PosteriorFormatError(
-            f"The network in {stored.files} has {size:,} numbers, its blobs only {held:,} bytes."
         )
     with isolated_random_state(0):
         net: nn.Module = make(recipe)

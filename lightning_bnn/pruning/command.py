@@ -2,7 +2,8 @@
 
 ``lightning-bnn prune --posterior runs/vi --fraction 0.95 --data configs/data/digits.yaml --out
 runs/small`` reads a posterior, prints how its scores on the test data change as more and more is
-removed, and saves the pruned posterior with the configuration of its network beside it.
+removed, and saves the pruned posterior. The configuration of the fit is used only where
+``--config`` names it, and is then saved beside the pruned posterior.
 """
 
 from __future__ import annotations
@@ -36,10 +37,9 @@ from lightning_bnn.pruning.section import Pruning
 from lightning_bnn.report.document import check_page_name, folder_problem
 from lightning_bnn.report.gather import batch_inputs, first_batch
 from lightning_bnn.report.networks import (
-    find_configuration,
     folder_of,
     instantiate,
-    load_posterior,
+    load_configured,
     path_names,
     read_configuration,
 )
@@ -93,7 +93,7 @@ def main(
             )
             print(f"The compact network has {small:,} of {large:,} parameters.")
         if options.out is not None:
-            _save(kept, source, options.out, options.config or find_configuration(source))
+            _save(kept, source, options.out, options.config)
         if options.report is not None:
             name = path_names([options.posterior])[0]
             both = {name: posterior, f"{name}, {percent(options.fraction)} removed": pruned}
@@ -133,11 +133,7 @@ def _check(options: argparse.Namespace) -> tuple[float, ...]:
 def _load(
     source: str, configuration: str | None, load: Callable[..., Posterior]
 ) -> WeightPosterior:
-    net = likelihood = None
-    if configuration is not None:
-        model = instantiate(read_configuration(configuration), "model", configuration)
-        net, likelihood = model.net, model.likelihood
-    posterior = load_posterior(source, net, likelihood, load)
+    posterior = load_configured(source, configuration, load)
     if not isinstance(posterior, WeightPosterior):
         raise ConfigurationError(
             f"Only a posterior over weights can be pruned; {source} holds a "
@@ -161,7 +157,7 @@ def _layers(pruned: WeightPosterior) -> str:
 def _save(
     posterior: WeightPosterior, source: str, directory: str, configuration: str | None
 ) -> None:
-    """Save the posterior, and beside it the configuration of the fit, if there is one."""
+    """Save the posterior, and beside it the configuration of the fit, if it was given."""
     posterior.save(directory)
     if configuration is not None:
         with fsspec.open(configuration, "rb") as file:
@@ -203,9 +199,8 @@ def _parser() -> argparse.ArgumentParser:
         usage="lightning-bnn prune --posterior FOLDER --fraction SHARE [--data FILE] "
         "[--out FOLDER] [options]",
         description="Remove the weights with the lowest signal-to-noise ratio |mean| / sd from a "
-        "posterior, and show what that does to its predictions. The network of the posterior is "
-        "read from the config.yaml that `lightning-bnn fit` left in its folder or in the one "
-        "above.",
+        "posterior, and show what that does to its predictions. A posterior of known layers says "
+        "how its network is made; for a network of your own, pass --config.",
     )
     add = parser.add_argument
     add("--posterior", required=True, metavar="FOLDER",
@@ -216,8 +211,7 @@ def _parser() -> argparse.ArgumentParser:
         help="YAML file with class_path and init_args of a data module, or the configuration of a "
         "fit: print scores on its test data")  # fmt: skip
     add("--out", metavar="FOLDER",
-        help="new folder or URL for the pruned posterior and the configuration of its "
-        "network")  # fmt: skip
+        help="new folder or URL for the pruned posterior, and for --config beside it")  # fmt: skip
     add("--fractions", type=shares, metavar="LIST",
         help="shares of the table and the figures, such as 0,0.5,0.9; by default some up to "
         "--fraction")  # fmt: skip
@@ -241,5 +235,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--export", metavar="FILE",
         help="write the mean network of the pruned posterior as .onnx or .pt2")  # fmt: skip
     add("--config", metavar="FILE",
-        help="configuration of the fit, where the posterior has none beside it")  # fmt: skip
+        help="configuration of the fit, which makes the network; a config.yaml beside the "
+        "posterior is used only if it is named here")  # fmt: skip
     return parser

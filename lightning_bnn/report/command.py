@@ -1,8 +1,9 @@
 """Compare saved posteriors on test data, and write one page about them.
 
 ``lightning-bnn report --posterior runs/vi --posterior runs/chains --data configs/data/digits.yaml``
-reads posteriors from their folders, makes their networks from the configurations that their fits
-left, predicts the test data, and writes ``report.html`` and ``report.json``.
+reads posteriors from their folders, predicts the test data, and writes ``report.html`` and
+``report.json``. A posterior of known layers makes its network; for any other, ``--config`` names
+the configuration of the fit. What lies beside a posterior is not used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from lightning_bnn.posteriors import Posterior
 from lightning_bnn.report.document import check_page_name, folder_problem
 from lightning_bnn.report.networks import (
     instantiate,
-    load_posterior,
+    load_configured,
     path_names,
     read_configuration,
 )
@@ -54,12 +55,8 @@ def main(
             "--ood is expected as NAME=FILE, such as rotated=configs/data/digits_rotated.yaml, "
             f"once for each name; got {options.ood}."
         )
-    net = likelihood = None
-    if options.config is not None:
-        strategy = instantiate(read_configuration(options.config), "model", options.config)
-        net, likelihood = strategy.net, strategy.likelihood
     posteriors = {
-        name: load_posterior(path, net, likelihood, load)
+        name: load_configured(path, options.config, load)
         for name, path in zip(names, options.posterior, strict=True)
     }
     data = instantiate(read_configuration(options.data), "data", options.data)
@@ -82,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         "[options]",
         description="Write a page that says how far posteriors can be trusted, side by side: "
         "calibration, scores with intervals, what to do, and how out-of-distribution data are told "
-        "apart. The network of a posterior is read from the config.yaml that `lightning-bnn fit` "
-        "left in its folder or in the one above.",
+        "apart. A posterior of known layers says how its network is made; for a network of your "
+        "own, pass --config.",
     )
     add = parser.add_argument
     # fmt: off
@@ -100,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--name", action="append", metavar="NAME",
         help="name of a posterior in the report, once for each; by default the folder's")
     add("--config", metavar="FILE",
-        help="configuration of the fit, where a posterior has none beside it")
+        help="configuration of the fit: its network is taken for every posterior that it fits; a "
+        "config.yaml beside a posterior is used only if it is named here")
     add("--draws", type=int, metavar="N",
         help="draws of each posterior; by default 32, or all that are stored")
     # fmt: on

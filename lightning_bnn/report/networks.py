@@ -1,8 +1,8 @@
 """Posteriors and networks by name, from objects or from folders.
 
-A saved posterior says how its network is made, if it is of known layers. For other networks
-``lightning-bnn fit`` leaves the configuration beside it: ``config.yaml`` in the folder of the
-posterior or in the one above. Where there is none, the network has to be given.
+A saved posterior says how its network is made, if it is of known layers. Any other network has to
+be given, on the command line by ``--config FILE``. A ``config.yaml`` that lies beside a posterior
+is never used by itself: making what it names can run any code, and it may be somebody else's.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import fsspec
 import yaml
 from torch import nn
 
-from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.errors import ConfigurationError, LightningBNNError, PosteriorFormatError
 from lightning_bnn.lightning import pl
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
 from lightning_bnn.random import isolated_random_state
-from lightning_bnn.selection import import_function
+from lightning_bnn.selection import named_function
 from lightning_bnn.storage.files import absolute, open_directory
 from lightning_bnn.storage.manifest import MANIFEST
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = [
-    "find_configuration", "folder_of", "instantiate", "load_posterior", "make_posterior",
-    "name_all", "path_names", "read_configuration",
+    "find_configuration", "folder_of", "instantiate", "load_configured", "load_posterior",
+    "make_posterior", "name_all", "path_names", "read_configuration",
 ]  # fmt: skip
 
 Path = str | os.PathLike[str]
@@ -88,7 +88,7 @@ def make_posterior(
     Args:
         value: One of these.
         name: Its name, for errors.
-        net: The network of a folder without a configuration.
+        net: The network of a folder whose file cannot make it.
         likelihood: The likelihood of a plain network.
 
     Raises:
@@ -123,43 +123,59 @@ def load_posterior(
     net: nn.Module | None = None,
     likelihood: Likelihood | None = None,
     load: Callable[..., Posterior] = Posterior.load,
+    *,
+    net_first: bool = False,
 ) -> Posterior:
-    """The posterior in a folder, with the network that its file makes.
-
-    Of a network of the user's own the file cannot say how it is made: then it is ``net``, or that
-    of the ``config.yaml`` in the folder or above it.
+    """The posterior in a folder, with the network that its file makes or with a given one.
 
     Args:
         path: A folder or an fsspec URL of the posterior, or of the run that holds it in
             ``posterior``.
-        net: The network, where the file cannot make it.
+        net: The network, where the file cannot make it, as it cannot one of the user's own.
         likelihood: The likelihood to go with ``net``, where it is one of the user's own.
         load: Reads the folder; the command line passes one that opens launched runs as well.
+        net_first: Whether ``net`` was given for this posterior: then it is taken if it fits,
+            whatever the file says.
 
     Raises:
-        PosteriorFormatError: There is no posterior.
+        PosteriorFormatError: There is no posterior, or it is damaged or of another network.
         ConfigurationError: No network is known.
     """
     path = folder_of(path)
     # ours are read from the manifest itself, which cannot name one of the user's own
     if type(likelihood).__module__.startswith("lightning_bnn."):
         likelihood = None
-    try:
-        return load(path, None, likelihood)
-    except ConfigurationError:  # a network of the user's own
-        file = find_configuration(path)
-        if net is None and file is None:
-            raise
-    if net is not None:
+    choices = [None] if net is None else [net, None] if net_first else [None, net]
+    errors: dict[bool, LightningBNNError] = {}
+    for choice in choices:
         try:
-            return load(path, net, likelihood)
-        except PosteriorFormatError:  # it is of another posterior that is compared
-            if file is None:
-                raise
-    assert file is not None
-    strategy = instantiate(read_configuration(file), "model", file)
-    ours = type(strategy.likelihood).__module__.startswith("lightning_bnn.")
-    return load(path, strategy.net, None if ours else strategy.likelihood)
+            return load(path, choice, likelihood)
+        except (ConfigurationError, PosteriorFormatError) as error:
+            errors[choice is None] = error
+    problem = errors.get(False, errors[True])  # of the given network, if there is one
+    file = find_configuration(path) if isinstance(errors[True], ConfigurationError) else None
+    if file is None:
+        raise problem
+    raise ConfigurationError(
+        f"{problem} There is {file}, which is not used by itself, as it can run any code: on the "
+        f"command line, pass --config {file} if you trust it."
+    ) from problem
+
+
+def load_configured(
+    path: Path, configuration: Path | None, load: Callable[..., Posterior] = Posterior.load
+) -> Posterior:
+    """The posterior in a folder, with the network of the user's own configuration if it is given.
+
+    Args:
+        path: The folder or URL.
+        configuration: A YAML file that the user has named, or None.
+        load: Reads the folder.
+    """
+    if configuration is None:
+        return load_posterior(path, load=load)
+    strategy = instantiate(read_configuration(configuration), "model", configuration)
+    return load_posterior(path, strategy.net, strategy.likelihood, load, net_first=True)
 
 
 def folder_of(path: Path) -> str:
@@ -179,13 +195,12 @@ def folder_of(path: Path) -> str:
 
 
 def find_configuration(path: Path) -> str | None:
-    """The ``config.yaml`` in a folder or in the one above, if there is one with a model."""
+    """Where a ``config.yaml`` lies, in a folder or in the one above; it is not read."""
     name = absolute(path).rstrip("/") or "/"
     parent = name.rpartition("/")[0] or "/"
     for folder in [name] if parent.endswith(":/") else [name, parent]:  # "s3:/" is no folder
-        file = f"{folder}/config.yaml"
-        if open_directory(folder).get("config.yaml") and "model" in read_configuration(file):
-            return file
+        if "config.yaml" in open_directory(folder).names():
+            return f"{folder}/config.yaml"
     return None
 
 
@@ -241,7 +256,7 @@ def instantiate(content: Mapping[str, Any], part: str, path: Path) -> Any:
         with isolated_random_state():  # a network is initialised, and its values are not used
             parsed = parser.parse_object({part: described})
             key = f"{part}.init_args.bayesian"
-            if (function := import_function(parsed.get(key))) is not None:
+            if (function := named_function(parsed.get(key))) is not None:
                 parsed[key] = function
             return parser.instantiate_classes(parsed)[part]
     except ArgumentError as error:

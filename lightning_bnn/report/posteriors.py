@@ -50,7 +50,7 @@ def report_posteriors(
 
     Args:
         posteriors: A mapping from names to posteriors, strategies, plain networks (one draw) or
-            folders of saved posteriors whose fit left its configuration; or a single posterior.
+            folders of saved posteriors of known layers; or a single posterior.
         data: A loader of (inputs, targets), or a data module, whose test data are taken.
         ood: Loaders or data modules of out-of-distribution data, by name, or one of them. Their
             batches may hold inputs alone.

@@ -11,6 +11,7 @@ import errno
 import os
 import re
 import secrets
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from typing_extensions import override
 
-from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 
 if sys.platform != "win32":
     import fcntl
@@ -42,6 +43,7 @@ Piece = bytes | memoryview
 
 TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 
+_NOT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # each on its systems
 _NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 # Storage in memory looks first and writes then: threads of its process must do so one by one.
@@ -152,6 +154,17 @@ class Files:
             return None
         return bytes(data)
 
+    def stamp(self, name: str) -> Any:
+        """What changes whenever a file does; None where that cannot be known."""
+        return None
+
+    def size(self, folder: str) -> int:
+        """The bytes of all files of a folder together."""
+        try:
+            return int(self.file_system.du(f"{self.root}/{folder}"))
+        except _NOT_A_FILE:
+            return 0
+
     def put(self, name: str, *pieces: Piece) -> None:
         """Write a file of these pieces in place of the one that may be there, all or nothing."""
         self._write(name, b"".join(pieces))
@@ -203,6 +216,37 @@ class LocalFiles(Files):
     def __init__(self, root: str | os.PathLike[str]) -> None:
         super().__init__(LocalFileSystem(), os.fspath(root), os.fspath(root))
         self.path = Path(root)
+
+    @override
+    def get(self, name: str, limit: int | None = None) -> bytes | None:
+        path = self.path / name
+        try:
+            # a pipe that nobody writes to would be waited for
+            descriptor = os.open(path, os.O_RDONLY | _NOT_WAITING)
+        except _NOT_A_FILE:
+            return None
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise PosteriorFormatError(f"{path} is a link to itself, not a file.") from error
+        try:
+            about = os.fstat(descriptor)
+            if stat.S_ISDIR(about.st_mode):
+                return None
+            if not stat.S_ISREG(about.st_mode):
+                raise PosteriorFormatError(
+                    f"{path} is a device, a pipe or a socket, not a file. It was not read."
+                )
+            left = about.st_size if limit is None else min(limit, about.st_size)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return file.read(left)
+        finally:
+            os.close(descriptor)
+
+    @override
+    def stamp(self, name: str) -> Any:
+        about = os.stat(self.path / name)
+        return about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
     @override
     def put(self, name: str, *pieces: Piece) -> None:

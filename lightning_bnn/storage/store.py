@@ -38,10 +38,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 import safetensors.torch
@@ -52,18 +54,19 @@ from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.storage import sparse
 from lightning_bnn.storage.files import TEMPORARY, Files, Piece, open_directory
 from lightning_bnn.storage.manifest import (
+    LIMIT,
     MANIFEST,
     VERSION,
     encode,
     json_value,
     package_versions,
-    require,
     unseal,
 )
 
 __all__ = [
+    "BLOB",
+    "TENSORS",
     "Stored",
-    "check_blob",
     "describe_tensors",
     "pieces_of",
     "read",
@@ -81,6 +84,14 @@ BLOB_FILE = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{16}\.safetensors")
 CODES = {
     **{"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "bool": "BOOL"},
     **{"int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8"},
+}
+# the forms of what manifests and records say
+BLOB = {"file": BLOB_FILE, "bytes": int, "sha256": re.compile("[0-9a-f]{64}")}
+TENSORS = {"*": {"dtype": set(CODES), "shape": [int]}}
+_MANIFEST = {
+    "kind": str,
+    "fields": dict,
+    "blobs": [{**BLOB, "name": BLOB_NAME, "tensors": TENSORS, "sparse?": {"*": int}}],
 }
 
 
@@ -137,29 +148,15 @@ def describe_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def check_blob(entry: Mapping[str, Any]) -> None:
-    """Raise unless a blob has a plain file name, a size and a hash. Its tensors are checked later.
-
-    Example:
-        >>> check_blob({"file": "../w-0123456789abcdef.safetensors", "bytes": 1, "sha256": ""})
-        Traceback (most recent call last):
-        ValueError: not a plain file name: '../w-0123456789abcdef.safetensors'
-    """
-    require(BLOB_FILE.fullmatch(entry["file"]), "not a plain file name", entry["file"])
-    require(type(entry["bytes"]) is int, "bytes is not a number", entry["bytes"])
-    require(isinstance(entry["sha256"], str), "bad sha256", entry["sha256"])
-
-
-def read_blob(
-    files: Files, entry: Mapping[str, Any], known_good: bool = False
-) -> dict[str, Tensor]:
+def read_blob(files: Files, entry: Mapping[str, Any], stamp: Any = None) -> dict[str, Tensor]:
     """Read one blob: check the hash of its bytes, then every dtype and shape.
 
     Args:
         files: Where it lies.
         entry: Its ``file``, ``bytes``, ``sha256``, ``tensors`` and, where some are sparse,
             ``sparse``, as a manifest has them.
-        known_good: Whether its hash was checked before, and need not be again.
+        stamp: That of the file before its hash was found good. If it is the same after this
+            reading, the hash is not computed again.
 
     Raises:
         PosteriorFormatError: It is missing or damaged.
@@ -172,7 +169,8 @@ def read_blob(
             f"{where} is missing. If the posterior was written over since it was opened, open it "
             f"again with Posterior.load; otherwise restore the file from a copy."
         )
-    if len(data) != size or not (known_good or sha256_of([data]) == entry["sha256"]):
+    known = stamp is not None and files.stamp(f"blobs/{entry['file']}") == stamp
+    if len(data) != size or not (known or sha256_of([data]) == entry["sha256"]):
         given = f"more than {size}" if len(data) > size else f"{len(data)} of another"
         raise PosteriorFormatError(
             f"{where} is damaged: expected {size} bytes of sha256 {entry['sha256']}, found "
@@ -266,12 +264,18 @@ def write(
                 entries.append(_write_blob(files, name, dict(blob.items())))
                 if "sparse" in entries[-1]:
                     body["version"] = SPARSE_VERSION
-            files.put(MANIFEST, encode(body))
+            manifest = encode(body)
+            if len(manifest) > LIMIT:
+                raise ConfigurationError(
+                    f"The manifest would have {len(manifest):,} bytes, of {len(entries)} blobs; at "
+                    f"most {LIMIT:,} are read again. Save fewer draws in one directory."
+                )
+            files.put(MANIFEST, manifest)
         finally:
             # by the manifest that is there now: a put that failed may still have arrived
             with suppress(OSError, ValueError, KeyError):
-                manifest = files.get(MANIFEST)
-                kept = json.loads(manifest)["blobs"] if manifest else []
+                present = files.get(MANIFEST)
+                kept = json.loads(present)["blobs"] if present else []
                 remove_unnamed(files, {entry["file"] for entry in kept})
 
 
@@ -311,7 +315,7 @@ def _refuse_to_replace_others(files: Files) -> None:
     if files.is_file():
         raise ConfigurationError(f"{files} is a file; a posterior is saved to a directory.")
     try:
-        other = json.loads(files.get(MANIFEST) or b"")
+        other = json.loads(files.get(MANIFEST, LIMIT) or b"")
     except (ValueError, RecursionError):
         return  # nothing, or a damaged one: writing is what repairs it
     if not isinstance(other, dict) or other.get("format") != FORMAT:
@@ -345,7 +349,7 @@ def read(directory: str | os.PathLike[str]) -> Stored:
         ('draws', {'n': 3}, ['0'])
     """
     files = open_directory(directory)
-    data = None if files.is_file() else files.get(MANIFEST)
+    data = None if files.is_file() else files.get(MANIFEST, LIMIT + 1)
     if data is None and not files.exists():
         raise PosteriorFormatError(
             f"{files} does not exist. Pass the directory that was given to posterior.save()."
@@ -358,16 +362,7 @@ def read(directory: str | os.PathLike[str]) -> Stored:
             "never loaded: load it into its network yourself, then save a posterior."
         )
     where = f"{files}: {MANIFEST}"
-    return Stored(files, unseal(data, where, FORMAT, _check_contents, SPARSE_VERSION))
-
-
-def _check_contents(manifest: Mapping[str, Any]) -> None:
-    require(isinstance(manifest["kind"], str), "kind is not a string", manifest["kind"])
-    require(isinstance(manifest["fields"], dict), "fields is not an object", manifest["fields"])
-    for entry in manifest["blobs"]:
-        require(isinstance(entry["name"], str), "bad blob name", entry["name"])
-        require(isinstance(entry["tensors"], dict), "tensors is no object", entry["tensors"])
-        check_blob(entry)
+    return Stored(files, unseal(data, where, FORMAT, _MANIFEST, SPARSE_VERSION), data)
 
 
 class Stored:
@@ -387,12 +382,25 @@ class Stored:
         {'w': {'dtype': 'float32', 'shape': [2]}}
     """
 
-    def __init__(self, files: Files, manifest: dict[str, Any]) -> None:
-        self.files = files
+    def __init__(self, files: Files, manifest: dict[str, Any], data: bytes) -> None:
+        self.files, self._data = files, data
         self._entries: dict[str, dict[str, Any]] = {e["name"]: e for e in manifest["blobs"]}
         self.kind: str = manifest["kind"]
         self.fields: dict[str, Any] = manifest["fields"]
         self.blob_names: list[str] = list(self._entries)
+
+    @cached_property
+    def bytes(self) -> int:
+        """The memory that all blobs take when they are read; on the disk zeros take less."""
+        return sum(
+            getattr(torch, tensor["dtype"]).itemsize * math.prod(tensor["shape"])
+            for entry in self._entries.values()
+            for tensor in entry["tensors"].values()
+        )
+
+    def is_replaced(self) -> bool:
+        """Whether another manifest has taken the place of this one, or it was removed."""
+        return self.files.get(MANIFEST, LIMIT + 1) != self._data
 
     def entry(self, blob_name: str) -> dict[str, Any]:
         """What the manifest says of a blob: its file, size, hash and tensors."""

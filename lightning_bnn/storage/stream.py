@@ -6,16 +6,18 @@ Layout of a stream::
     <directory>/blobs/fixed-<hash>.safetensors             what all draws have in common
     <directory>/blobs/draw-<step>-<id>.safetensors         all chains after a step, stacked
     <directory>/records/<step>.json                        says that this step's draw is there
+    <directory>/end.json                                   how many there were when a fit ended
     <directory>/.lock                                      locked while a trainer writes here
 
 The head is the manifest of an ordinary posterior of draws (see
 :mod:`lightning_bnn.storage.store`), with the names and shapes that every *snapshot* (the draws
 of all chains after one step) has. A snapshot is there when its record is: a small JSON object with
-a hash of itself, which names the blob and its hash. The blob is written first, flushed and renamed,
-then the record likewise, so that a crash at any moment leaves the stream without the snapshot or
-with it. Snapshots are removed the other way round: latest record first, and the blobs when no
-record names them any more. What a crash leaves behind is in nobody's way, and
-:meth:`DrawStream.truncate` removes it.
+a hash of itself, which names the blob and its hash. Records are numbered from 0 on, so that one
+that was lost is missed; ``end.json``, which is there when a fit has ended and no other has resumed
+it, tells if the last ones were. The blob is written first, flushed and renamed, then the record
+likewise, so that a crash at any moment leaves the stream without the snapshot or with it. Snapshots
+are removed the other way round: latest record first, and the blobs when no record names them any
+more. What a crash leaves behind is in nobody's way, and :meth:`DrawStream.truncate` removes it.
 
 Memory does not grow with the number of draws: a snapshot is written from the tensors' own memory,
 hashed meanwhile, and read when it is asked for.
@@ -24,7 +26,6 @@ hashed meanwhile, and read when it is asked for.
 from __future__ import annotations
 
 import copy
-import math
 import os
 import re
 import secrets
@@ -38,15 +39,29 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
+from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.storage import store
 from lightning_bnn.storage.files import Files, open_directory
-from lightning_bnn.storage.manifest import MANIFEST, VERSION, encode, json_value, require, unseal
+from lightning_bnn.storage.manifest import (
+    LIMIT,
+    MANIFEST,
+    VERSION,
+    checked,
+    encode,
+    json_value,
+    unseal,
+)
 from lightning_bnn.storage.store import describe_tensors, pieces_of, read_blob, sha256_of
 
 __all__ = ["Change", "DrawStream", "StoredDraws", "Weights"]
 
 FORMAT = "lightning_bnn.draw"
 RECORD = re.compile(r"([0-9]{12})\.json")
+END = "end.json"
+_TRIES = 3  # to read a stream that a run changes meanwhile
+_MOST_MISSING = 10_000  # snapshots that are named one by one
+
+HEAD = {"chains": int, "stream": {"id": str, "tensors": store.TENSORS}}
 
 # of a blob's tensors, those of the likelihood; no name of a network begins with a dot
 LIKELIHOOD = ".likelihood."
@@ -90,30 +105,23 @@ class StoredDraws(Sequence[Weights]):
         }
         self.device = torch.device("cpu")
         self._last: tuple[int, Weights] | None = None
-        self._checked: set[int] = set()  # the blobs whose hash was found good
+        # of the blobs whose hash was found good, as they were before it
+        self._stamps: dict[int, Any] = {}
         self._changes: list[Change] = []  # what is done to each tensor that is read
         self._chosen = range(len(self._entries) * max(1, chains))
 
     def __len__(self) -> int:
         return len(self._chosen)
 
-    @property
-    def bytes(self) -> int:
-        """The memory that all draws take when they are read; on the disk zeros take less."""
-        return sum(
-            getattr(torch, tensor["dtype"]).itemsize * math.prod(tensor["shape"])
-            for entry in self._entries
-            for tensor in entry["tensors"].values()
-        )
-
     @overload
     def __getitem__(self, index: int) -> Weights: ...
     @overload
     def __getitem__(self, index: slice) -> StoredDraws: ...
     def __getitem__(self, index: int | slice) -> Weights | StoredDraws:
-        """One draw, as a copy of its own; its blob's hash is checked the first time.
+        """One draw, as a copy of its own.
 
-        A slice stays on the disk.
+        Its blob's hash is checked the first time, and whenever the file was touched since; on
+        remote storage, where that cannot be known, each time. A slice stays on the disk.
         """
         if isinstance(index, slice):
             return self._with(_chosen=self._chosen[index])
@@ -121,8 +129,7 @@ class StoredDraws(Sequence[Weights]):
         last = self._last  # looked at once: another thread may replace it
         if last is None or last[0] != number:
             last = self._last = None  # two blobs are never held together
-            blob = read_blob(self._files, self._entries[number], known_good=number in self._checked)
-            self._checked.add(number)
+            blob = self._read(number)
             self._last = (number, blob)
         else:
             blob = last[1]
@@ -133,6 +140,16 @@ class StoredDraws(Sequence[Weights]):
             for change in self._changes:
                 draw[name] = change(name, draw[name])
         return draw
+
+    def _read(self, number: int) -> Weights:
+        entry, stamp = self._entries[number], self._stamps.get(number)
+        if stamp is not None:
+            return read_blob(self._files, entry, stamp)
+        with suppress(OSError):  # a file that is missing: reading it says so
+            stamp = self._files.stamp(f"blobs/{entry['file']}")
+        blob = read_blob(self._files, entry)
+        self._stamps[number] = stamp
+        return blob
 
     def mapped(self, change: Change) -> StoredDraws:
         """The same draws, with every tensor changed when it is read; the files stay as they are.
@@ -183,10 +200,41 @@ class DrawStream:
                 "the directory that was given to SampleCollector(dirpath=...)."
             )
         self.files, self.stored = stored.files, stored
+        checked(stored.fields, HEAD, f"{self.files}: {MANIFEST}", "fields")
         self.chains: int = stored.fields["chains"]
+        for name, tensor in head["tensors"].items():
+            if not name.startswith(LIKELIHOOD) and tensor["shape"][:1] != [self.chains]:
+                raise PosteriorFormatError(
+                    f"{self.files}: {MANIFEST} says that there are {self.chains} chains, and that "
+                    f"{name!r} of all of them has the shape {tensor['shape']}."
+                )
         self.id: str = head["id"]
         self._tensors: dict[str, Any] = head["tensors"]
         self._head = self.files.get(MANIFEST)
+        self._entries: dict[int, dict[str, Any]] = {}
+        self._numbers: dict[int, int] = {}
+        for left in reversed(range(_TRIES)):
+            # of a run that resumes meanwhile, old and new records may be seen
+            try:
+                self._look(last_step)
+            except PosteriorFormatError:
+                if left == 0:
+                    raise
+                continue
+            if not (missing := self._missing(last_step)):
+                break
+        if missing:
+            known = len(self) + len(missing)
+            numbers = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+            rank_zero_warn(
+                f"{self.files}: {len(self)} of {known} snapshots of the draws are there; the "
+                f"records of numbers {numbers} (from 0) are missing. Restore them from a copy; "
+                "what is there is used.",
+                category=UserWarning,
+            )
+
+    def _look(self, last_step: int | None) -> None:
+        """Note the snapshots that are there now."""
         # A run may be writing meanwhile: a record that is seen has its blob, if the blobs are
         # looked at later; one that is gone again was removed by a run that resumed.
         records = {
@@ -195,16 +243,39 @@ class DrawStream:
             if (last_step is None or step <= last_step) and (record := self._read(step))
         }
         present = set(self.files.names("blobs"))
-        self._entries: dict[int, dict[str, Any]] = {}
-        for step, record in records.items():
+        self._entries, self._numbers = {}, {}
+        for place, (step, record) in enumerate(records.items()):
             blob = record["blob"]
             if blob["file"] in present:
-                self._note(step, blob)
-            elif self.files.get(_record_name(step)) is not None:
+                self._note(step, blob, record.get("number", place))  # none before version 0.2
+            elif self.files.get(_record_name(step), 1) is not None:
                 raise PosteriorFormatError(
                     f"{self.files}: {_record_name(step)} names blobs/{blob['file']}, which is "
                     "missing. Restore it from a copy, or remove the record."
                 )
+
+    def _missing(self, last_step: int | None) -> list[int]:
+        """The numbers of the snapshots that were written and are not there."""
+        count = self._next()
+        if last_step is None and (data := self.files.get(END, LIMIT + 1)) is not None:
+            end = unseal(data, f"{self.files}: {END}", FORMAT, {"stream": str, "snapshots": int})
+            count = max(count, end["snapshots"] if end["stream"] == self.id else 0)
+        if count > len(self) + _MOST_MISSING:
+            raise PosteriorFormatError(
+                f"{self.files}: {len(self)} of {count} snapshots of the draws are there. Restore "
+                "the others from a copy."
+            )
+        return sorted(set(range(count)) - set(self._numbers.values()))
+
+    def end(self) -> None:
+        """Say that all draws of a fit are there, so that one that is lost later is missed."""
+        body = {"format": FORMAT, "version": VERSION, "stream": self.id, "snapshots": self._next()}
+        with self.files.one_writer():
+            self._check_owned()
+            self.files.put(END, encode(body))
+
+    def _next(self) -> int:
+        return 1 + max(self._numbers.values(), default=-1)
 
     # ---------------------------------------------------------------- making, opening
 
@@ -361,6 +432,7 @@ class DrawStream:
                 f"this one has {given}."
             )
         body = {"format": FORMAT, "version": VERSION, "stream": self.id, "step": step}
+        body["number"] = number = self._next()
         body["fields"] = json_value(fields or {}, "fields")
         pieces = pieces_of(tensors)
         size = sum(len(piece) for piece in pieces)
@@ -378,14 +450,15 @@ class DrawStream:
                 # A failed put of the record may still have arrived (a lost reply): look first.
                 with suppress(OSError):
                     if record and self.files.get(path) == record:
-                        self._note(step, blob)
+                        self._note(step, blob, number)
                     else:
                         self.files.remove(f"blobs/{blob['file']}")
                 raise
-        self._note(step, blob)
+        self._note(step, blob, number)
 
-    def _note(self, step: int, blob: Mapping[str, Any]) -> None:
+    def _note(self, step: int, blob: Mapping[str, Any], number: int) -> None:
         self._entries[step] = {**blob, "tensors": self._tensors}
+        self._numbers[step] = number
 
     def truncate(self, after_step: int) -> None:
         """Remove the snapshots of steps after ``after_step``, and what crashes have left behind.
@@ -395,11 +468,13 @@ class DrawStream:
         """
         with self.files.one_writer():
             self._check_owned()
+            self.files.remove(END)
             # the latest first: at each moment the stream is one that once was
             later = [step for step in reversed(self.recorded_steps()) if step > after_step]
             self.files.remove(*map(_record_name, later))
             for step in later:
                 self._entries.pop(step, None)
+                self._numbers.pop(step, None)
             # blobs when that is on the disk: no record may outlive its blob
             common = [self.stored.entry(name) for name in self.stored.blob_names]
             kept = [*common, *self._entries.values()]
@@ -414,17 +489,14 @@ class DrawStream:
 
     def _read(self, step: int) -> dict[str, Any] | None:
         """Read a record and check it; None if it is gone."""
-        data = self.files.get(_record_name(step))
+        data = self.files.get(_record_name(step), LIMIT + 1)
         if data is None:
             return None
-
-        def check(record: Mapping[str, Any]) -> None:
-            require(record["step"] == step, "of another step", record["step"])
-            require(record["stream"] == self.id, "of another stream", record["stream"])
-            store.check_blob(record["blob"])
-
+        # of this step and of this stream, not one that was copied here
+        form = {"step": {step}, "stream": {self.id}, "number?": int, "fields": dict}
+        form["blob"] = store.BLOB
         try:
-            return unseal(data, f"{self.files}: {_record_name(step)}", FORMAT, check)
+            return unseal(data, f"{self.files}: {_record_name(step)}", FORMAT, form)
         except PosteriorFormatError as error:
             raise PosteriorFormatError(
                 f"{error} If there is no copy, remove this record: the draws of other steps are "

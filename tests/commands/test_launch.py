@@ -60,7 +60,7 @@ def test_chains_from_a_configuration(
     components = load_run(storage).posterior(MLP(1, [20, 20], 1, torch.nn.Tanh)).components
     assert [len(one) for one in components] == [10, 10]
     # the same from any machine; and once more, nothing is left to do
-    assert status(["--storage", storage, "--diagnose"]) == 0
+    assert status(["--storage", storage, "--diagnose", "--config", chains]) == 0
     assert "2 chains of 10 draws" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     assert command_line(["test", "--config", chains, "--posterior", storage]) == 0
@@ -123,7 +123,7 @@ def test_chains_are_compared_while_they_run(tmp_path: Path) -> None:
         assert diagnosis.chains == 2
         assert 4 <= diagnosis.draws < 200
         assert any("1 of 3 chains have fewer than 4 draws" in note for note in diagnosis.notes)
-        with pytest.raises(ConfigurationError, match=r"no config\.yaml: the run was launched from"):
+        with pytest.raises(ConfigurationError, match=r"pass --config FILE.* launched from"):
             status(["--storage", str(tmp_path), "--diagnose"])
     finally:
         run.cancel()

@@ -86,7 +86,8 @@ def test_one_member_that_diverges_is_not_tried_again_and_the_others_are_done(
     assert [result.status for result in results] == ["done", "failed", "done"]
     assert [result.attempt for result in results] == [1, 1, 1]
     assert "NonFiniteError" in str(results[1].error)
-    assert len(run.posterior().components) == 2
+    with pytest.warns(UserWarning, match="is of 2 of 3 members: 1 have left none"):
+        assert len(run.posterior().components) == 2
     # anybody can read why, with the whole traceback beside it
     assert status(["--storage", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -110,3 +110,22 @@ def test_a_mixture_of_a_mixture_weighs_its_components():
 def test_what_cannot_be_mixed(components, message):
     with pytest.raises(ConfigurationError, match=message):
         MixturePosterior(components)
+
+
+def test_all_components_together_keep_no_more_draws_than_one_posterior(monkeypatch):
+    """Where one may keep 100 numbers, a nested mixture of three does not keep 300."""
+    parts = [gaussian(seed) for seed in range(3)]
+    mixture = MixturePosterior([parts[0], MixturePosterior(parts[1:])])
+    monkeypatch.setattr("lightning_bnn.posteriors.weights.CACHE_BYTES", 400)
+    inputs = torch.randn(2, 3)
+
+    def kept():
+        stacks = [stack for part in parts if part._cache for stack in part._cache[1]]
+        return sum(tensor.nbytes for stack in stacks for tensor in stack.values())
+
+    mixture.predict(inputs, draws=9)  # 20 bytes each
+    assert kept() == 180
+    for draws in (30, 60, 300):
+        mixture.predict(inputs, draws=draws)
+        assert kept() <= 400
+    assert [part.cache_share for part in parts] == [0.5, 0.25, 0.25]

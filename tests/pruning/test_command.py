@@ -205,14 +205,12 @@ def test_what_is_saved_is_the_pruned_posterior_and_each_layer_is_counted(
         assert cells(pruned.printed, name) == row
 
 
-def test_it_is_smaller_on_the_disk_and_has_the_configuration_beside_it(
-    run: Path, pruned: Outcome
-) -> None:
+def test_it_is_smaller_on_the_disk(run: Path, pruned: Outcome) -> None:
     before, after = size(run / "posterior"), size(pruned.small)
     assert after < 0.5 * before
     sizes = f"{after / 1e3:.1f} kB instead of {before / 1e3:.1f} kB ({after / before:.1%})."
     assert pruned.printed.endswith(f"It takes {sizes}\nThe pruned posterior is in {pruned.small}\n")
-    assert (pruned.small / "config.yaml").read_bytes() == (run / "config.yaml").read_bytes()
+    assert not (pruned.small / "config.yaml").exists()  # which nobody has named
 
 
 # --------------------------------------------------------------------------------- whole units

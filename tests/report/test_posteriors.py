@@ -19,6 +19,7 @@ from lightning_bnn.report import report, report_posteriors
 from lightning_bnn.report.networks import (
     find_configuration,
     instantiate,
+    load_configured,
     load_posterior,
     name_all,
     path_names,
@@ -148,7 +149,7 @@ def test_what_is_no_loader(wrong: Any) -> None:
 # -------------------------------------------------------------------- folders
 
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "class_path": "lightning_bnn.VariationalBNN",
     "init_args": {
         "net": {
@@ -170,8 +171,8 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_folder_has_its_network_beside_it(saved: Path) -> None:
-    assert find_configuration(saved / "posterior") is not None
+def test_a_folder_of_known_layers_has_its_network(saved: Path) -> None:
+    assert find_configuration(saved / "posterior") == str(saved / "config.yaml")
     for path in (saved / "posterior", saved, str(saved) + "/", f"file://{saved}"):
         assert isinstance(load_posterior(path), Posterior)
     made = report_posteriors([saved / "posterior"], DataLoader(data(), batch_size=16))
@@ -186,7 +187,17 @@ def test_the_file_knows_the_network_better_than_who_compares_it(
     monkeypatch.setattr("lightning_bnn.posteriors.weights.network_recipe", lambda net: None)
     load_posterior(saved).save(saved / "posterior")
     assert "Tanh" in repr(load_posterior(saved, other).net)  # the network that was given
-    assert "ReLU" in repr(load_posterior(saved, nn.Linear(4, 3)).net)  # if it fits
+    with pytest.raises(ConfigurationError, match=r"another network.*pass --config .*if you trust"):
+        load_posterior(saved, nn.Linear(4, 3))
+
+
+def test_the_users_configuration_is_believed_where_it_fits(saved: Path, tmp_path: Path) -> None:
+    layers = {**MODEL["init_args"]["net"]["init_args"], "activation": "torch.nn.Tanh"}
+    for hidden, expected in (([8], "Tanh"), ([9], "ReLU")):  # of another posterior to compare
+        net = {"class_path": "lightning_bnn.nets.MLP", "init_args": {**layers, "hidden": hidden}}
+        mine = {**MODEL, "init_args": {**MODEL["init_args"], "net": net}}
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"model": mine}))
+        assert expected in repr(load_configured(saved, tmp_path / "mine.yaml").net)
 
 
 def test_a_folder_without_a_configuration(saved: Path) -> None:
@@ -196,7 +207,6 @@ def test_a_folder_without_a_configuration(saved: Path) -> None:
     found = load_posterior(saved / "posterior", network)
     found.save("memory://without-configuration")
     assert isinstance(load_posterior("memory://without-configuration", network), Posterior)
-    (saved / "config.yaml").write_text("trainer: {}")  # of some other program
     assert find_configuration(saved / "posterior") is None
 
 
