@@ -37,6 +37,7 @@ from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.recipes import allow, make, network_recipe, recipe
 from lightning_bnn.samplers import Cyclical
 from lightning_bnn.stacked import Mode, with_output
+from lightning_bnn.strategies.checkpoints import check_checkpoint, protect_checkpoints
 from lightning_bnn.strategies.resume import Restart, ResumableLoader
 from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import (
@@ -219,6 +220,7 @@ class Strategy(pl.LightningModule, ABC):
             **options: Arguments of the constructor: those of your own classes and functions, and
                 what is to be different.
         """
+        check_checkpoint(checkpoint_path)
         safe = True if weights_only is None else weights_only
         try:
             saved = pl_load(checkpoint_path, map_location="cpu", weights_only=safe)
@@ -609,6 +611,10 @@ class Strategy(pl.LightningModule, ABC):
             self.log_dict(values, prog_bar=stage == "val", sync_dist=True, add_dataloader_idx=False)
 
     # ---------------------------------------------------------------- data and resume
+
+    def setup(self, stage: str) -> None:
+        """Let the trainer's checkpoints be whole, before one of them is read."""
+        protect_checkpoints(self.trainer)
 
     def on_fit_start(self) -> None:
         """Make every loader resumable, with one seed for all ranks."""
