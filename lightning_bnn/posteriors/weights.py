@@ -169,9 +169,11 @@ class WeightPosterior(Posterior):
             draws: How many sets of weights are mixed; by default what suits the kind.
             seed: Decides the draws.
         """
-        chunks = self._chunks(self.number_of(draws), seed)
+        count = self.number_of(draws)
+        chunks = self._chunks(count, seed)
         inputs = move_data_to_device(inputs, self.device)
-        return self.likelihood.predictive(self._shared.outputs(chunks, inputs, self.fixed))
+        outputs = self._shared.outputs(chunks, inputs, self.fixed, single=count == 1)
+        return self.likelihood.predictive(outputs)
 
     def number_of(self, draws: int | None) -> int:
         """The number of draws that are asked for, at least one."""
