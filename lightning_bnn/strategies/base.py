@@ -30,6 +30,7 @@ from lightning_bnn.checks import check_factory, check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.lightning import TrainerFn, pl, pl_load, sized_len
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.likelihoods.base import check_likelihood
 from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
@@ -67,8 +68,8 @@ allow(priors, priors.Prior)
 allow(samplers, Optimizer | LRScheduler)
 
 _NO_BATCHES = (
-    "There is nothing to train on: the training data gave no batch. The data set is empty, or it has "
-    "fewer examples than a batch and drop_last=True."
+    "There is nothing to train on: the training data gave no batch. The data set is empty, or it "
+    "has fewer examples than a batch and drop_last=True."
 )
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -149,11 +150,7 @@ class Strategy(pl.LightningModule, ABC):
         for name, factory in (("optimizer", optimizer), ("scheduler", scheduler)):
             if factory is not None:
                 check_factory(name, factory)
-        if not isinstance(likelihood, Likelihood):
-            raise ConfigurationError(
-                "likelihood= is an object of lightning_bnn.likelihoods, such as Categorical(); "
-                f"got {likelihood!r}."
-            )
+        check_likelihood(likelihood)
         check_option("scheduler_interval", scheduler_interval, ("epoch", "step"))
         self.net = copy_network(net) if output is None else with_output(copy_network(net), output)
         self.likelihood = deepcopy(likelihood)
