@@ -11,6 +11,8 @@ import inspect
 import linecache
 import math
 import os
+import random
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,6 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lightning_bnn
 from lightning_bnn import DrawsPosterior, GaussianPosterior, LowRankPosterior, MixturePosterior
 from lightning_bnn import likelihoods as lk
+from lightning_bnn.cli import main
 from lightning_bnn.errors import LightningBNNError
 from lightning_bnn.exchange import call_with
 from lightning_bnn.launch import launch
@@ -300,3 +303,28 @@ def test_wrong_arguments_work_or_are_refused_by_us(
         attempt(*call)
     finally:
         os.chdir(before)
+
+
+WORDS = ["", "x", "-1", "0", "nan", "1e999", "no/such/folder", "s3:", "--", "[", "{}", "null", "🂡"]
+
+
+@pytest.mark.parametrize("command", ["report", "prune", "status", "launch"])
+def test_words_of_the_command_line_work_or_are_refused(
+    command: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chance = random.Random(command)
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    names = sorted(set(re.findall(r"--[a-z][\w-]+", capsys.readouterr().out)) - {"--help"})
+    assert len(names) > 1
+    gaussian_posterior().save(tmp_path / "posterior")
+    for _ in range(40):
+        words = [chance.choice(WORDS)] if chance.random() < 0.2 else []
+        for name in chance.sample(names, min(3, len(names))):
+            words += [name, chance.choice([*WORDS, "posterior"])]
+        try:
+            code = main([command, *words])
+        except SystemExit as error:
+            code = error.code
+        assert code in (1, 2), words
