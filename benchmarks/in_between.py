@@ -1,8 +1,8 @@
 """Doubt between two clusters of data, by each method, beside long HMC.
 
-``python -m benchmarks.in_between [--json FILE]`` fits one network (1-50-1, tanh), prior and noise to
-points in [-1, -0.7] and [0.5, 1] through ``Trainer.fit`` and prints the standard deviation of the
-functions on the gap [-0.5, 0.3], and on the data, over that of long HMC: 1 is the true posterior's.
+``python -m benchmarks.in_between [--json FILE]`` fits one network (1-50-1, tanh), prior and noise
+to points in [-1, -0.7] and [0.5, 1] through ``Trainer.fit``. It prints the standard deviation of
+the functions on the gap [-0.5, 0.3], and on the data, over that of long HMC, where 1 is right.
 The problem is that of Foong et al. (2019), "In-between uncertainty in Bayesian neural networks".
 """
 

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+import torch
+
 from lightning_bnn.errors import ConfigurationError
 
-__all__ = ["check_factory", "check_number", "check_option", "check_whole", "is_whole", "printable"]
+__all__ = [
+    "call_function",
+    "check_device",
+    "check_factory",
+    "check_flag",
+    "check_kind",
+    "check_number",
+    "check_option",
+    "check_path",
+    "check_share",
+    "check_whole",
+    "is_whole",
+    "printable",
+]
 
 
 def is_whole(value: Any) -> bool:
@@ -32,6 +49,8 @@ def check_whole(name: str, value: Any, least: int) -> int:
     """
     if not is_whole(value) or value < least:
         raise ConfigurationError(f"{name}= is a whole number, at least {least}; got {value!r}.")
+    if value >= 2**63:
+        raise ConfigurationError(f"{name}= is a whole number below 2**63; got {value!r}.")
     return int(value)
 
 
@@ -50,6 +69,76 @@ def check_number(name: str, value: Any, *, positive: bool = True) -> float:
     return float(value)
 
 
+def check_share(name: str, value: Any) -> float:
+    """The value of an option, if it is a number strictly between 0 and 1.
+
+    Example:
+        >>> check_share("level", 90)
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: level= is a number between 0 and 1; got 90.
+    """
+    real = isinstance(value, Real) and not isinstance(value, bool)
+    if not real or not 0 < value < 1:
+        raise ConfigurationError(f"{name}= is a number between 0 and 1; got {value!r}.")
+    return float(value)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """The value of an option, if it is True or False, or 1 or 0.
+
+    Example:
+        >>> check_flag("learn", "no")
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: learn= is True or False; got 'no'.
+    """
+    if not isinstance(value, bool | np.bool_) and not (is_whole(value) and value in (0, 1)):
+        raise ConfigurationError(f"{name}= is True or False; got {value!r:.80}.")
+    return bool(value)
+
+
+def check_path(name: str, value: Any) -> str:
+    """The value of an option, if it is a path or a text, as a text.
+
+    Example:
+        >>> check_path("directory", 3)
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: directory= is a path or a URL; got 3.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigurationError(f"{name}= is a path or a URL; got {value!r:.80}.")
+    return str(os.fspath(value))
+
+
+def check_device(value: Any) -> torch.device:
+    """A device, if this machine has it.
+
+    Example:
+        >>> check_device("gpu")
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: device= is one of this machine, such as 'cpu'; ...
+    """
+    try:
+        device = torch.device(value)
+        torch.empty(0, device=device)
+    except (RuntimeError, TypeError, ValueError, AssertionError, NotImplementedError) as error:
+        raise ConfigurationError(
+            f"device= is one of this machine, such as 'cpu'; got {value!r:.80}."
+        ) from error
+    return device
+
+
+def check_kind(name: str, value: Any, kind: type, what: str) -> None:
+    """Raise unless the value of an option is of a kind.
+
+    Example:
+        >>> check_kind("family", 3, dict, "a mapping, such as {}")
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: family= is a mapping, such as {}; got int.
+    """
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"{name}= is {what}; got {type(value).__name__}.")
+
+
 def check_option(name: str, value: Any, options: Sequence[str]) -> None:
     """Raise unless the value of an option is one of the given words.
 
@@ -58,7 +147,7 @@ def check_option(name: str, value: Any, options: Sequence[str]) -> None:
         Traceback (most recent call last):
         lightning_bnn.errors.ConfigurationError: mode= is 'auto' or 'loop'; got 'fast'.
     """
-    if value not in options:
+    if not isinstance(value, str) or value not in options:
         *most, last = map(repr, options)
         raise ConfigurationError(f"{name}= is {', '.join(most)} or {last}; got {value!r}.")
 
@@ -84,6 +173,24 @@ def check_factory(name: str, value: Any, where: str = "") -> None:
             f"{name}= is a function that makes the {name}, as {made} does, and not the {name} "
             f"itself: each fit makes its own; got {value!r:.80}{where}."
         )
+
+
+def call_function(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function that was passed as an option gives, if it takes these arguments.
+
+    Example:
+        >>> call_function("net", torch.nn.Linear)
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: net= cannot be called with 0 arguments: ...
+    """
+    try:
+        return function(*arguments)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
+            raise  # from within the function
+        raise ConfigurationError(
+            f"{name}= cannot be called with {len(arguments)} arguments: {error}."
+        ) from error
 
 
 def printable(text: str) -> str:

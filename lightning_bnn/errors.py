@@ -5,6 +5,7 @@ error that a reader would expect, so that ``except ValueError`` keeps working.
 """
 
 __all__ = [
+    "CheckpointError",
     "ConfigurationError",
     "DataError",
     "FencedError",
@@ -17,6 +18,10 @@ __all__ = [
 
 class LightningBNNError(Exception):
     """Base class of every error that this package raises on purpose."""
+
+
+class CheckpointError(LightningBNNError, ValueError):
+    """A checkpoint of a fit that is damaged."""
 
 
 class ConfigurationError(LightningBNNError, ValueError):

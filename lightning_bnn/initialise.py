@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.checks import call_function
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.network import copy_network, describe, first_difference, network_tensors
@@ -75,7 +76,7 @@ def build_network(
         Linear(in_features=2, out_features=1, bias=True)
     """
     with isolated_random_state(member_seed(root, number, "start")):
-        made = factory() if callable(factory) else factory
+        made = call_function(option, factory) if callable(factory) else factory
     if not isinstance(made, nn.Module):
         raise ConfigurationError(
             f"{option}= gave {type(made).__name__} for {noun} {number}; expected a network, or a "
@@ -117,13 +118,14 @@ def start_members(
     """
     if isinstance(start, WeightPosterior):
         return _from_posterior(net, start, members, seed)
-    if start == "around":
+    named = start if isinstance(start, str) else ""
+    if named == "around":
         chosen = [
             _perturbed(net, member, member_seed(seed, member, "start"), spread)
             for member in members
         ]
         return _stack(chosen)
-    if start == "reset":
+    if named == "reset":
         networks = [
             reset_network(net, member_seed(seed, member, "start"), option) for member in members
         ]

@@ -34,6 +34,7 @@ __all__ = [
     "SaveConfigCallback",
     "StochasticWeightAveraging",
     "TensorBoardLogger",
+    "TorchCheckpointIO",
     "TrainerFn",
     "TrainerStatus",
     "WandbLogger",
@@ -70,6 +71,7 @@ _FABRIC = "lightning_fabric" if _NAMES[0] == PACKAGE else "lightning.fabric"
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
+    from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
     from lightning_fabric.utilities.cloud_io import _load as pl_load
     from lightning_fabric.utilities.cloud_io import get_filesystem
     from lightning_fabric.utilities.data import sized_len
@@ -108,6 +110,7 @@ else:
         "apply_to_collection": "lightning_utilities.core.apply_func",
         "get_filesystem": f"{_FABRIC}.utilities.cloud_io",
         "sized_len": f"{_FABRIC}.utilities.data",
+        "TorchCheckpointIO": f"{_FABRIC}.plugins.io.torch_io",
         "BasePredictionWriter": f"{PACKAGE}.callbacks",
         "Checkpoint": f"{PACKAGE}.callbacks",
         "EMAWeightAveraging": f"{PACKAGE}.callbacks",

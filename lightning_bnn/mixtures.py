@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lightning_bnn.checks import check_device, check_share
 from lightning_bnn.errors import ConfigurationError, DataError
 
 __all__ = [
@@ -71,6 +72,13 @@ def mixture_log_prob(component_log_prob: Tensor) -> Tensor:
     return component_log_prob.logsumexp(0) - math.log(component_log_prob.shape[0])
 
 
+def check_targets(targets: Any) -> None:
+    """Raise a DataError unless targets are a tensor of real numbers."""
+    if not isinstance(targets, Tensor) or targets.is_complex():
+        kind = targets.dtype if isinstance(targets, Tensor) else type(targets).__name__
+        raise DataError(f"expected targets in a tensor of real numbers; got {kind}.")
+
+
 def reshape_targets(targets: Tensor, shape: Sequence[int], fix: str = "") -> Tensor:
     """Give targets the shape of what the network predicts, and never broadcast.
 
@@ -85,6 +93,7 @@ def reshape_targets(targets: Tensor, shape: Sequence[int], fix: str = "") -> Ten
     Raises:
         DataError: The two shapes do not hold the same numbers in the same order.
     """
+    check_targets(targets)
     axes = max(targets.ndim, len(shape))
     padded = [(*sizes, *[1] * (axes - len(sizes))) for sizes in (targets.shape, shape)]
     if targets.ndim == 0 or padded[0] != padded[1]:
@@ -220,6 +229,11 @@ class Predictive(ABC):
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         """Copy to a device, and to another precision if one is given."""
+        device = check_device(device)
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ConfigurationError(
+                f"dtype= is a floating-point one, such as torch.float64; got {dtype!r:.80}."
+            )
         return self.map(lambda tensor: tensor.to(device, dtype))
 
     @classmethod
@@ -248,6 +262,9 @@ class Predictive(ABC):
 
     @classmethod
     def _join(cls, predictives: Sequence[Self], axis: int) -> Self:
+        several = isinstance(predictives, Sequence) and not isinstance(predictives, str | bytes)
+        if not several or not all(isinstance(one, Predictive) for one in predictives):
+            raise DataError(f"expected a list of predictives to join, got {predictives!r:.80}.")
         if not predictives:
             raise DataError("expected at least one predictive to join, got an empty list.")
         first = predictives[0]
@@ -403,6 +420,7 @@ def known_classes(targets: Tensor, ignore_index: int | None) -> Tensor:
 
 def check_class_shapes(shape: Sequence[int], targets: Tensor) -> None:
     """Raise a DataError unless logits ``(B, K, *positions)`` fit targets ``(B, *positions)``."""
+    check_targets(targets)
     if len(shape) < 2:
         raise DataError(
             "expected logits of shape (B, K) or (B, K, *positions) with one logit per class on "
@@ -615,8 +633,7 @@ class OrderedPredictive(Predictive):
 
 def check_probability(name: str, value: float) -> None:
     """Raise unless a level or a quantile is strictly between 0 and 1."""
-    if not 0 < value < 1:
-        raise ConfigurationError(f"{name}= is a number between 0 and 1, such as 0.9; got {value}.")
+    check_share(name, value)
 
 
 def numbered_columns(columns: dict[str, Tensor]) -> dict[str, Tensor]:

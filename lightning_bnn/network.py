@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch as functorch
 
+from lightning_bnn.checks import check_kind
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import apply_to_collection, rank_zero_warn
 
@@ -86,6 +87,7 @@ def describe(net: nn.Module) -> list[list[Any]]:
 
 def network_tensors(net: nn.Module) -> dict[str, Tensor]:
     """Every parameter and saved buffer of a network, each once, under its first name."""
+    check_kind("net", net, nn.Module, "a torch.nn.Module")
     net = plain_network(net)
     saved = set(net.state_dict())
     buffers = {name: buffer for name, buffer in net.named_buffers() if name in saved}
@@ -98,6 +100,10 @@ def in_network_order(net: nn.Module, tensors: Mapping[str, Tensor], what: str) -
     The order decides which number of the noise meets which weight, and a file does not keep it.
     """
     own = network_tensors(net)
+    if not isinstance(tensors, Mapping) or not all(
+        isinstance(tensor, Tensor) for tensor in tensors.values()
+    ):
+        raise ConfigurationError(f"{what} is a mapping of names to tensors; got {tensors!r:.80}.")
     for name, tensor in tensors.items():
         if name not in own:
             raise ConfigurationError(
@@ -145,6 +151,7 @@ def checked_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Tens
         >>> checked_masks(nn.Linear(2, 1), {"weight": torch.tensor([[0, 1]])})
         {'weight': tensor([[False,  True]])}
     """
+    check_kind("masks", masks, Mapping, "a mapping of names to tensors")
     for name, mask in masks.items():
         if not isinstance(mask, Tensor):
             raise ConfigurationError(

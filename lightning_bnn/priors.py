@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_bnn.checks import check_number
+from lightning_bnn.checks import check_flag, check_number
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.selection import FlatLayout
 
@@ -64,7 +64,7 @@ class Prior(ABC):
         self, loc: Location = 0.0, scale: float | None = None, fan_in: bool = False
     ) -> None:
         number = isinstance(loc, (int, float)) and math.isfinite(loc)
-        if not number and loc != "pretrained":
+        if not number and not (isinstance(loc, str) and loc == "pretrained"):
             raise ConfigurationError(f"A prior's loc is a number or 'pretrained'; got {loc!r}.")
         if scale is None and number and loc != 0:
             kind = type(self).__name__
@@ -74,7 +74,7 @@ class Prior(ABC):
             )
         self.loc: Location = loc
         self.scale = check_number("scale", 1.0 if scale is None else scale)
-        self.fan_in = bool(fan_in)
+        self.fan_in = check_flag("fan_in", fan_in)
 
     @abstractmethod
     def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
@@ -278,13 +278,13 @@ class ScaleMixture(Prior):
         fan_in: bool = False,
     ) -> None:
         super().__init__(loc, scale, fan_in)
+        self.narrow = check_number("narrow", narrow, positive=False)
+        self.mix = check_number("mix", mix, positive=False)
         if not (0 < narrow < 1 and 0 < mix < 1):
             raise ConfigurationError(
                 "ScaleMixture expected narrow= (a share of scale) and mix= between 0 and 1; got "
                 f"{narrow} and {mix}. For one Gaussian use Normal."
             )
-        self.narrow = float(narrow)
-        self.mix = float(mix)
 
     def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
         """The log density of each weight."""

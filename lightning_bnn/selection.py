@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.checks import call_function
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import plain_network
 
@@ -158,9 +159,15 @@ def choose(net: nn.Module, names: Sequence[str], choice: Choice, role: str, sort
         ['bias']
     """
     if callable(choice) and not isinstance(choice, (nn.Module, type)):
-        chosen = set(choice(net))
+        named = call_function(f"The choice of {role} weights", choice, net)
+        if not isinstance(named, Iterable) or not all(isinstance(name, str) for name in named):
+            raise ConfigurationError(
+                f"The function that chooses {role} weights gives their names; got {named!r:.80}."
+            )
+        chosen = set(named)
     else:
-        several = isinstance(choice, Iterable) and not isinstance(choice, (str, nn.Module))
+        single = str, nn.Module, Tensor
+        several = isinstance(choice, Iterable) and not isinstance(choice, single)
         rules: Any = choice if several else [choice]
         chosen = set()
         for rule in rules:

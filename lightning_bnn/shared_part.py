@@ -75,15 +75,18 @@ class SharedPart:
         self._buffers = {name for name, _ in stacked.net.named_buffers()}
         # the name of the head: not yet looked for, or empty if there is none
         self._prefix: str | None = None
-        self._first = (
-            threading.Lock()
-        )  # until it is known how the network runs, one thread at a time
+        # until it is known how the network runs, one thread at a time
+        self._first = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedPart, (self._whole,)
 
     def outputs(
-        self, chunks: Iterable[Mapping[str, Tensor]], inputs: Any, shared: Mapping[str, Tensor]
+        self,
+        chunks: Iterable[Mapping[str, Tensor]],
+        inputs: Any,
+        shared: Mapping[str, Tensor],
+        single: bool = False,
     ) -> Tensor:
         """The outputs of all draws, (draws, batch, ...).
 
@@ -91,8 +94,9 @@ class SharedPart:
             chunks: Sets of weights with a leading axis of draws.
             inputs: One batch.
             shared: The parameters and buffers that all draws have in common.
+            single: Whether it is one draw, with which there is nothing to measure.
         """
-        known = self._whole.mode != "auto" and self._prefix is not None
+        known = (single or self._whole.mode != "auto") and self._prefix is not None
         with nullcontext() if known else self._first, exclusive(self._whole.net) as net:
             mine = net is self._whole.net
             whole = self._whole if mine else StackedModule(net, self._whole.mode)

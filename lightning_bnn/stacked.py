@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_bnn.checks import check_option
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.exchange import call_with
 from lightning_bnn.lightning import rank_zero_debug, rank_zero_info
@@ -121,8 +122,7 @@ class StackedModule:
     """
 
     def __init__(self, net: nn.Module, mode: Mode = "auto") -> None:
-        if mode not in ("auto", "stacked", "loop"):
-            raise ConfigurationError(f"mode= is 'auto', 'stacked' or 'loop'; got {mode!r}.")
+        check_option("mode", mode, ("auto", "stacked", "loop"))
         self.net = net
         self.mode: Mode = mode
         self._looked_at_graph = False

@@ -52,6 +52,7 @@ def fits(folder: Path) -> None:
         assert isinstance(bnn, pl.LightningModule)
         fitted = trainer(folder / name, *callbacks[name])
         fitted.fit(bnn, Digits())
+        assert type(fitted.strategy.checkpoint_io).__name__ == "WholeCheckpointIO"
         fitted.test(bnn, Digits(), verbose=False)
         bnn.posterior().save(folder / name / "posterior")
         assert Posterior.load(folder / name / "posterior", net).predict(torch.zeros(1, 1, 8, 8))

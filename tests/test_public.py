@@ -112,6 +112,7 @@ PUBLIC = {
         "Sampler",
     ],
     "lightning_bnn.errors": [
+        "CheckpointError",
         "ConfigurationError",
         "DataError",
         "FencedError",

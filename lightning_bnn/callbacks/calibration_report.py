@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from lightning_bnn.checks import check_kind, check_path, check_share, check_whole
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
 from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.predictive import Predictive
@@ -116,14 +117,16 @@ class CalibrationReport(pl.Callback):
         pruning: Sequence[float] | None = None,
         sections: Sequence[Section] = (),
     ) -> None:
-        if (every_n_epochs is not None and every_n_epochs < 1) or bins < 2 or not 0 < risk < 1:
-            raise ConfigurationError(
-                "every_n_epochs= is at least 1 or None, bins= at least 2, and risk= between 0 and "
-                f"1; got {every_n_epochs}, {bins} and {risk}."
-            )
+        if every_n_epochs is not None:
+            check_whole("every_n_epochs", every_n_epochs, 1)
+        check_whole("bins", bins, 2)
+        check_share("risk", risk)
+        check_kind("sections", sections, Sequence, "a list of sections of a report")
+        for section in sections:
+            check_kind("sections", section, Section, "a list of sections of a report")
         if ood is not None and not isinstance(ood, Mapping):
             ood = {"ood": ood}
-        self.directory = None if directory is None else os.fspath(directory)
+        self.directory = None if directory is None else check_path("directory", directory)
         self.ood: dict[str, Any] = dict(ood or {})
         self.compare = {} if compare is None else name_all(compare, "compare")
         self.every_n_epochs, self.after_fit = every_n_epochs, after_fit

@@ -27,6 +27,7 @@ from typing import Any, TextIO
 import fsspec
 from torch import Tensor
 
+from lightning_bnn.checks import check_path
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import BasePredictionWriter, pl
 
@@ -72,7 +73,7 @@ class PredictionWriter(BasePredictionWriter):
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         super().__init__(write_interval="batch")
-        self.path = None if path is None else os.fspath(path)
+        self.path = None if path is None else check_path("path", path)
         self.files: list[str] = []
         self._open: dict[str, _Table] = {}
         self._last_indices: Sequence[int] | None = None

@@ -127,7 +127,8 @@ class SampleCollector(pl.Callback, InBar):
         refresh_batch_norm: int = 0,
     ) -> None:
         self.burn_in = check_whole("burn_in", burn_in, 0)
-        self.every: Every = "cycle" if every == "cycle" else check_whole("every", every, 1)
+        cycle = isinstance(every, str) and every == "cycle"
+        self.every: Every = "cycle" if cycle else check_whole("every", every, 1)
         self.max_draws = None if max_draws is None else check_whole("max_draws", max_draws, 1)
         if dirpath is not None and not isinstance(dirpath, str | os.PathLike):
             raise ConfigurationError(f"dirpath= is a directory or a URL; got {dirpath!r}.")

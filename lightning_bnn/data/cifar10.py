@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lightning_bnn.checks import check_flag, check_path, check_whole
 from lightning_bnn.data import in_memory
 from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
@@ -121,11 +122,11 @@ class CIFAR10(InMemoryDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
-        self.data_dir = data_dir
-        self.validation = validation
-        self.augment = augment
-        self.normalise = normalise
-        self.download = download
+        self.data_dir = None if data_dir is None else check_path("data_dir", data_dir)
+        self.validation = check_whole("validation", validation, 0)
+        self.augment = check_flag("augment", augment)
+        self.normalise = check_flag("normalise", normalise)
+        self.download = check_flag("download", download)
 
     def prepare_data(self) -> None:
         """Download the files, if that was asked for and they are not there."""

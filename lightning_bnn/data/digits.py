@@ -8,11 +8,16 @@ digit was seen.
 
 from __future__ import annotations
 
+import math
+from numbers import Real
+
 import numpy as np
 import torch
 
+from lightning_bnn.checks import check_flag, check_whole
 from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
+from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["Digits"]
 
@@ -58,9 +63,11 @@ class Digits(InMemoryDataModule):
         rotate: float = 0.0,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
-        self.seed = seed
-        self.flatten = flatten
-        self.rotate = rotate
+        self.seed = check_whole("seed", seed, 0)
+        self.flatten = check_flag("flatten", flatten)
+        if not isinstance(rotate, Real) or not math.isfinite(rotate):
+            raise ConfigurationError(f"rotate= is an angle in degrees; got {rotate!r:.80}.")
+        self.rotate: float = float(rotate)
 
     def load(self) -> Splits:
         """Read the images and split them, each class in the same shares."""

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
+from lightning_bnn.checks import check_whole
 from lightning_bnn.data.tensors import TensorRows, collate_rows
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import pl
@@ -149,8 +150,8 @@ class InMemoryDataModule(pl.LightningDataModule):
 
     def __init__(self, batch_size: int = 64, num_workers: int = 0) -> None:
         super().__init__()
-        self.batch_size = batch_size
-        self.num_workers = num_workers
+        self.batch_size = check_whole("batch_size", batch_size, 1)
+        self.num_workers = check_whole("num_workers", num_workers, 0)
         self._splits: Splits | None = None
 
     def load(self) -> Splits:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_bnn.checks import check_flag, check_path, check_whole
 from lightning_bnn.data import in_memory
 from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
@@ -105,11 +106,11 @@ class MNIST(InMemoryDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
-        self.data_dir = data_dir
-        self.validation = validation
-        self.normalise = normalise
-        self.flatten = flatten
-        self.download = download
+        self.data_dir = None if data_dir is None else check_path("data_dir", data_dir)
+        self.validation = check_whole("validation", validation, 0)
+        self.normalise = check_flag("normalise", normalise)
+        self.flatten = check_flag("flatten", flatten)
+        self.download = check_flag("download", download)
 
     def prepare_data(self) -> None:
         """Download what is missing, if that was asked for."""

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
 
@@ -90,10 +91,14 @@ class ToyRegression(InMemoryDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
-        self.sizes = (train_size, validation_size, test_size)
-        self.noise = noise
-        self.grid_points = grid_points
-        self.seed = seed
+        self.sizes = (
+            check_whole("train_size", train_size, 1),
+            check_whole("validation_size", validation_size, 0),
+            check_whole("test_size", test_size, 0),
+        )
+        self.noise = check_number("noise", noise, positive=False)
+        self.grid_points = check_whole("grid_points", grid_points, 1)
+        self.seed = check_whole("seed", seed, 0)
 
     @staticmethod
     def noise_free(inputs: Tensor) -> Tensor:

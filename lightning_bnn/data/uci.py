@@ -21,7 +21,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from lightning_bnn.checks import check_option
+from lightning_bnn.checks import check_number, check_option, check_path, check_whole
 from lightning_bnn.data import in_memory
 from lightning_bnn.data.in_memory import InMemoryDataModule, Splits
 from lightning_bnn.data.tensors import TensorRows
@@ -132,14 +132,14 @@ class UCIRegression(InMemoryDataModule):
         super().__init__(batch_size=batch_size, num_workers=num_workers)
         check_option("name", name, get_args(UCIName))
         splits = 5 if name == "protein-tertiary-structure" else 20
-        if not 0 <= split < splits:
+        if check_whole("split", split, 0) >= splits:
             raise ConfigurationError(
                 f"{name} has the standard splits 0 to {splits - 1}; got split={split}."
             )
         self.set_name: str = name
         self.split = split
-        self.data_dir = data_dir
-        self.validation = validation
+        self.data_dir = None if data_dir is None else check_path("data_dir", data_dir)
+        self.validation = check_number("validation", validation, positive=False)
 
     def load(self) -> Splits:
         """Read the files, cut the split, and standardise by its training rows."""

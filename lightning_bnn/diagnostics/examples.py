@@ -6,7 +6,7 @@ be indexed (data are often sorted by class), else the first ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,10 +87,15 @@ def choose_examples(source: Any, count: int) -> Examples:
     if isinstance(source, (Tensor, Mapping)) or _is_batch(source):
         inputs, targets = inputs_and_targets(source)
         return choose_from_batch(inputs, targets, count)
+    if not isinstance(source, Iterable):
+        raise DataError(
+            f"The inputs to watch are a loader, or one batch; got {type(source).__name__}."
+        )
     with isolated_random_state():  # loaders draw a seed, data sets may augment
         if _can_be_indexed(source):
-            chosen = evenly_spaced(len(source.dataset), count)
-            batch = source.collate_fn([source.dataset[index] for index in chosen])
+            loader: Any = source
+            chosen = evenly_spaced(len(loader.dataset), count)
+            batch = loader.collate_fn([loader.dataset[index] for index in chosen])
             inputs, targets = inputs_and_targets(batch)
             return Examples(inputs, targets, tuple(chosen))
         batches, total = [], 0
@@ -110,6 +115,8 @@ def choose_from_batch(inputs: Any, targets: Any, count: int) -> Examples:
 
 
 def _take(batch: tuple[Any, Any], chosen: Sequence[int]) -> Examples:
+    if not chosen:
+        raise DataError("The inputs to watch hold no example: no tensor with an axis of examples.")
     inputs, targets = tree_map_only(Tensor, lambda leaf: leaf[list(chosen)], batch)
     return Examples(inputs, targets, tuple(chosen))
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.checks import check_kind
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import copy_network
 
@@ -54,6 +55,8 @@ class RandomPriorFunction(nn.Module):
                 f"The scale of a prior function is a positive number; got {scale!r}. Leave the "
                 "prior function out for none."
             )
+        for name, value in (("net", net), ("prior_net", prior_net)):
+            check_kind(name, value, nn.Module, "a torch.nn.Module")
         if set(map(id, net.parameters())) & set(map(id, prior_net.parameters())):
             raise ConfigurationError(
                 "The prior network shares parameters with the trained one, and would change with "

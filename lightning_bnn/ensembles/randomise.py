@@ -25,6 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_bnn.checks import check_option
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Gaussian, Likelihood
 from lightning_bnn.priors import BoundPrior, Normal
@@ -47,10 +48,7 @@ def check_randomise(kind: str, likelihood: Likelihood, prior: BoundPrior) -> Non
         Traceback (most recent call last):
         lightning_bnn.errors.ConfigurationError: randomise='targets and anchors' moves each ...
     """
-    if kind not in ("targets and anchors", "anchors"):
-        raise ConfigurationError(
-            f"randomise= is 'targets and anchors' or 'anchors', or None for neither; got {kind!r}."
-        )
+    check_option("randomise", kind, ("targets and anchors", "anchors"))
     for _, _, one, _, _ in prior.segments():
         if type(one) is not Normal:
             raise ConfigurationError(

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from lightning_bnn.checks import check_kind
 from lightning_bnn.errors import DataError
 from lightning_bnn.metrics import classification_metrics, regression_metrics
 from lightning_bnn.mixtures import Predictive
 
-__all__ = ["Likelihood"]
+__all__ = ["Likelihood", "check_likelihood"]
 
 METRICS = {"classification": classification_metrics, "regression": regression_metrics}
 
@@ -128,3 +129,9 @@ class Likelihood(nn.Module):
             f"{type(self).__name__} expected {expected}; {len(bad)} of {targets.numel()} are not, "
             f"the first being {targets[index].item()} at index {index}. {fix}"
         )
+
+
+def check_likelihood(likelihood: Any) -> None:
+    """Raise unless it is one."""
+    what = "an object of lightning_bnn.likelihoods, such as Categorical()"
+    check_kind("likelihood", likelihood, Likelihood, what)

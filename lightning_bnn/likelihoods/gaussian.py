@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.checks import check_number
+from lightning_bnn.checks import check_flag, check_number
 from lightning_bnn.errors import DataError
 from lightning_bnn.likelihoods.base import Likelihood
 from lightning_bnn.mixtures import (
@@ -201,7 +201,7 @@ class Gaussian(Likelihood):
             if isinstance(scale, (list, tuple))
             else check_number("scale", scale)
         )
-        self.learn = learn
+        self.learn = check_flag("learn", learn)
         log_scale = torch.tensor(self.initial_scale, dtype=torch.float64).log()
         self.register_parameter(
             "log_scale", nn.Parameter(log_scale.to(torch.get_default_dtype())) if learn else None

@@ -9,6 +9,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from lightning_bnn.calibration.bins import Array, bin_sums, width_edges
 from lightning_bnn.calibration.error import expected_calibration_error
+from lightning_bnn.checks import check_whole
 from lightning_bnn.mixtures import ClassPredictive
 
 __all__ = ["ExpectedCalibrationError"]
@@ -44,7 +45,7 @@ class ExpectedCalibrationError(BinaryCalibrationError):
     """
 
     def __init__(self, bins: int = 15) -> None:
-        super().__init__(n_bins=bins, norm="l1")
+        super().__init__(n_bins=check_whole("bins", bins, 1), norm="l1")
         # The inputs are made here; checking their values would stop the device at each batch.
         self.validate_args = False
 

@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lightning_bnn import likelihoods
+from lightning_bnn.checks import check_device
 from lightning_bnn.errors import LightningBNNError, PosteriorFormatError
 from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.likelihoods.base import check_likelihood
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.storage import store
 from lightning_bnn.storage.manifest import MANIFEST, Form, checked
@@ -64,6 +66,7 @@ class Posterior(ABC):
             Posterior._kinds[cls.kind] = cls
 
     def __init__(self, likelihood: Likelihood) -> None:
+        check_likelihood(likelihood)
         self.likelihood = deepcopy(likelihood).eval().requires_grad_(False)
 
     # ---------------------------------------------------------------- what each kind adds
@@ -122,8 +125,9 @@ class Posterior(ABC):
 
     def to(self, device: torch.device | str) -> Self:
         """Move everything to a device, in place: all tensors, and what has a ``to`` of its own."""
+        place = check_device(device)
         for name, value in vars(self).items():
-            setattr(self, name, move_data_to_device(value, torch.device(device)))
+            setattr(self, name, move_data_to_device(value, place))
         return self
 
     # ---------------------------------------------------------------- saving, loading

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lightning_bnn.checks import check_kind, check_whole
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order, network_tensors
@@ -120,12 +121,13 @@ class DrawsPosterior(WeightPosterior):
         fixed: Mapping[str, Tensor] | None = None,
         chains: int = 1,
     ) -> None:
+        check_kind("draws", draws, Sequence, "a list of sets of weights")
         if not len(draws):
             raise ConfigurationError("A posterior of draws needs at least one draw; got none.")
-        if chains < 1 or len(draws) % chains:
+        if len(draws) % check_whole("chains", chains, 1):
             raise ConfigurationError(
-                f"chains= is at least 1, and every chain has the same number of draws; got "
-                f"chains={chains} and {len(draws)} draws."
+                f"Every chain has the same number of draws; got chains={chains} and {len(draws)} "
+                "draws."
             )
         self._draws: StoredDraws | list[Weights]
         if isinstance(draws, StoredDraws):
@@ -222,7 +224,7 @@ class DrawsPosterior(WeightPosterior):
             >>> posterior.chain(1).sample(3)["weight"].flatten()
             tensor([1., 3., 5.])
         """
-        if not 0 <= number < self.chains:
+        if check_whole("number", number, 0) >= self.chains:
             raise ConfigurationError(f"There is no chain {number}: there are {self.chains}.")
         draws = self._draws[number :: self.chains]
         return type(self)(self.net, self.likelihood, draws, self.fixed).made_from(self)

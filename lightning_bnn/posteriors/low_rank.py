@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.checks import check_kind, check_number
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
@@ -81,10 +82,12 @@ class LowRankPosterior(FlatGaussian):
         super().__init__(net, likelihood, mean, variance, fixed)
         if not bool((self._spread >= 0).all()):
             raise ConfigurationError("variance holds numbers that are negative or NaN.")
-        if not 0 < scale < math.inf:
-            raise ConfigurationError(f"scale= is a number greater than 0; got {scale!r}.")
-        self.scale = float(scale)
+        self.scale = check_number("scale", scale)
         self._columns = self._mean.new_empty(0, self._layout.size)
+        if deviations is not None:
+            check_kind("deviations", deviations, Mapping, "a mapping of names to tensors")
+            for tensor in deviations.values():
+                check_kind("deviations", tensor, Tensor, "a mapping of names to tensors")
         if deviations:
             rows = [in_network_order(net, row, "deviations") for row in unstack(deviations)]
             if len(rows) < 2 or list(rows[0]) != self._layout.names:

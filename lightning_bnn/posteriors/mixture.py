@@ -22,6 +22,7 @@ from lightning_bnn.posteriors.weights import (
     Weights,
 )
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.random import seeded_generator
 from lightning_bnn.storage.manifest import Form
 from lightning_bnn.storage.store import Stored
 
@@ -51,6 +52,11 @@ class MixturePosterior(WeightPosterior):
     form: ClassVar[Form] = {"components": [dict]}
 
     def __init__(self, components: Sequence[WeightPosterior]) -> None:
+        several = isinstance(components, Sequence)
+        if not several or not all(isinstance(one, WeightPosterior) for one in components):
+            raise ConfigurationError(
+                f"A mixture is of a list of posteriors over weights; got {components!r:.80}."
+            )
         if not components:
             raise ConfigurationError("A mixture needs at least one posterior; got none.")
         first = components[0]
@@ -116,7 +122,7 @@ class MixturePosterior(WeightPosterior):
         Members of an ensemble may have learned different noise, so their outputs alone do not
         tell what they predict.
         """
-        generator = torch.Generator(self.device).manual_seed(seed)
+        generator = seeded_generator(seed, self.device)
         shares = self._share(self.number_of(draws), generator)
         # a seed for each: with one for all, members would be moved by the same noise
         seeds = torch.randint(2**62, (len(shares),), generator=generator, device=self.device)

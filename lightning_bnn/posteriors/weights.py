@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lightning_bnn.checks import check_kind, check_whole
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Likelihood
@@ -33,7 +34,7 @@ from lightning_bnn.network import (
 from lightning_bnn.posteriors.base import Blobs, Posterior
 from lightning_bnn.posteriors.moments import Moments
 from lightning_bnn.predictive import Predictive
-from lightning_bnn.random import isolated_random_state
+from lightning_bnn.random import isolated_random_state, seeded_generator
 from lightning_bnn.recipes import bounded, make, network_recipe
 from lightning_bnn.resize import resized
 from lightning_bnn.shared_part import SharedPart
@@ -86,7 +87,9 @@ class WeightPosterior(Posterior):
         self.net.eval()
         self.net.requires_grad_(False)
         excluded = set(varying)
-        values = {**network_tensors(net), **in_network_order(net, fixed or {}, "fixed")}
+        values = {**network_tensors(net)}
+        if fixed is not None:
+            values |= in_network_order(net, fixed, "fixed")
         self.fixed = {k: v.detach().clone() for k, v in values.items() if k not in excluded}
         self._stacked = StackedModule(self.net)
         self._shared = SharedPart(self._stacked)
@@ -198,6 +201,8 @@ class WeightPosterior(Posterior):
 
         Only what varies is in it; the rest is in ``fixed``.
         """
+        if generator is not None:
+            check_kind("generator", generator, torch.Generator, "a torch.Generator")
         pieces = list(self.draws(self.number_of(count), generator))
         return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
@@ -214,27 +219,26 @@ class WeightPosterior(Posterior):
             draws: How many sets of weights are mixed; by default what suits the kind.
             seed: Decides the draws.
         """
-        chunks = self._chunks(self.number_of(draws), seed)
-        chunks = iter(chunks)
+        count = self.number_of(draws)
+        chunks = iter(self._chunks(count, seed))
         first = next(chunks)
         inputs = move_data_to_device(inputs, self.device)
         inputs = in_precision_of({**self.fixed, **first}, self.net, inputs)
         chunks = chain(iter([first]), chunks)
         del first  # before the next are made
-        return self.likelihood.predictive(self._shared.outputs(chunks, inputs, self.fixed))
+        outputs = self._shared.outputs(chunks, inputs, self.fixed, single=count == 1)
+        return self.likelihood.predictive(outputs)
 
     def number_of(self, draws: int | None) -> int:
         """The number of draws that are asked for, at least one."""
         count = self.default_draws if draws is None else draws
-        if count < 1:
-            raise ConfigurationError(f"The number of draws is at least 1; got {count}.")
-        return count
+        return check_whole("draws", count, 1)
 
     def _chunks(self, count: int, seed: int) -> Iterable[Weights]:
         cache = self._cache  # looked at once: another thread may replace it
         if cache is not None and cache[0] == (count, seed):
             return cache[1]
-        generator = torch.Generator(self.device).manual_seed(seed)
+        generator = seeded_generator(seed, self.device)
         chunks = self.draws(count, generator)
         first = next(chunks)
         members = next(iter(first.values())).shape[0]

@@ -24,6 +24,7 @@ from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import support
 from lightning_bnn.pruning.groups import Group, Source, check_same_graph, find_groups
+from lightning_bnn.pruning.signal import check_posterior
 from lightning_bnn.resize import resized
 
 __all__ = ["compact"]
@@ -62,6 +63,7 @@ def compact(posterior: AnyPosterior) -> AnyPosterior:
           (2): Linear(in_features=4, out_features=1, bias=True)
         )
     """
+    check_posterior(posterior)
     net = posterior.net
     somewhere = {name: mask.cpu() for name, mask in support(posterior).items()}
     indices = _indices(net, _alive(find_groups(net).removable, somewhere))

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from lightning_bnn.lightning import sized_len
 from lightning_bnn.posteriors import WeightPosterior
 from lightning_bnn.pruning.functions import prune
 from lightning_bnn.pruning.histogram import SNRHistogram, snr_histogram
-from lightning_bnn.pruning.masks import Scope, check_fraction, keep_removable
+from lightning_bnn.pruning.masks import Scope, check_fraction, check_options, keep_removable
 from lightning_bnn.pruning.removable import Removable, Rest, Unit, find_removable
 from lightning_bnn.pruning.signal import separate
 from lightning_bnn.selection import Choice
@@ -249,6 +249,7 @@ def prune_curve(
     from lightning_bnn.report.posteriors import data_loader  # the code of reports is slow to import
 
     shares = check_fractions(fractions)
+    check_options(shares[0], unit, scope, rest)
     if draws is not None:
         check_whole("draws", draws, 1)
     removable = [find_removable(leaf, unit, protect, rest) for leaf in separate(posterior)]
@@ -287,6 +288,10 @@ def check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
         >>> check_fractions([0.9, 0, 0.9])
         (0.0, 0.9)
     """
+    if not isinstance(fractions, Iterable) or isinstance(fractions, str | bytes | Tensor):
+        raise ConfigurationError(
+            f"fractions= is a list of shares to remove, such as (0, 0.9); got {fractions!r:.80}."
+        )
     checked = {check_fraction(fraction, "each of fractions") for fraction in fractions}
     if not checked:
         raise ConfigurationError("fractions= is empty; pass at least one share, such as (0, 0.9).")

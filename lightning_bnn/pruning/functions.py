@@ -16,7 +16,7 @@ from lightning_bnn.network import checked_masks, copy_network, network_tensors
 from lightning_bnn.posteriors import MixturePosterior, WeightPosterior
 from lightning_bnn.pruning.masks import Rest, Scope, Unit, pruning_masks
 from lightning_bnn.pruning.removable import candidates
-from lightning_bnn.pruning.signal import separate
+from lightning_bnn.pruning.signal import check_posterior, separate
 from lightning_bnn.selection import Choice
 
 __all__ = ["masked", "mean_network", "prune", "sparsity", "support"]
@@ -92,6 +92,7 @@ def masked(posterior: AnyPosterior, masks: Mapping[str, Tensor]) -> AnyPosterior
         >>> masked(posterior, {"weight": torch.tensor([[True, False]])}).sd
         {'weight': tensor([[1., 0.]])}
     """
+    check_posterior(posterior)
     checked = checked_masks(posterior.net, masks)
     return posterior.map(partial(_masked, checked))  # which can travel to another process
 
@@ -121,6 +122,7 @@ def mean_network(posterior: WeightPosterior) -> nn.Module:
         >>> mean_network(posterior)(torch.ones(1, 1))
         tensor([[2.]])
     """
+    check_posterior(posterior)
     net = copy_network(posterior.net)
     tensors = network_tensors(net)
     for name, value in {**posterior.fixed, **posterior.mean}.items():
@@ -142,6 +144,7 @@ def sparsity(posterior: WeightPosterior) -> float:
         >>> sparsity(DrawsPosterior(nn.Linear(2, 1, bias=False), Gaussian(0.1), draws))
         0.5
     """
+    check_posterior(posterior)
     components = posterior.components
     if components[0] is not posterior:
         return sum(map(sparsity, components)) / len(components)
@@ -162,6 +165,7 @@ def support(posterior: WeightPosterior) -> dict[str, Tensor]:
         >>> support(DrawsPosterior(nn.Linear(2, 1, bias=False), Gaussian(0.1), draws))
         {'weight': tensor([[False,  True]])}
     """
+    check_posterior(posterior)
     tensors = network_tensors(posterior.net)
     somewhere: dict[str, Tensor] = {}
 

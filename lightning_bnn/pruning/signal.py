@@ -22,9 +22,11 @@ has infinity.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
+from lightning_bnn.checks import check_kind
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors import WeightPosterior
 
@@ -51,6 +53,7 @@ def signal_to_noise(posterior: WeightPosterior) -> dict[str, Tensor]:
         >>> signal_to_noise(posterior)["weight"]
         tensor([[1.5000, 0.0000]])
     """
+    check_posterior(posterior)
     moments = posterior.moments()
     check_varies(posterior, moments.variance, "weight")
     return {name: ratio(mean, moments.variance[name]) for name, mean in moments.mean.items()}
@@ -83,6 +86,11 @@ def check_varies(posterior: WeightPosterior, variance: Mapping[str, Tensor], wha
         )
 
 
+def check_posterior(posterior: Any) -> None:
+    """Raise unless it is a posterior over weights."""
+    check_kind("posterior", posterior, WeightPosterior, "a posterior over the weights of a network")
+
+
 def separate(posterior: WeightPosterior) -> Sequence[WeightPosterior]:
     """The posteriors that are pruned by themselves: those of a mixture, or it alone.
 
@@ -103,6 +111,7 @@ def separate(posterior: WeightPosterior) -> Sequence[WeightPosterior]:
         >>> len(separate(MixturePosterior([gaussian, point])))
         1
     """
+    check_posterior(posterior)
     components = posterior.components
     if len(components) > 1 and all(component.has_variance for component in components):
         return [leaf for component in components for leaf in separate(component)]

@@ -6,7 +6,7 @@
 * :mod:`~lightning_bnn.random.hashing`: random numbers as a function of (member, example).
 """
 
-from lightning_bnn.random.seeds import member_seed, mix_seeds, random_seed
+from lightning_bnn.random.seeds import member_seed, mix_seeds, random_seed, seeded_generator
 from lightning_bnn.random.state import (
     isolated_random_state,
     random_state,
@@ -23,4 +23,5 @@ __all__ = [
     "random_seed",
     "random_state",
     "restore_random_state",
+    "seeded_generator",
 ]

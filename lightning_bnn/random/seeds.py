@@ -10,7 +10,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-__all__ = ["member_seed", "mix_seeds", "random_seed"]
+from lightning_bnn.checks import is_whole
+from lightning_bnn.errors import ConfigurationError
+
+__all__ = ["member_seed", "mix_seeds", "random_seed", "seeded_generator"]
 
 
 def member_seed(root: int, member: int, purpose: str = "") -> int:
@@ -46,3 +49,16 @@ def random_seed() -> int:
         True
     """
     return int(torch.randint(2**62, ()).item())
+
+
+def seeded_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator of random numbers that a seed of at most 64 bits decides.
+
+    Example:
+        >>> seeded_generator("x")
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: seed= is a whole number of 64 bits; got 'x'.
+    """
+    if not is_whole(seed) or not -(2**63) <= seed < 2**64:
+        raise ConfigurationError(f"seed= is a whole number of 64 bits; got {seed!r:.80}.")
+    return torch.Generator(device).manual_seed(int(seed))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.native import library
 from lightning_bnn.random.hashing import split_mix
-from lightning_bnn.random.seeds import member_seed, random_seed
+from lightning_bnn.random.seeds import member_seed, random_seed, seeded_generator
 
 __all__ = ["NoiseGenerator", "NormalStream"]
 
@@ -50,11 +50,12 @@ class NormalStream:
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        self.seed = random_seed() if seed is None else int(seed)
+        self.seed = random_seed() if seed is None else seed
         self._restart("cpu")
 
     def _restart(self, kind: str | torch.device) -> None:
-        self._generator = torch.Generator(kind).manual_seed(self.seed)
+        self._generator = seeded_generator(self.seed, kind)
+        self.seed = int(self.seed)
         self._lanes = lane_words(self.seed)
         self._integers = 0
         # Decided by the first use and kept: a stream does not change its kind midway.

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_bnn.checks import check_number
+from lightning_bnn.checks import check_number, is_whole
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.random import NormalStream
 
@@ -81,6 +81,10 @@ class Sampler(Optimizer):
         self.num_data = _plain(num_data)
         self.stacked = isinstance(seed, Sequence)
         seeds: list[Any] = list(seed) if isinstance(seed, Sequence) else [seed]
+        if not seeds or not all(one is None or is_whole(one) for one in seeds):
+            raise ConfigurationError(
+                f"seed= is a whole number, or a list of one for each chain; got {seed!r:.80}."
+            )
         if len(set(seeds)) < len(seeds):
             raise ConfigurationError(
                 f"Each chain needs its own seed, or chains share their noise; got seed={seeds}. "
@@ -91,7 +95,14 @@ class Sampler(Optimizer):
         self.measured_temperature: Tensor | None = None
         self._scratch: dict[Any, tuple[Tensor, list[Tensor]]] = {}
         # "explore" is set by a schedule for steps without noise
-        super().__init__(params, {**defaults, "temperature": temperature, "explore": False})
+        try:
+            super().__init__(params, {**defaults, "temperature": temperature, "explore": False})
+        except (TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, ConfigurationError):
+                raise
+            raise ConfigurationError(
+                f"params= are parameters, such as net.parameters(); {error}."
+            ) from error
 
     @property
     def chains(self) -> int:

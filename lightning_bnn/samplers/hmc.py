@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_bnn.checks import check_whole
+from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.samplers.base import Closure, Sampler
 
@@ -173,7 +173,9 @@ class HMC(Sampler):
         seed: int | Sequence[int] | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr}, num_data, temperature, seed)
-        if not (0 < target_acceptance < 1 and 0 <= jitter < 1):
+        check_number("jitter", jitter, positive=False)
+        check_number("target_acceptance", target_acceptance)
+        if not (target_acceptance < 1 and jitter < 1):
             raise ConfigurationError(
                 "HMC takes target_acceptance= between 0 and 1, and jitter= from 0 to below 1; got "
                 f"{target_acceptance} and {jitter}."

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_bnn.checks import check_number, check_whole
+from lightning_bnn.checks import check_kind, check_number, check_whole
 from lightning_bnn.errors import ConfigurationError
 
 __all__ = ["Cyclical", "Polynomial"]
@@ -50,6 +50,7 @@ class Polynomial(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, offset: float = 1.0, power: float = 0.55, last_epoch: int = -1
     ) -> None:
+        check_kind("optimizer", optimizer, Optimizer, "a sampler or an optimizer")
         self.offset = check_number("offset", offset)
         self.power = check_number("power", power)
         super().__init__(optimizer, last_epoch)
@@ -90,6 +91,7 @@ class Cyclical(LRScheduler):
         exploration: float = 0.5,
         last_epoch: int = -1,
     ) -> None:
+        check_kind("optimizer", optimizer, Optimizer, "a sampler or an optimizer")
         self.cycle_length = check_whole("cycle_length", cycle_length, 1)
         self.exploration = check_number("exploration", exploration, positive=False)
         self.exploration_steps = round(exploration * cycle_length)

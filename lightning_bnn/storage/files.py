@@ -24,6 +24,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from typing_extensions import override
 
+from lightning_bnn.checks import check_path
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 
 if sys.platform != "win32":
@@ -57,7 +58,7 @@ def absolute(directory: str | os.PathLike[str]) -> str:
         >>> absolute("s3://bucket/runs"), absolute("runs") == os.path.join(os.getcwd(), "runs")
         ('s3://bucket/runs', True)
     """
-    location = os.fspath(directory)
+    location = check_path("directory", directory)
     if not location:
         raise ConfigurationError("A directory or a URL is needed; got an empty text.")
     if "://" in location:

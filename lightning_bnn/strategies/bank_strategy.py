@@ -195,6 +195,7 @@ class BankStrategy(Strategy):
 
     def setup(self, stage: str) -> None:
         """Forget the checkpoint of an earlier fit; one of this fit is loaded after this."""
+        super().setup(stage)
         self._saved = {}
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             # an exponential average leaves buffers alone that are no floating-point numbers

@@ -27,9 +27,10 @@ from typing_extensions import Self
 
 from lightning_bnn import likelihoods, priors, samplers
 from lightning_bnn.checks import check_factory, check_option, check_whole
-from lightning_bnn.errors import ConfigurationError, NonFiniteError
+from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.lightning import TrainerFn, pl, pl_load, rank_zero_info, sized_len
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.likelihoods.base import check_likelihood
 from lightning_bnn.network import copy_network, network_tensors, plain_network, warn_if_compiled
 from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
@@ -38,8 +39,9 @@ from lightning_bnn.recipes import allow, make, network_recipe, recipe
 from lightning_bnn.samplers import Cyclical
 from lightning_bnn.stacked import Mode, with_output
 from lightning_bnn.strategies.bar import InBar, show_phase
+from lightning_bnn.strategies.checkpoints import check_checkpoint, protect_checkpoints
 from lightning_bnn.strategies.logits import LogitsCheck
-from lightning_bnn.strategies.resume import Restart, ResumableLoader
+from lightning_bnn.strategies.resume import Restart, ResumableLoader, note_fit
 from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import (
     Keys,
@@ -67,6 +69,11 @@ allow(torch.optim.lr_scheduler, LRScheduler)
 allow(likelihoods, Likelihood)
 allow(priors, priors.Prior)
 allow(samplers, Optimizer | LRScheduler)
+
+_NO_BATCHES = (
+    "There is nothing to train on: the training data gave no batch. The data set is empty, or it "
+    "has fewer examples than a batch and drop_last=True."
+)
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
@@ -148,11 +155,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
         for name, factory in (("optimizer", optimizer), ("scheduler", scheduler)):
             if factory is not None:
                 check_factory(name, factory)
-        if not isinstance(likelihood, Likelihood):
-            raise ConfigurationError(
-                "likelihood= is an object of lightning_bnn.likelihoods, such as Categorical(); "
-                f"got {likelihood!r}."
-            )
+        check_likelihood(likelihood)
         check_option("scheduler_interval", scheduler_interval, ("epoch", "step"))
         self.net = copy_network(net) if output is None else with_output(copy_network(net), output)
         self.likelihood = deepcopy(likelihood)
@@ -220,6 +223,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
             **options: Arguments of the constructor: those of your own classes and functions, and
                 what is to be different.
         """
+        check_checkpoint(checkpoint_path)
         safe = True if weights_only is None else weights_only
         try:
             saved = pl_load(checkpoint_path, map_location="cpu", weights_only=safe)
@@ -636,6 +640,10 @@ class Strategy(pl.LightningModule, InBar, ABC):
 
     # ---------------------------------------------------------------- data and resume
 
+    def setup(self, stage: str) -> None:
+        """Let the trainer's checkpoints be whole, before one of them is read."""
+        protect_checkpoints(self.trainer)
+
     def on_fit_start(self) -> None:
         """Make every loader resumable, with one seed for all ranks."""
         # A fit or a validation that died has left them: Lightning calls no teardown then.
@@ -647,6 +655,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         if any(isinstance(callback, pl.callbacks.ModelSummary) for callback in callbacks):
             rank_zero_info(self._parameter_summary())
+        note_fit(self.trainer)
         strategy = self.trainer.strategy
         drawn = strategy.broadcast(int(torch.randint(2**31, ()).item()))
         # Lightning forgets the state of loaders in a checkpoint made at the end of an epoch.
@@ -728,6 +737,10 @@ class Strategy(pl.LightningModule, InBar, ABC):
         """Finish the last epoch of a fit before its checkpoint is written."""
         self._read_diverged()
         trainer = self.trainer
+        if self._restart is not None:
+            self._restart.end_epoch(trainer)
+        elif trainer.fit_loop.epoch_loop.batch_progress.current.ready == 0:
+            raise DataError(_NO_BATCHES)
         epochs = trainer.max_epochs
         by_epochs = epochs is not None and 0 <= epochs <= self.current_epoch + 1
         if by_epochs or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
@@ -738,11 +751,27 @@ class Strategy(pl.LightningModule, InBar, ABC):
         self._read_diverged()
         self._finish()
 
-    def _finish(self) -> None:
-        """Call :meth:`finish` once for the steps taken so far."""
+    def on_fit_end(self) -> None:
+        """Finish a fit that took no step because none was left; refuse one without data.
+
+        Lightning calls no other hook of such a fit.
+        """
+        if self.trainer.fit_loop.max_batches == 0:
+            raise DataError(_NO_BATCHES)
+        if self._must_finish():
+            self.to(self.trainer.strategy.root_device)
+            self.target.num_data = self._count_examples()
+            self._finish()
+            self.cpu()
+
+    def _must_finish(self) -> bool:
         overridden = type(self).finish is not Strategy.finish
         trial: bool = self.trainer.fast_dev_run  # type: ignore[attr-defined]
-        if not overridden or self._finished_at == self.global_step or trial:
+        return overridden and self._finished_at != self.global_step and not trial
+
+    def _finish(self) -> None:
+        """Call :meth:`finish` once for the steps taken so far."""
+        if not self._must_finish():
             return
         with training_batches(self.trainer, None, self.global_step, own_share=True) as batches:
             self.finished = dict(self.finish(batches))
@@ -786,7 +815,15 @@ class Strategy(pl.LightningModule, InBar, ABC):
             "mode": getattr(self._snapshot, "mode", self._mode),
             "finished_at": self._finished_at,
             "finished": self.finished,
+            "monitored": self._monitored(),
         }
+
+    def _monitored(self) -> dict[str, Any]:
+        """The metric that the scheduler waits for, if it is known yet."""
+        if self._monitor is None or self._trainer is None:
+            return {}
+        metrics = self.trainer.callback_metrics
+        return {self._monitor: metrics[self._monitor]} if self._monitor in metrics else {}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the random state of a fit that goes on, for the moment before its next batch."""
@@ -800,7 +837,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
         self._finished_at, self.finished = own.get("finished_at"), own.get("finished", {})
         if not self._is_fitting():
             return  # a test or a loaded module must not turn back a later fit
-        self._restart = Restart(checkpoint["loops"]["fit_loop"])
+        self._restart = Restart(checkpoint["loops"]["fit_loop"], own.get("monitored"))
         self._random_state = own.get("random_state")
         self._restored_order = own.get("order")
         self._mode = own.get("mode", "auto")

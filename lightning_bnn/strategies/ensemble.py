@@ -26,7 +26,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from typing_extensions import Unpack
 
 from lightning_bnn.bank import DataEnergy, View, check_ids
-from lightning_bnn.checks import check_whole
+from lightning_bnn.checks import check_flag, check_whole
 from lightning_bnn.ensembles.adversarial import (
     InputRange,
     check_adversarial,
@@ -163,7 +163,8 @@ class DeepEnsemble(BankStrategy):
         ids = check_ids(members)
         root = random_seed() if seed is None else check_whole("seed", seed, 0)
         factory = None if isinstance(net, nn.Module) else net
-        built = factory is not None and start == "reset"
+        reset = isinstance(start, str) and start == "reset"
+        built = factory is not None and reset
         # where members start around one network, it must not depend on which of them are trained
         nets = [
             net if isinstance(net, nn.Module) else build_network(net, root, number)
@@ -176,10 +177,10 @@ class DeepEnsemble(BankStrategy):
             members=ids,
             spread=_SPREAD,
             noun="member",
-            option="net" if start == "reset" else "start",
+            option="net" if reset else "start",
         )
         template, stacked = nets[0], begin(nets[0], start=nets if built else start, seed=root)
-        if factory is None and start == "reset" and _differs_in_size(template, stacked):
+        if factory is None and reset and _differs_in_size(template, stacked):
             rank_zero_warn(
                 f"start='reset' starts the members at the initial values of PyTorch's layers, and "
                 f"the weights of {type(template).__name__} are of another size: trained, or "
@@ -220,7 +221,8 @@ class DeepEnsemble(BankStrategy):
                 "scheduler= out."
             )
         self.seed = root
-        self.independent_batches, self.bootstrap = bool(independent_batches), bool(bootstrap)
+        self.independent_batches = check_flag("independent_batches", independent_batches)
+        self.bootstrap = check_flag("bootstrap", bootstrap)
         self.adversarial, self.randomise = adversarial, randomise
         self.input_range = None if adversarial is None else InputRange(int(independent_batches))
         self._statistics = {name for name, _ in self.net.named_buffers()}

@@ -9,22 +9,45 @@ batches that were seen are passed over. So the next batch is the one that would 
 Lightning resumes well in the middle of an epoch. From a checkpoint of an epoch's last batch it
 leaves out the end of the epoch and then counts one epoch too few, so that a second resume goes
 wrong; from one of an epoch's end, where steps decide the length of the fit, it ends the epoch
-twice. :class:`Restart` puts that right.
+twice. It also leaves out the step of ``ReduceLROnPlateau`` at the end of the epoch in which it
+resumes. :class:`Restart` puts that right. Three things are as with any module of Lightning: a
+validation that was due at a checkpoint of a step within an epoch is not made up for, a fit that
+``max_steps`` has ended within an epoch and that is continued with more steps counts that epoch as
+one of its own, and from the last checkpoint of a fit that ``EarlyStopping`` has ended it trains on.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from itertools import chain, islice
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
-from lightning_bnn.lightning import pl, rank_zero_warn
+from lightning_bnn.lightning import TrainerFn, TrainerStatus, pl, rank_zero_warn
 from lightning_bnn.random import isolated_random_state, mix_seeds
 
-__all__ = ["Restart", "ResumableLoader", "loader_generators"]
+__all__ = ["Restart", "ResumableLoader", "loader_generators", "note_fit"]
+
+_FITS: WeakKeyDictionary[pl.Trainer, threading.Thread] = WeakKeyDictionary()
+
+
+def note_fit(trainer: pl.Trainer) -> None:
+    """Warn if another thread of this process is fitting: torch's random numbers are of them all."""
+    running = TrainerStatus.RUNNING, TrainerFn.FITTING
+    here = threading.current_thread()
+    if any(
+        thread is not here and thread.is_alive() and (fit.state.status, fit.state.fn) == running
+        for fit, thread in list(_FITS.items())
+    ):
+        rank_zero_warn(
+            "Another thread of this process is fitting, too. Both take random numbers from torch's "
+            "one generator, so that neither gives the same result again. Use a process for each."
+        )
+    _FITS[trainer] = here
 
 
 class ResumableLoader:
@@ -143,12 +166,17 @@ class Restart:
 
     Args:
         loops: The state of the fit loop in a checkpoint.
+        monitored: The metric that a scheduler waits for, if it was known; None in old checkpoints.
     """
 
-    def __init__(self, loops: Mapping[str, Any]) -> None:
+    def __init__(
+        self, loops: Mapping[str, Any], monitored: Mapping[str, Any] | None = None
+    ) -> None:
+        self._monitored = monitored
         self._epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
         total, counts = self._epochs["total"], batches["total"]
         self._between_epochs = 0 < total["ready"] == total["processed"]
+        self._within_epoch_end = total["completed"] < total["processed"]
         saved_in_batch = counts["completed"] == counts["processed"] - 1
         self._after_last_batch = (
             not self._between_epochs and batches["is_last_batch"] and saved_in_batch
@@ -171,7 +199,10 @@ class Restart:
         """Correct the loops, when they have restored themselves and before the first batch."""
         loop = trainer.fit_loop
         inner: Any = loop.epoch_loop
+        trainer._logger_connector._callback_metrics.update(self._monitored or {})
         if self._between_epochs:
+            if self._within_epoch_end and self._monitored:
+                inner.update_lr_schedulers("epoch", update_plateau_schedulers=True)
             counters: Any = (loop.epoch_progress.total, loop.epoch_progress.current)
             for progress in counters:
                 progress.ready = progress.started = progress.completed = progress.processed
@@ -202,6 +233,11 @@ class Restart:
             trainer.fit_loop.epoch_loop.restarting = False
             self._reset(trainer.fit_loop.epoch_loop)
         self._note_saved(trainer)
+
+    def end_epoch(self, trainer: pl.Trainer) -> None:
+        """Let the schedulers that wait for a metric step at the end of the epoch resumed in."""
+        if self._monitored is not None:
+            trainer.fit_loop._restarting = False
 
     @staticmethod
     def _note_saved(trainer: pl.Trainer) -> None:

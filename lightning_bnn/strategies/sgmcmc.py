@@ -433,6 +433,11 @@ class SGMCMC(BankStrategy):
                 stacklevel=2,
             )
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add draws that came with a checkpoint and that no collector of the trainer has."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["lightning_bnn"]["collected"] = self._collected
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Know the draws that were collected up to the checkpoint."""
         super().on_load_checkpoint(checkpoint)
@@ -441,7 +446,8 @@ class SGMCMC(BankStrategy):
             states = checkpoint.get("callbacks", {}).values()
             kept = [s for s in states if isinstance(s, dict) and {"draws", "stream"} <= s.keys()]
             with_draws = [state for state in kept if state.get("steps")]
-            self._collected = {"dirpath": None, **with_draws[0]} if with_draws else None
+            kept_on = checkpoint.get("lightning_bnn", {}).get("collected")
+            self._collected = {"dirpath": None, **with_draws[0]} if with_draws else kept_on
 
     def on_train_start(self) -> None:
         """Find N, and let all ranks draw the same noise."""

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lightning_bnn import families
-from lightning_bnn.checks import check_option, check_whole
+from lightning_bnn.checks import check_kind, check_option, check_whole
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.families import Family, MeanField
 from lightning_bnn.families.per_example import PerExampleNoise
@@ -120,6 +120,7 @@ class VariationalBNN(Strategy):
         )
         check_option("estimator", estimator, ("weight", "flipout", "local"))
         family = MeanField() if family is None else deepcopy(family)
+        check_kind("family", family, Family, "one of lightning_bnn.families, such as MeanField()")
         if estimator != "weight" and not family.factorised:
             raise ConfigurationError(
                 f"estimator={estimator!r} gives each example noise of its own, which needs "

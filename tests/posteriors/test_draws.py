@@ -61,10 +61,12 @@ def test_buffers_may_vary():
         torch.testing.assert_close(output, net(inputs))
 
 
-@pytest.mark.parametrize("chains", [0, -1, 4])
-def test_every_chain_has_as_many_draws(chains):
+@pytest.mark.parametrize(
+    ("chains", "said"), [(0, "at least 1; got 0"), (-1, "got -1"), (4, "chains=4 and 6 draws")]
+)
+def test_every_chain_has_as_many_draws(chains, said):
     draws = [{"weight": torch.ones(1, 1)}] * 6
-    with pytest.raises(ConfigurationError, match=f"chains={chains} and 6 draws"):
+    with pytest.raises(ConfigurationError, match=said):
         DrawsPosterior(nn.Linear(1, 1), Gaussian(0.1), draws, chains=chains)
 
 

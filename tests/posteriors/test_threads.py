@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -126,8 +127,8 @@ def test_threads_predict_what_one_thread_predicts(name: str, mode: str) -> None:
     found: dict[tuple[int, int], list[Tensor]] = {}
 
     def work(number: int) -> None:
-        for time in range(TIMES if "resnet" not in name else 3):
-            batch, seed = (number + time) % 3, (number * time) % 3
+        for turn in range(TIMES if "resnet" not in name else 3):
+            batch, seed = (number + turn) % 3, (number * turn) % 3
             outputs = posterior.predict(batches[batch], 9, seed).outputs
             found.setdefault((batch, seed), []).append(outputs)
 
@@ -139,6 +140,28 @@ def test_threads_predict_what_one_thread_predicts(name: str, mode: str) -> None:
     assert all(map(torch.equal, before, all_tensors(posterior)))
 
 
+def test_one_draw_lets_no_thread_wait_for_another() -> None:
+    """There is nothing to measure with it, so that how the network runs would never be known."""
+    gate = threading.Barrier(2, timeout=5)
+
+    class Meets(nn.Linear):
+        def forward(self, inputs: Tensor) -> Tensor:
+            # first the network is busy for a while, so that the other thread makes a spare; then
+            # each waits for the other, which is in here too
+            time.sleep(0.1) if len(inputs) == 1 else gate.wait()
+            return super().forward(inputs)
+
+    posterior = gaussian(Meets(3, 3))
+    posterior.predict(INPUTS[:1], draws=1)
+    for inputs in (INPUTS[:1], INPUTS):
+        threads = [threading.Thread(target=posterior.predict, args=(inputs, 1)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not gate.broken
+
+
 def test_a_network_is_exchanged_by_one_thread_at_a_time() -> None:
     """Also where it is changed in between, and where threads call each other's networks."""
     net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
@@ -146,8 +169,8 @@ def test_a_network_is_exchanged_by_one_thread_at_a_time() -> None:
     row = torch.tensor([[1.0, 2.0]])
 
     def work(number: int) -> None:
-        for time in range(200):
-            value = float(number * 1000 + time)
+        for turn in range(200):
+            value = float(number * 1000 + turn)
             outputs = call_with(net, {"0.weight": torch.full((2, 2), value)}, [row])
             assert outputs.item() == pytest.approx(3 * value * own["1.weight"].sum().item())
 

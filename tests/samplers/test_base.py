@@ -261,7 +261,7 @@ def test_saved_n_wins_as_the_saved_lr_does() -> None:
         (HMC, {"leapfrog_steps": 0}, "leapfrog_steps= .*got 0"),
         (HMC, {"adapt_steps": 2.5}, "adapt_steps= .*got 2.5"),
         (HMC, {"target_acceptance": 1.0}, "target_acceptance= between 0 and 1.* got 1.0"),
-        (HMC, {"jitter": math.nan}, "jitter= from 0 to below 1.* nan"),
+        (HMC, {"jitter": math.nan}, "jitter= is a number of at least 0; got nan"),
         (HMC, {"temperature": 0.0}, r"one temperature= above 0 .* got \[0.0\]"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -344,3 +345,54 @@ def test_options_that_cannot_work(options: dict[str, Any], message: str) -> None
 def test_num_data_is_needed_outside_of_a_trainer() -> None:
     with pytest.raises(ConfigurationError, match="Outside of a trainer pass num_data="):
         make_bnn().loss((torch.randn(2, 4), torch.tensor([0, 1])))
+
+
+class NoRows(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
+@pytest.mark.filterwarnings("ignore:Total length of")
+@pytest.mark.parametrize(
+    "rows",
+    [
+        DataLoader(TensorDataset(torch.zeros(0, 4), torch.zeros(0)), batch_size=2),
+        DataLoader(TensorDataset(torch.zeros(3, 4), torch.zeros(3)), batch_size=4, drop_last=True),
+        DataLoader(NoRows(), batch_size=4),
+        [],
+    ],
+    ids=["no examples", "less than a batch", "a stream of nothing", "no loader"],
+)
+def test_a_fit_without_data_is_refused(rows: Any) -> None:
+    with pytest.raises(DataError, match="nothing to train on: the training data gave no batch"):
+        quiet_trainer(max_epochs=2).fit(make_bnn(num_data=5), rows)
+    # asked for, it is no mistake
+    quiet_trainer(max_epochs=2, limit_train_batches=0).fit(make_bnn(num_data=5), rows)
+
+
+class WhileFitting(pl.Callback):
+    """Lets another thread fit in the midst of a fit."""
+
+    def __init__(self, other: Any) -> None:
+        self.other = other
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self.other()
+
+
+def test_fits_in_two_threads_at_once_are_warned_of(data: TensorDataset) -> None:
+    def fit(*callbacks: Any) -> None:
+        trainer = quiet_trainer(max_epochs=1, callbacks=list(callbacks))
+        trainer.fit(make_bnn(), DataLoader(data, batch_size=16))
+
+    def in_thread() -> None:
+        thread = threading.Thread(target=fit)
+        thread.start()
+        thread.join()
+
+    in_thread()  # one after another is well, also after one that has died
+    with pytest.raises(ZeroDivisionError):
+        fit(WhileFitting(lambda: 1 / 0))
+    in_thread()
+    with pytest.warns(UserWarning, match="Another thread of this process is fitting"):
+        fit(WhileFitting(in_thread))

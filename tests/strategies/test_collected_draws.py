@@ -64,6 +64,16 @@ def test_draws_are_found_again(fitted: Any) -> None:
     assert same(tested.posterior(), posterior)
 
 
+@pytest.mark.parametrize("fitted", ["memory", "disk"], indirect=True)
+@pytest.mark.filterwarnings("error:SGMCMC has no", "ignore:Be aware that when using")
+def test_draws_outlive_a_second_saving(fitted: Any, tmp_path: Path) -> None:
+    path, posterior = fitted
+    trainer = quiet_trainer()
+    trainer.validate(sampler(), ROWS, ckpt_path=path, verbose=False)
+    trainer.save_checkpoint(tmp_path / "again.ckpt")
+    assert same(SGMCMC.load_from_checkpoint(tmp_path / "again.ckpt").posterior(), posterior)
+
+
 def posterior_place(posterior: Any) -> str | None:
     files = getattr(posterior._draws, "files", None)
     return None if files is None else str(files)

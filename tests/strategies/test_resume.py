@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim import Adam
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_bnn import VariationalBNN
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal
 from lightning_bnn.strategies.resume import ResumableLoader
+from tests.contract.toys.neighbours import Neighbours
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
 
@@ -233,3 +235,50 @@ def test_resume_from_a_fit_of_another_length(tmp_path: Path) -> None:
     )
     trainer.fit(bnn, shuffled(), ckpt_path=tmp_path / "step=18.ckpt")
     assert trainer.global_step == 24
+
+
+@pytest.mark.parametrize("monitor", ["val_nll", "train_loss"])
+@pytest.mark.parametrize(
+    "saving",
+    [{}, {"save_on_train_epoch_end": True}, {"every_n_train_steps": 6}, {"every_n_train_steps": 4}],
+)
+def test_a_plateau_is_seen_in_the_epoch_resumed_in(
+    saving: Any, monitor: str, tmp_path: Path
+) -> None:
+    def rate(path: Path | None) -> float:
+        torch.manual_seed(1)
+        # nothing is an improvement, so that each epoch halves the learning rate
+        plateau = partial(ReduceLROnPlateau, patience=0, factor=0.5, threshold=1e6)
+        bnn = VariationalBNN(nn.Linear(4, 3), Categorical(), monitor=monitor, scheduler=plateau)
+        saver = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **saving)
+        trainer = quiet_trainer(max_epochs=4, callbacks=[saver], enable_checkpointing=True)
+        trainer.fit(bnn, shuffled(), shuffled(), ckpt_path=path)
+        return trainer.optimizers[0].param_groups[0]["lr"]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        whole = rate(None)
+        assert whole == 1e-3 / 16
+        for step in (4, 8) if saving.get("every_n_train_steps") == 4 else (6, 12):
+            assert rate(tmp_path / f"step={step}.ckpt") == whole
+
+
+def test_a_fit_resumed_with_no_step_left_is_finished(tmp_path: Path) -> None:
+    def fit(path: Path | None) -> Neighbours:
+        bnn = Neighbours(nn.Linear(4, 3), Categorical())
+        saver = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=6)
+        trainer = quiet_trainer(
+            max_steps=6, max_epochs=-1, callbacks=[saver], enable_checkpointing=True
+        )
+        trainer.fit(bnn, shuffled(), ckpt_path=path)
+        return bnn
+
+    whole = fit(None)
+    path = tmp_path / "step=6.ckpt"
+    assert not torch.load(path, weights_only=True)["lightning_bnn"]["finished"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the folder is not empty
+        resumed = fit(path)
+    assert resumed.target.num_data == whole.target.num_data
+    for name, tensor in whole.finished.items():
+        assert torch.equal(resumed.finished[name], tensor)
