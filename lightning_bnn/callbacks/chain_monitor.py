@@ -45,12 +45,12 @@ class ChainMonitor(pl.Callback):
 
     It works with a strategy that runs chains, and records only while the strategy samples: not in
     its warm-up, nor in the exploration part of a cyclical schedule. When the fit ends with an R-hat
-    above 1.05, a warning says what to do. The record is part of the checkpoint. Random numbers of
+    above 1.01, a warning says what to do. The record is part of the checkpoint. Random numbers of
     the training are left alone.
 
     The first values are logged with the tenth record, and are there in each epoch from then on. A
     callback that watches them has to bear that they are not there before:
-    ``EarlyStopping(monitor="rhat_max", stopping_threshold=1.05, patience=1000, strict=False)``.
+    ``EarlyStopping(monitor="rhat_max", stopping_threshold=1.01, patience=1000, strict=False)``.
 
     Args:
         every_n_steps: How many optimizer steps lie between two records.

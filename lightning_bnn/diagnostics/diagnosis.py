@@ -18,6 +18,7 @@ from lightning_bnn.checks import check_whole
 from lightning_bnn.diagnostics.chains import Series, Watched, label_elements, watch
 from lightning_bnn.diagnostics.examples import Examples, choose_examples
 from lightning_bnn.diagnostics.statistics import (
+    ESS_LIMIT,
     RHAT_LIMIT,
     Floats,
     Statistics,
@@ -31,10 +32,8 @@ __all__ = ["Diagnosis", "diagnose", "diagnose_watched"]
 
 # With fewer draws of each chain, R-hat of independent draws may be anything.
 _SHORT = 20
-# With fewer draws in all, R-hat of independent draws passes the limit by chance, though not by far.
-_FEW_DRAWS = 200
-_FAR = 1.5
-_LOW_ESS = 100
+# R-hat of independent draws passes 1 by chance, at worst of many scalars by this over all draws.
+_CHANCE = 20.0
 # A chain of a lower ESS, if it has the draws for it, has moved too little to tell where it belongs.
 _SLOW_ESS = 50
 # Of the text: its width, and how many names it lists before "and more".
@@ -97,7 +96,7 @@ class Diagnosis:
 
     @property
     def converged(self) -> bool:
-        """Whether R-hat is at most 1.05 for all that moves in function space."""
+        """Whether R-hat is at most 1.01 for all that moves in function space."""
         return self.max_rhat <= RHAT_LIMIT
 
     @property
@@ -192,11 +191,11 @@ def diagnose(
         >>> from lightning_bnn.posteriors import DrawsPosterior
         >>> torch.manual_seed(0)
         <torch._C.Generator object at ...>
-        >>> draws = [{"weight": torch.randn(1, 2), "bias": torch.randn(1)} for _ in range(400)]
+        >>> draws = [{"weight": torch.randn(1, 2), "bias": torch.randn(1)} for _ in range(2000)]
         >>> posterior = DrawsPosterior(nn.Linear(2, 1), Gaussian(0.1), draws)
         >>> diagnosis = diagnose(posterior, torch.randn(20, 2))
-        >>> diagnosis.converged, diagnosis.draws, diagnosis.min_ess > 200
-        (True, 400, True)
+        >>> diagnosis.converged, diagnosis.draws, diagnosis.min_ess > 400
+        (True, 2000, True)
     """
     check_whole("elements", elements, 1)
     chosen = None if inputs is None else choose_examples(inputs, examples)
@@ -240,29 +239,31 @@ def _advise(diagnosis: Diagnosis) -> str:
         )
     shortest = _SHORT * (2 if diagnosis.chains == 1 else 1)  # the halves of one chain are compared
     total = diagnosis.chains * diagnosis.draws
-    by_chance = total < _FEW_DRAWS and RHAT_LIMIT < diagnosis.max_rhat < _FAR
+    by_chance = RHAT_LIMIT < diagnosis.max_rhat < 1 + _CHANCE / total
     if diagnosis.draws < shortest or by_chance:
         return (
             f"R-hat reaches {diagnosis.max_rhat:.2f}, but {diagnosis.draws} draws per chain are "
             "too few to judge by it, even if they are independent: collect at least "
-            f"{shortest} per chain, and {_FEW_DRAWS} in all."
+            f"{shortest} per chain, and {_CHANCE / (RHAT_LIMIT - 1):,.0f} in all."
         )
     if not diagnosis.converged:
         high = f"R-hat reaches {diagnosis.max_rhat:.2f}, above {RHAT_LIMIT}"
         bad = diagnosis.rhat > RHAT_LIMIT
         if np.nanmedian(diagnosis.chain_ess[:, bad]) < min(_SLOW_ESS, diagnosis.draws / 2):
             return (
-                f"{high}: chains still drift or move slowly. Use a longer burn-in and a longer "
-                "run, a larger learning rate if it stays stable, or a sampler with momentum."
+                f"{high}: chains still drift or move slowly. Use a longer burn-in and longer "
+                "chains, a larger learning rate if it stays stable, or another sampler."
             )
         return (
-            f"{high}: each chain moves freely but about its own place. Burn in longer, "
-            "lower the learning rate or raise the friction, or let a cyclical schedule carry them "
-            "between modes."
+            f"{high}: each chain moves freely but about its own place, so they have found different "
+            "modes, and how much each mode weighs is not known. Keep all chains, and report the "
+            "R-hat with what they predict. Longer chains, a cyclical schedule or another sampler "
+            "may carry them between modes; a lower learning rate helps where it is its error that "
+            "sets them apart."
         )
-    if diagnosis.min_ess < _LOW_ESS:
+    if diagnosis.min_ess < ESS_LIMIT:
         return (
             f"The chains agree, but the worst quantity is worth only {diagnosis.min_ess:.0f} "
-            "independent draws: collect more draws, or thin more over a longer run."
+            f"independent draws, and {ESS_LIMIT} are recommended: run longer."
         )
     return "The chains agree, and there are enough draws for means and 90% intervals."

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from lightning_bnn.errors import ConfigurationError
 
 __all__ = [
+    "ESS_LIMIT",
     "RHAT_LIMIT",
     "Statistics",
     "compute_statistics",
@@ -33,8 +34,10 @@ __all__ = [
     "require_arviz",
 ]
 
-# Above this R-hat chains do not agree.
-RHAT_LIMIT = 1.05
+# Above this R-hat chains do not agree, and with a smaller ESS neither R-hat nor quantiles can be
+# relied on: what Vehtari et al. recommend.
+RHAT_LIMIT = 1.01
+ESS_LIMIT = 400
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -122,12 +125,12 @@ def compute_statistics(values: Floats, labels: Sequence[str], by_chain: bool = T
         ConfigurationError: There are too few draws, or ArviZ is not installed.
 
     Example:
-        >>> values = np.random.default_rng(0).normal(size=(4, 100, 1))
+        >>> values = np.random.default_rng(0).normal(size=(4, 500, 1))
         >>> statistics = compute_statistics(values, ["x"])
-        >>> bool(statistics.max_rhat < 1.05), statistics.chain_ess.shape
+        >>> bool(statistics.max_rhat < RHAT_LIMIT), statistics.chain_ess.shape
         (True, (4, 1))
         >>> values[0] += 3                               # one chain sits elsewhere
-        >>> bool(compute_statistics(values, ["x"]).max_rhat > 1.05)
+        >>> bool(compute_statistics(values, ["x"]).max_rhat > RHAT_LIMIT)
         True
     """
     arviz = require_arviz()

@@ -10,6 +10,7 @@ import html
 import json
 import math
 import os
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePosixPath
@@ -22,7 +23,7 @@ from lightning_bnn.report.comparison import comparison
 from lightning_bnn.report.page import FORMAT, page
 from lightning_bnn.report.statistics import Statistics, check_same_task
 from lightning_bnn.report.words import COARSE, summary, unseen_gap
-from lightning_bnn.storage.files import LocalFiles, open_directory
+from lightning_bnn.storage.files import Files, LocalFiles, open_directory
 from lightning_bnn.storage.manifest import package_versions
 
 __all__ = ["Report", "check_page_name", "folder_problem", "make_report", "model_block", "plain"]
@@ -89,7 +90,9 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the page, and the numbers beside it as JSON.
 
-        A reader sees all of each of the two or nothing. Folders on the way are made.
+        A reader sees all of each of the two or nothing. Folders on the way are made. On a local
+        disk both are whole before either takes the place of an earlier one: where that fails, the
+        earlier two stay.
 
         Args:
             path: The page, such as ``"reports/test.html"``, or an fsspec URL. The numbers go to the
@@ -105,11 +108,28 @@ class Report:
         folder, name = os.path.split(target)
         page = self.html()
         files = open_directory(folder or ".")
-        # The page comes last: where it is, its numbers are too.
         numbers = json.dumps(self.numbers, allow_nan=False)
-        files.put(f"{os.path.splitext(name)[0]}.json", numbers.encode())
-        files.put(name, page.encode())
+        # The page comes last: where it is, its numbers are too.
+        _put_all(files, {f"{os.path.splitext(name)[0]}.json": numbers.encode(),
+                         name: page.encode()})  # fmt: skip
         return target
+
+
+def _put_all(files: Files, contents: Mapping[str, bytes]) -> None:
+    """Write files that belong together, in their order; on a local disk all of them or none."""
+    if not isinstance(files, LocalFiles):
+        for name, data in contents.items():
+            files.put(name, data)
+        return
+    temporary = {name: f".tmp-{secrets.token_hex(8)}" for name in contents}
+    try:
+        for name, data in contents.items():
+            files.put(temporary[name], data)
+        for name in contents:
+            os.replace(files.path / temporary[name], files.path / name)
+    except BaseException:
+        files.remove(*temporary.values())
+        raise
 
 
 def make_report(

@@ -78,7 +78,8 @@ class SGMCMC(BankStrategy):
         bayesian: Which weights are sampled (see :func:`lightning_bnn.selection.select`). The
             others, and what the likelihood learns, are trained in the warm-up and then held.
         start: Where chains start. ``"around"``: at the network's weights, all chains but number
-            0 perturbed; ``"reset"``: at new initial values; a posterior, such as a fitted
+            0 perturbed: not over-dispersed, so that R-hat may miss modes which no chain has
+            seen; ``"reset"``: at new initial values; a posterior, such as a fitted
             ensemble: at its draws; a list of networks; or a function that builds one.
         spread: The size of the perturbation, as a share of each tensor's root mean square.
         warm_up: Steps with another optimizer before sampling begins; a new trainer begins with

@@ -68,14 +68,24 @@ class Log(pl.Callback):
             self.seen[trainer.global_step] = float(trainer.callback_metrics["rhat_max"])
 
 
-def test_chains_that_agree_are_logged_without_a_warning() -> None:
-    """Of 200 sets of 4 chains of 100 independent draws none reached an R-hat of 1.02."""
+@pytest.mark.slow
+def test_chains_that_agree_give_no_warning() -> None:
+    """Of 15 sets of 4 chains of 400 independent draws none reached an R-hat of 1.007."""
+    monitor = ChainMonitor(every_n_steps=2, burn_in=40, elements=8)
+    trainer = fit(strategy(lr=0.1), monitor, max_steps=1240, train=long_epochs())
+    assert monitor.diagnosis().converged
+    assert float(trainer.callback_metrics["ess_min"]) > 400
+
+
+def test_a_few_records_are_logged_and_called_few() -> None:
+    """Of 15 sets of 4 chains of 100 independent draws the worst R-hat was 1.025."""
     monitor, log = ChainMonitor(every_n_steps=2, burn_in=40, elements=8), Log()
-    trainer = fit(strategy(lr=0.1), monitor, log, max_steps=280, train=long_epochs())
+    with pytest.warns(UserWarning, match="120 draws per chain are too few to judge"):
+        trainer = fit(strategy(lr=0.1), monitor, log, max_steps=280, train=long_epochs())
     diagnosis = monitor.diagnosis()
     assert (diagnosis.chains, diagnosis.draws) == (3, monitor.recorded) == (3, 120)
     assert list(diagnosis.function) == ["mean_log_likelihood", "prediction"]
-    assert diagnosis.converged
+    assert diagnosis.max_rhat < 1.05
     assert min(log.seen) == 40 + 2 * ENOUGH
     assert float(trainer.callback_metrics["ess_min"]) > 100
     assert len(set(log.seen.values())) < 30  # not computed anew at each of the records

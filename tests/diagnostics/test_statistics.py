@@ -87,7 +87,7 @@ def test_chains_that_stand_still_in_different_places() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_one_value_that_is_not_finite(bad: float) -> None:
-    values = np.random.default_rng(5).normal(size=(2, 50, 2))
+    values = np.random.default_rng(5).normal(size=(2, 500, 2))
     values[1, 30, 0] = bad
     statistics = compute_statistics(values, names(2))
     assert statistics.not_finite.tolist() == [True, False]
@@ -103,6 +103,10 @@ def test_one_chain_sees_its_own_drift() -> None:
     statistics = compute_statistics(values, names(2))
     assert statistics.rhat[0] < RHAT_LIMIT < statistics.rhat[1]
     assert statistics.chain_ess.shape == (1, 2)
+    # back and forth: both halves of the run, and every second draw, have the same mean
+    values = np.random.default_rng(7).normal(size=(1, 400, 1))
+    values[0, :, 0] += np.repeat([0.0, 2.0, 0.0, 2.0], 100)
+    assert compute_statistics(values, names(1)).max_rhat > 1.2
     np.testing.assert_array_equal(statistics.chain_ess[0], statistics.ess_bulk)
 
 

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from lightning_bnn import DeepEnsemble
 from lightning_bnn.ensembles.bootstrap import bootstrap_means, bootstrap_weights
-from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.ensembles.randomise import noisy_targets
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
 
@@ -107,3 +108,11 @@ def test_a_fit_with_a_sampler_of_a_part_has_mean_one_over_it() -> None:
     quiet_trainer(max_epochs=1).fit(ensemble, other)
     shares = ensemble._counts(slice(0, 3), torch.arange(48))
     torch.testing.assert_close(shares.mean(1), torch.ones(3))
+
+
+def test_they_are_not_those_of_the_noise_of_targets(weights: torch.Tensor) -> None:
+    """One uniform number behind both would give a weight and the size of a noise one order."""
+    targets = torch.zeros(EXAMPLES, 1, dtype=torch.float64)
+    noise = noisy_targets(Gaussian(1.0), targets, SEEDS, torch.arange(EXAMPLES))
+    pair = torch.stack([weights.flatten(), noise.flatten().abs()])
+    assert torch.corrcoef(pair)[0, 1].abs() < 4.5 / math.sqrt(weights.numel())

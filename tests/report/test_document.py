@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,27 @@ def test_save_writes_page_and_numbers(made: Report, tmp_path: Path) -> None:
     assert json.loads((page.parent / "report.json").read_text()) == made.numbers
     made.save(page)  # a second time takes the place of the first
     assert len(list(page.parent.iterdir())) == 2
+
+
+@pytest.mark.parametrize("fails", ["numbers", "page"])
+def test_a_full_disk_leaves_the_report_that_was_there(
+    made: Report, tmp_path: Path, fails: str
+) -> None:
+    """Files may grow to a size that one of the two, or neither, fits in."""
+    page, numbers = tmp_path / "report.html", tmp_path / "report.json"
+    page.write_text("an earlier page")
+    numbers.write_text("earlier numbers")
+    sizes = sorted([len(made.html()), len(json.dumps(made.numbers))])
+    limit = 1000 if fails == "numbers" else sum(sizes) // 2
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            made.save(page)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert sorted(tmp_path.iterdir()) == [page, numbers]
+    assert (page.read_text(), numbers.read_text()) == ("an earlier page", "earlier numbers")
 
 
 def test_save_wants_a_page(made: Report) -> None:
