@@ -113,11 +113,11 @@ class Model(nn.Module):
 
 
 def networks_return_objects(folder: Path) -> None:
-    for name, output in (("logits", None), ("scores", "scores"), ("scores", lambda o: o.scores)):
-        for make in STRATEGIES:
-            bnn, fitted = make(Model(name), Categorical(), output=output), trainer()
-            fitted.fit(bnn, ROWS, ROWS)
-            assert sum(map(len, fitted.predict(bnn, ROWS))) == 48
+    ways = (("logits", None), ("scores", "scores"), ("scores", lambda o: o.scores))
+    for make, (name, output) in zip(STRATEGIES, ways, strict=True):
+        bnn, fitted = make(Model(name), Categorical(), output=output), trainer()
+        fitted.fit(bnn, ROWS, ROWS)
+        assert sum(map(len, fitted.predict(bnn, ROWS))) == 48
 
 
 def classes_are_ignored_and_weighted(folder: Path) -> None:
@@ -133,23 +133,21 @@ def classes_are_ignored_and_weighted(folder: Path) -> None:
 
 def logs_can_be_read_and_the_bar_tells_the_phase(folder: Path) -> None:
     bars = import_module(f"{PACKAGE}.callbacks")
-    for bar in (bars.TQDMProgressBar(), bars.RichProgressBar()):
-        for make in STRATEGIES:
-            fitted = trainer(bar, SampleCollector(burn_in=2), enable_progress_bar=True)
-            bnn = make(net(), Categorical())
-            shown = []
+    kinds = (bars.TQDMProgressBar, bars.RichProgressBar, bars.TQDMProgressBar)
+    for make, bar in zip(STRATEGIES, kinds, strict=True):
+        shown: list[dict[str, Any]] = []
 
-            class Note(pl.Callback):
-                def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
-                    shown.append(trainer.progress_bar_callback.get_metrics(trainer, module))  # noqa: B023
+        class Note(pl.Callback):
+            def on_train_batch_end(self, trainer: Any, module: Any, *rest: Any) -> None:
+                shown.append(trainer.progress_bar_callback.get_metrics(trainer, module))  # noqa: B023
 
-            fitted.callbacks.append(Note())
-            fitted.fit(bnn, ROWS, ROWS)
-            logged = fitted.callback_metrics
-            assert logged["train_loss"] >= logged["train_nll"] > 0
-            assert [texts.get("phase") for texts in shown] == ["burn-in 1/2", None, None]
-            draws = str(len(bnn.ids))
-            assert [texts["draws"] for texts in shown] == ["0", "0", draws]
+        collector, bnn = SampleCollector(burn_in=2), make(net(), Categorical())
+        fitted = trainer(collector, bar(), Note(), enable_progress_bar=True)
+        fitted.fit(bnn, ROWS, ROWS)
+        logged = fitted.callback_metrics
+        assert logged["train_loss"] >= logged["train_nll"] > 0
+        assert [texts.get("phase") for texts in shown] == ["burn-in 1/2", None, None]
+        assert [texts["draws"] for texts in shown] == ["0", "0", str(len(bnn.ids))]
 
 
 def the_summary_counts_what_is_inferred(folder: Path) -> None:
