@@ -242,7 +242,7 @@ class RunRecords:
     def progress(self, unit: Unit) -> dict[str, Any] | None:
         """The last progress that a unit told of, if any can be read."""
         try:
-            data = self.files.get(f"units/{unit.name}/progress.json")
+            data = self.files.get(f"units/{unit.name}/progress.json", LIMIT)
             progress = None if data is None else json.loads(data)
         except Exception:  # of whatever client reads the storage; there will be another
             return None
