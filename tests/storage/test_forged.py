@@ -203,7 +203,7 @@ def test_every_field_of_every_file(name: str, each: int) -> None:
             slowest = max(slowest, time.perf_counter() - start)
             count += 1
         memory.file_system.pipe_file(f"{memory.root}/{file}", good)
-    assert count >= 60 * each
+    assert count >= 30 * each
     assert refused > 0.4 * count  # others, as versions of packages, are not believed either
     assert slowest < 2
     fsspec.filesystem("memory").rm("/forged", recursive=True)
