@@ -205,7 +205,7 @@ class StoredRun:
             ConfigurationError: No member is done yet.
         """
         components: list[WeightPosterior] = []
-        left = [member for unit in self.units() for member in unit.members]
+        done: set[str] = set()
         for unit, committed in self.committed().items():
             if kind not in committed["members"]:
                 raise ConfigurationError(
@@ -216,15 +216,17 @@ class StoredRun:
                 folder = f"{self.records.folder(unit)}/{place['place']}"
                 stored: Any = WeightPosterior.load(folder, net, likelihood)
                 components.append(stored.chain(place["chain"]) if "chain" in place else stored)
-                left = [other for other in left if str(other) != member]
+                done.add(member)
         if running:
             components += self._running(net, likelihood)
-        elif left and components:
+        members = [member for unit in self.units() for member in unit.members]
+        left = [str(member) for member in members if str(member) not in done]
+        if left and components and not running:
             rank_zero_warn(
-                f"The posterior of the run in {self.storage} is of {self.members - len(left)} of "
-                f"{self.members} members: {', '.join(map(str, left[:10]))} have left none. They "
-                "run still, were stopped, have failed or diverged, or their commit.json is gone: "
-                f"see `lightning-bnn status --storage {self.storage}`.",
+                f"The posterior of the run in {self.storage} is of {len(members) - len(left)} of "
+                f"{len(members)} members; none is there of {', '.join(left[:10])}"
+                f"{', ...' * (len(left) > 10)}. They run still, were stopped, have failed or "
+                "diverged, or their commit.json is gone: see `lightning-bnn status`.",
                 category=UserWarning,
             )
         if not components:

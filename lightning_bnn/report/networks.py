@@ -183,7 +183,7 @@ def folder_of(path: Path) -> str:
     given = os.fspath(path).rstrip("/") or "/"
     for folder, name in ((given, MANIFEST), (f"{given}/posterior", MANIFEST), (given, "run.json")):
         try:
-            if open_directory(folder).get(name) is not None:
+            if open_directory(folder).get(name, 1) is not None:
                 return folder  # run.json: a launched run
         except OSError as error:
             raise ConfigurationError(f"The folder {given} cannot be read ({error}).") from error

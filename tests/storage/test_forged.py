@@ -203,7 +203,7 @@ def test_every_field_of_every_file(name: str, each: int) -> None:
             slowest = max(slowest, time.perf_counter() - start)
             count += 1
         memory.file_system.pipe_file(f"{memory.root}/{file}", good)
-    assert count >= 60 * each
+    assert count >= 30 * each
     assert refused > 0.4 * count  # others, as versions of packages, are not believed either
     assert slowest < 2
     fsspec.filesystem("memory").rm("/forged", recursive=True)
@@ -316,7 +316,7 @@ def test_a_lost_commit_is_missed(tmp_path: Path) -> None:
     save_run(str(tmp_path))
     assert len(load_run(tmp_path).posterior(net()).components) == 3
     (tmp_path / "units" / "00002" / "commit.json").unlink()
-    with pytest.warns(UserWarning, match="is of 2 of 3 members: 2 have left none"):
+    with pytest.warns(UserWarning, match=r"is of 2 of 3 members; none is there of 2\."):
         assert len(load_run(tmp_path).posterior(net()).components) == 2
 
 
