@@ -142,6 +142,8 @@ class Posterior(ABC):
                 of torch.nn's layers, of torchvision and of this package are made from the file.
             likelihood: Needed only if the posterior was made with a likelihood of your own.
         """
+        if likelihood is not None:
+            check_likelihood(likelihood)
         stored = store.read(directory)
         kind = _class_of(stored.kind)
         posterior = kind.from_manifest(stored, net, likelihood)
