@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.checks import is_whole
+from lightning_bnn.checks import check_whole, is_whole
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.flat import FlatPrior, KeptMemory, energies_in_chunks, split_weights
 from lightning_bnn.network import network_tensors
