@@ -295,7 +295,7 @@ def check_ids(ids: int | Sequence[int], noun: str = "members") -> list[int]:
         ([0, 1, 2], [5])
     """
     given: Any = ids
-    several = range(check_whole(noun, given, 1)) if is_whole(given) else given
+    several = range(int(given)) if is_whole(given) and given < 2**31 else given
     if not isinstance(several, Sequence) or isinstance(several, str):
         several = []
     numbers = [int(number) for number in several if is_whole(number)]

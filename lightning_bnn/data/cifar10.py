@@ -122,7 +122,9 @@ class CIFAR10(InMemoryDataModule):
         num_workers: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers)
-        self.data_dir = None if data_dir is None else check_path("data_dir", data_dir)
+        if data_dir is not None:
+            check_path("data_dir", data_dir)
+        self.data_dir = data_dir
         self.validation = check_whole("validation", validation, 0)
         self.augment = check_flag("augment", augment)
         self.normalise = check_flag("normalise", normalise)

@@ -138,7 +138,9 @@ class UCIRegression(InMemoryDataModule):
             )
         self.set_name: str = name
         self.split = split
-        self.data_dir = None if data_dir is None else check_path("data_dir", data_dir)
+        if data_dir is not None:
+            check_path("data_dir", data_dir)
+        self.data_dir = data_dir
         self.validation = check_number("validation", validation, positive=False)
 
     def load(self) -> Splits:

@@ -164,6 +164,8 @@ class Posterior(ABC):
                 of torch.nn's layers, of torchvision and of this package are made from the file.
             likelihood: Needed only if the posterior was made with a likelihood of your own.
         """
+        if likelihood is not None:
+            check_likelihood(likelihood)
         for _ in range(_TRIES):
             stored = store.read(directory)
             kind = _class_of(stored.kind)

@@ -72,7 +72,7 @@ def test_missing_files_are_named(uci_dir):
         ({"name": "iris"}, "name= is 'bostonHousing'.* got 'iris'"),
         ({"name": "yacht", "split": 20}, "0 to 19; got split=20"),
         ({"name": "protein-tertiary-structure", "split": 5}, "0 to 4; got split=5"),
-        ({"name": "yacht", "split": -1}, "split=-1"),
+        ({"name": "yacht", "split": -1}, "split= is a whole number, at least 0; got -1"),
     ],
 )
 def test_impossible_options(options, message):
@@ -81,6 +81,10 @@ def test_impossible_options(options, message):
 
 
 def test_validation_must_leave_rows_to_train_on(uci_dir):
-    for share in (0.99, 1.0, -0.1):
+    for share in (0.99, 1.0):
         with pytest.raises(ConfigurationError, match="how many of the 27 training examples"):
             loaded(uci_dir, validation=share)
+    with pytest.raises(
+        ConfigurationError, match=r"validation= is a number of at least 0; got -0.1"
+    ):
+        loaded(uci_dir, validation=-0.1)
