@@ -121,6 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for name in modules:
             allow_functions(name)
+        if command in {*LIGHTNING_COMMANDS, "launch"} and os.getcwd() not in sys.path:
+            # The user's own project. Last, so that no file hides an installed package.
+            sys.path.append(os.getcwd())
         if command in LIGHTNING_COMMANDS:
             with warnings.catch_warnings():
                 # Lightning's use of torch, which no user can change

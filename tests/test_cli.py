@@ -231,6 +231,16 @@ def test_networks_from_layers_and_torchvision(layers: list[Any], tmp_path: Path)
     assert main(["fit", "--config", config, *options]) == 0
 
 
+def test_a_network_of_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = "from lightning_bnn.nets import MLP\n\n\nclass Mine(MLP):\n    pass\n"
+    (tmp_path / "folder_of_a_user.py").write_text(network)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    net = {**MODEL["init_args"]["net"], "class_path": "folder_of_a_user.Mine"}
+    assert main(["fit", "--config", configuration(tmp_path, net=net)]) == 0
+    assert sys.path[-1] == str(tmp_path)  # behind what is installed
+
+
 def test_resumed_fit_equals_the_whole_one(fitted: Path, tmp_path: Path) -> None:
     checkpoint = str(fitted / "checkpoints" / "epoch=0.ckpt")
     config = configuration(tmp_path)
