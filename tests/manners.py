@@ -158,6 +158,8 @@ def the_summary_counts_what_is_inferred(folder: Path) -> None:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger(f"{PACKAGE}.utilities.rank_zero")
     logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
     try:
         for make in STRATEGIES:
             frozen = net()
@@ -169,6 +171,7 @@ def the_summary_counts_what_is_inferred(folder: Path) -> None:
             said.clear()
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def averages_are_refused(folder: Path) -> None:

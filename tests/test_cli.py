@@ -126,7 +126,10 @@ def test_other_commands_are_given_their_words(monkeypatch: pytest.MonkeyPatch) -
     assert seen == [["--quick", "x"]]
 
 
-def test_help_of_fit_begins_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_fit_begins_with_ours(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "LONGEST_LIST", 60)  # other tests have strategies of their own
     with pytest.raises(SystemExit) as stopped:
         main(["fit", "--help"])
     assert stopped.value.code == 0

@@ -256,10 +256,10 @@ def _advise(diagnosis: Diagnosis) -> str:
             )
         return (
             f"{high}: each chain moves freely but about its own place, so they have found "
-            "different modes, and how much each mode weighs is not known. Keep all chains, and report the "
-            "R-hat with what they predict. Longer chains, a cyclical schedule or another sampler "
-            "may carry them between modes; a lower learning rate helps where it is its error that "
-            "sets them apart."
+            "different modes, and how much each mode weighs is not known. Keep all chains, and "
+            "report the R-hat with what they predict. Longer chains, a cyclical schedule or "
+            "another sampler may carry them between modes; a lower learning rate helps where it is "
+            "its error that sets them apart."
         )
     if diagnosis.min_ess < ESS_LIMIT:
         return (

@@ -879,9 +879,8 @@ def _named_arguments(owners: Sequence[type], arguments: Any, options: Any) -> di
             base = _named_arguments(owners[1:], flat[others], further)
         except TypeError:
             base = {}
-        if isinstance(
-            base.get("likelihood"), Likelihood
-        ):  # else they are not handed on as they are
+        # else they are not handed on as they are
+        if isinstance(base.get("likelihood"), Likelihood):
             further = base
             del flat[others]
     return {**flat, **further}

@@ -155,7 +155,7 @@ def test_a_run_outlives_storage_that_may_not_be_used(
     assert denied.calls == 1
     looking = RunRecords(tmp_path, only_look=True)
     denied.calls = 0
-    monkeypatch.setattr(looking.files, "get", lambda name: denied())
+    monkeypatch.setattr(looking.files, "get", lambda *_: denied())
     with pytest.raises(PermissionError):
         looking.granted(unit)
     assert denied.calls == 1
