@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -132,13 +133,17 @@ GARBAGE: dict[str, bytes] = {
 }
 
 
-@pytest.mark.parametrize("case", GARBAGE)
+@pytest.mark.parametrize("case", [*GARBAGE, "a pipe"])
 def test_one_unit_that_cannot_be_read_hides_no_other(tmp_path: Path, case: str) -> None:
     records = begin(tmp_path, [[0], [1], [2]])
     for unit in records.units():
         records.grant(unit, 1)
         tell(records, unit)
-    records.files.put("units/00001/progress.json", GARBAGE[case])
+    if case == "a pipe":
+        (tmp_path / "units/00001/progress.json").unlink()
+        os.mkfifo(tmp_path / "units/00001/progress.json")
+    else:
+        records.files.put("units/00001/progress.json", GARBAGE[case])
     run = StoredRun(tmp_path)
     rows = run_rows(run, NOW)
     assert [row.state for row in rows] == ["training", "unreadable", "training"]
