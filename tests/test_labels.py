@@ -98,6 +98,19 @@ def test_parts_and_joins_of_a_predictive_know_what_is_ignored():
         assert other.ignore_index == MISSING
 
 
+class OfOnesOwn(CategoricalPredictive):
+    def __init__(self, outputs):
+        super().__init__(outputs)
+
+
+def test_a_likelihood_derived_from_it_keeps_its_predictive():
+    class Derived(Categorical):
+        predictive_type = OfOnesOwn
+
+    predictive = Derived().predictive(logits(2, 6, 3))
+    assert type(predictive) is type(predictive[:3]) is OfOnesOwn
+
+
 class Tagger(nn.Module):
     """Classes on the last axis, as models of tokens give them."""
 
@@ -138,8 +151,9 @@ def test_a_tagger_learns_from_labelled_tokens(strategy):
     assert accuracy > 0.9, accuracy
 
 
-def test_options_are_saved_with_a_posterior(tmp_path):
-    likelihood = Categorical(ignore_index=9, class_weights=[1.0, 3.0])
+@pytest.mark.parametrize("number", [int, np.int64])
+def test_options_are_saved_with_a_posterior(tmp_path, number):
+    likelihood = Categorical(ignore_index=number(9), class_weights=np.array([1.0, 3.0]))
     net = nn.Linear(4, 2)
     VariationalBNN(net, likelihood, num_data=10).posterior().save(tmp_path / "p")
     again = Posterior.load(tmp_path / "p", nn.Linear(4, 2)).likelihood

@@ -47,7 +47,7 @@ class CategoricalPredictive(ClassPredictive):
 
     def options(self) -> dict[str, Any]:
         """The target of what has no label."""
-        return {"ignore_index": self.ignore_index}
+        return {} if self.ignore_index is None else {"ignore_index": self.ignore_index}
 
     @cached_property
     def component_log_probabilities(self) -> Tensor:
@@ -95,7 +95,7 @@ class Categorical(Likelihood):
             raise ConfigurationError(
                 f"ignore_index= is a whole number, such as -100, or None; got {ignore_index!r}."
             )
-        self.ignore_index = ignore_index
+        self.ignore_index = None if ignore_index is None else int(ignore_index)
         self.class_weights = None if class_weights is None else _class_weights(class_weights)
         weights = None if self.class_weights is None else torch.tensor(self.class_weights)
         self.register_buffer("_weights", weights, persistent=False)  # `config` has them
@@ -115,7 +115,9 @@ class Categorical(Likelihood):
 
     def predictive(self, outputs: Tensor) -> CategoricalPredictive:
         """Mixture of softmax distributions from ``(S, B, K, *positions)`` logits."""
-        return CategoricalPredictive(outputs, self.ignore_index)
+        if self.ignore_index is None:
+            return self.predictive_type(outputs)
+        return self.predictive_type(outputs, self.ignore_index)
 
     def config(self) -> dict[str, Any]:
         """What is ignored, and the weights of the classes, where they are set."""

@@ -28,7 +28,14 @@ from typing_extensions import Self
 from lightning_bnn import likelihoods, priors, samplers
 from lightning_bnn.checks import check_factory, check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
-from lightning_bnn.lightning import TrainerFn, pl, pl_load, rank_zero_info, sized_len
+from lightning_bnn.lightning import (
+    TrainerFn,
+    pl,
+    pl_load,
+    rank_zero_info,
+    rank_zero_warn,
+    sized_len,
+)
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.likelihoods.base import check_likelihood
 from lightning_bnn.network import copy_network, network_tensors, plain_network, warn_if_compiled
@@ -740,7 +747,14 @@ class Strategy(pl.LightningModule, InBar, ABC):
         if self._restart is not None:
             self._restart.end_epoch(trainer)
         elif trainer.fit_loop.epoch_loop.batch_progress.current.ready == 0:
-            raise DataError(_NO_BATCHES)
+            if self.global_step == 0:
+                raise DataError(_NO_BATCHES)
+            rank_zero_warn(
+                f"Nothing was trained in epoch {self.current_epoch}: the training data gave no "
+                "batch any more. A generator gives its examples once; let the data set begin anew "
+                "whenever it is iterated over, or set max_epochs=1.",
+                category=UserWarning,
+            )
         epochs = trainer.max_epochs
         by_epochs = epochs is not None and 0 <= epochs <= self.current_epoch + 1
         if by_epochs or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:

@@ -47,7 +47,8 @@ class LogitsCheck:
         """Look at the outputs of one network for a batch."""
         if self._rows is None:
             return
-        if isinstance(likelihood, Categorical):
+        kind = type(likelihood)  # one derived from it may well take probabilities
+        if kind is Categorical:
             values = outputs.detach().float()
             tolerance = max(1e-4, torch.finfo(outputs.dtype).eps)
             sums = values.sum(1)
@@ -60,7 +61,7 @@ class LogitsCheck:
             classes = outputs.shape[1]
             most = math.e / (math.e + classes - 1)
             last, cost = "softmax", f"none of {classes} classes could get more than {most:.0%}"
-        elif isinstance(likelihood, Bernoulli):
+        elif kind is Bernoulli:
             if outputs.grad_fn is None:
                 return  # in evaluation nothing can be told
             if not _ends_with_sigmoid(outputs):
@@ -73,7 +74,7 @@ class LogitsCheck:
         self._rows = None
         rank_zero_warn(
             f"The network's outputs are probabilities already, as of a {last} at its end. "
-            f"{type(likelihood).__name__} takes logits and computes the {last} itself: {cost}. "
+            f"{kind.__name__} takes logits and computes the {last} itself: {cost}. "
             f"Take the {last} off the network.",
             category=UserWarning,
         )

@@ -370,6 +370,22 @@ def test_a_fit_without_data_is_refused(rows: Any) -> None:
     quiet_trainer(max_epochs=2, limit_train_batches=0).fit(make_bnn(num_data=5), rows)
 
 
+class OnlyOnce(IterableDataset):
+    def __init__(self) -> None:
+        self.rows = iter([(torch.zeros(4), torch.tensor(0))] * 8)
+
+    def __iter__(self) -> Any:
+        return self.rows
+
+
+def test_epochs_for_which_no_data_are_left_are_told() -> None:
+    trainer = quiet_trainer(max_epochs=3)
+    with pytest.warns(UserWarning, match="Nothing was trained in epoch [12]:") as said:
+        trainer.fit(make_bnn(num_data=8), DataLoader(OnlyOnce(), batch_size=4))
+    assert trainer.global_step == 2
+    assert sum("Nothing was trained" in str(one.message) for one in said) == 2
+
+
 class WhileFitting(pl.Callback):
     """Lets another thread fit in the midst of a fit."""
 

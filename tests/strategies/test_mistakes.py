@@ -82,6 +82,16 @@ def test_logits_that_look_like_probabilities_are_left_in_peace(make: Any, value:
         quiet_trainer(max_steps=2).fit(make(net, likelihood, **start), rows(data))
 
 
+class OfProbabilities(Categorical):
+    def log_prob(self, outputs: Any, targets: Any) -> Any:
+        return outputs.log().gather(1, targets[:, None]).squeeze(1)
+
+
+def test_a_likelihood_of_ones_own_may_take_probabilities() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))
+    quiet_trainer(max_epochs=2).fit(VariationalBNN(net, OfProbabilities()), rows())
+
+
 # ---------------------------------------------------------------- N, and pages
 
 
