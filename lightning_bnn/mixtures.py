@@ -370,18 +370,18 @@ class ClassPredictive(Predictive):
         index = index.expand(self.draws, *index.shape[1:])
         log_prob = self.component_log_probabilities.gather(2, index).squeeze(2)
         if self.ignore_index is not None:
-            log_prob = log_prob.masked_fill(targets == self.ignore_index, 0.0)
+            log_prob = log_prob.masked_fill(targets.long() == self.ignore_index, 0.0)
         return sum_event(log_prob, 2)
 
     def labelled(self, targets: Tensor) -> Tensor | None:
         """Which examples have a label, or one position with a label."""
         if self.ignore_index is None:
             return None
-        return (self.align(targets) != self.ignore_index).reshape(len(targets), -1).any(1)
+        return (self.align(targets).long() != self.ignore_index).reshape(len(targets), -1).any(1)
 
     def _of_labels(self, values: Tensor, targets: Tensor) -> Tensor:
         """The values of what has a label, ``(B, *positions)`` where all have."""
-        return values if self.ignore_index is None else values[targets != self.ignore_index]
+        return values if self.ignore_index is None else values[targets.long() != self.ignore_index]
 
     def hits(self, targets: Tensor) -> Tensor:
         """Whether the most probable class is the observed one, one per label."""
@@ -415,7 +415,8 @@ def known_classes(targets: Tensor, ignore_index: int | None) -> Tensor:
     """Class indices to look up, with class 0 in the place of what has no label."""
     if ignore_index is None:
         return targets.long()
-    return targets.long().masked_fill(targets == ignore_index, 0)
+    classes = targets.long()  # in which a negative index cannot be taken for one of 8 bits
+    return classes.masked_fill(classes == ignore_index, 0)
 
 
 def check_class_shapes(shape: Sequence[int], targets: Tensor) -> None:

@@ -43,6 +43,16 @@ def test_as_cross_entropy_has_it(positions, weights):
     )
 
 
+def test_labels_of_eight_bits_are_no_negative_numbers():
+    outputs, targets = logits(3, 200), torch.tensor([156, 3, 255 - 99])  # -100 in eight bits
+    few = targets.to(torch.uint8)
+    likelihood, alone = Categorical(ignore_index=MISSING), Categorical()
+    assert torch.equal(likelihood.log_prob(outputs, few), alone.log_prob(outputs, targets))
+    predictive = likelihood.predictive(outputs[None])
+    assert torch.equal(predictive.log_prob(few), alone.log_prob(outputs, targets))
+    assert len(predictive.hits(few)) == 3
+
+
 def test_a_class_that_counts_twice_is_one_that_was_seen_twice():
     outputs, targets = logits(30, 3), labels(3, 30)
     twice = Categorical(class_weights=torch.tensor([1.0, 2.0, 1.0])).log_prob(outputs, targets)

@@ -110,7 +110,7 @@ class Categorical(Likelihood):
         if self._weights is not None:
             log_prob = log_prob * self._weights.to(log_prob.dtype)[index]
         if self.ignore_index is not None:
-            log_prob = log_prob.masked_fill(targets == self.ignore_index, 0.0)
+            log_prob = log_prob.masked_fill(targets.long() == self.ignore_index, 0.0)
         return sum_event(log_prob, 1)
 
     def predictive(self, outputs: Tensor) -> CategoricalPredictive:

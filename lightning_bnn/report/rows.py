@@ -163,7 +163,7 @@ def make_rows(
         labelled: Array | bool = True
         if task == "classification":
             if targets is not None and wide.ignore_index is not None:
-                labelled = (wide.align(targets) != wide.ignore_index).reshape(-1).numpy()
+                labelled = (wide.align(targets).long() != wide.ignore_index).reshape(-1).numpy()
                 targets, wide.ignore_index = known_classes(targets, wide.ignore_index), None
             columns = _class_columns(wide, targets, predictive.outputs.dtype != torch.float64)
             finite = np.asarray(~np.isnan(columns["log_probabilities"]).any(axis=1))
