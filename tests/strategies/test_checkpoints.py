@@ -276,6 +276,23 @@ def test_remote_checkpoints_are_as_lightning_has_them(fitted: tuple[Path, torch.
     assert torch.equal(resumed.family.mean, fitted[1])
 
 
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    plugin, path = WholeCheckpointIO(quiet_trainer()), tmp_path / "last.ckpt"
+    plugin.save_checkpoint({"a": torch.zeros(9)}, path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            plugin.save_checkpoint({"a": torch.ones(100_000)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.filename == str(path)
+    assert os.listdir(tmp_path) == ["last.ckpt"]
+    assert torch.equal(torch.load(path)["a"], torch.zeros(9))
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_full_disk_and_kills_leave_a_whole_checkpoint(tmp_path: Path) -> None:
     printed = run_script("tests.strategies.checkpoint_script", tmp_path, 10)
