@@ -28,7 +28,7 @@ from fsspec.implementations.local import LocalFileSystem
 from typing_extensions import override
 
 from lightning_bnn.errors import CheckpointError
-from lightning_bnn.lightning import TorchCheckpointIO, TrainerFn, pl, rank_zero_warn
+from lightning_bnn.lightning import TorchCheckpointIO, TrainerFn, pl, pl_load, rank_zero_warn
 from lightning_bnn.storage.files import TEMPORARY, write_atomic
 
 __all__ = ["WholeCheckpointIO", "check_checkpoint", "protect_checkpoints"]
@@ -159,7 +159,7 @@ def _earlier(path: Path) -> list[tuple[Path, str]]:
 def _fit_of(path: Path) -> str | None:
     """What tells the checkpoints of a fit from those of others; None if they cannot be resumed."""
     try:
-        saved = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+        saved = pl_load(path, map_location="cpu", weights_only=True)
         own = saved.get("lightning_bnn", {})
         known = [own.get(name) for name in ("strategy", "options", "order")]
         return str(known) if "optimizer_states" in saved else None
