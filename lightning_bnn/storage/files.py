@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -92,14 +92,14 @@ def open_directory(directory: str | os.PathLike[str]) -> Files:
     return Files(file_system, path, location)
 
 
-def write_atomic(path: str | os.PathLike[str], *pieces: Piece) -> None:
+def write_atomic(path: str | os.PathLike[str], *pieces: Piece | Callable[[BinaryIO], None]) -> None:
     """Write a local file in place of the one that may be there: all or nothing.
 
     It is on the disk when this returns. Folders on the way are made.
 
     Args:
         path: The file.
-        pieces: What it holds, one after another.
+        pieces: What it holds, one after another; a function writes its piece to the file itself.
 
     Example:
         >>> import tempfile
@@ -303,14 +303,17 @@ class LocalFiles(Files):
 
 
 @contextmanager
-def _temporary(path: Path, pieces: Sequence[Piece]) -> Iterator[Path]:
+def _temporary(path: Path, pieces: Sequence[Piece | Callable[[BinaryIO], None]]) -> Iterator[Path]:
     """A file beside ``path`` with these contents, on the disk; gone if the block raises."""
     _make(path.parent)
     temporary = path.parent / f".tmp-{secrets.token_hex(8)}"
     try:
         with open(temporary, "xb") as file:
             for piece in pieces:
-                file.write(piece)
+                if callable(piece):
+                    piece(file)
+                else:
+                    file.write(piece)
             file.flush()
             os.fsync(file.fileno())
         yield temporary

@@ -7,17 +7,20 @@ compared first. On remote storage all is as Lightning does it.
 
 A damaged checkpoint is an error, but where a fit resumes from it: then the newest whole one that
 was written before it to the same folder is used, with a warning, because a resumed fit comes to
-the same end from either. To test or to load, other weights than asked for would be no help.
+the same end from either. It must be of the same fit: where a folder holds checkpoints of several,
+and the damaged one does not tell whose it was, none is chosen. To test or to load, other weights
+than asked for would be no help.
 """
 
 from __future__ import annotations
 
-import io
 import re
 import time
 import zipfile
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import fsspec
 import torch
@@ -25,7 +28,7 @@ from fsspec.implementations.local import LocalFileSystem
 from typing_extensions import override
 
 from lightning_bnn.errors import CheckpointError
-from lightning_bnn.lightning import TorchCheckpointIO, TrainerFn, pl, rank_zero_warn
+from lightning_bnn.lightning import TorchCheckpointIO, TrainerFn, pl, pl_load, rank_zero_warn
 from lightning_bnn.storage.files import TEMPORARY, write_atomic
 
 __all__ = ["WholeCheckpointIO", "check_checkpoint", "protect_checkpoints"]
@@ -35,8 +38,13 @@ _HOUR = 3600.0
 
 def protect_checkpoints(trainer: pl.Trainer) -> None:
     """Let a trainer write and read its checkpoints by this module, unless it was told how."""
-    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-        trainer.strategy.checkpoint_io = WholeCheckpointIO(trainer)
+    owner: Any = trainer.strategy
+    while hasattr(
+        owner.checkpoint_io, "checkpoint_io"
+    ):  # such as AsyncCheckpointIO, around another
+        owner = owner.checkpoint_io
+    if type(owner.checkpoint_io) in (TorchCheckpointIO, WholeCheckpointIO):
+        owner._checkpoint_io = WholeCheckpointIO(trainer)
 
 
 def check_checkpoint(path: Any) -> None:
@@ -72,12 +80,11 @@ class WholeCheckpointIO(TorchCheckpointIO):
         if local is None or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        contents = io.BytesIO()
-        torch.save(checkpoint, contents)
-        write_atomic(local, contents.getbuffer())
+        write_atomic(local, partial(_save, checkpoint))
         for left in local.parent.glob(".tmp-*"):  # of a process that was killed while saving
-            if TEMPORARY.fullmatch(left.name) and time.time() - _written(left) > _HOUR:
-                left.unlink(missing_ok=True)
+            with suppress(OSError):  # or of one that is saving now, and renames it
+                if TEMPORARY.fullmatch(left.name) and time.time() - _written(left) > _HOUR:
+                    left.unlink()
 
     @override
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -96,15 +103,22 @@ class WholeCheckpointIO(TorchCheckpointIO):
         """The file itself; to resume, the newest whole one before it in its place."""
         reason = _damage(path)
         if reason and self._trainer.state.fn == TrainerFn.FITTING:
-            others = [other for other in path.parent.glob(f"*{path.suffix}") if other.is_file()]
-            before = [o for o in others if not o.samefile(path) and _written(o) <= _written(path)]
-            for earlier in sorted(before, key=_written, reverse=True):
-                if not _damage(earlier):
+            earlier = _earlier(path)
+            own = _fit_of(path)
+            runs = {fit for _, fit in earlier}
+            if own is None and len(runs) > 1:
+                raise CheckpointError(
+                    f"The checkpoint {path} is damaged: {reason}. Its folder holds checkpoints of "
+                    f"{len(runs)} fits, so that no other can take its place. Pass the one to "
+                    "resume from as ckpt_path=."
+                )
+            for other, fit in earlier:
+                if own in (None, fit):
                     rank_zero_warn(
                         f"The checkpoint {path} is damaged: {reason}. The fit resumes from "
-                        f"{earlier} instead, the newest whole one that was written before it."
+                        f"{other} instead, the newest whole one that was written before it."
                     )
-                    return earlier
+                    return other
         check_checkpoint(path)
         return path
 
@@ -117,6 +131,41 @@ def _local(path: Any) -> Path | None:
         return None
     file_system, inner = fsspec.core.url_to_fs(str(path))
     return Path(inner) if isinstance(file_system, LocalFileSystem) else None
+
+
+def _save(checkpoint: dict[str, Any], file: BinaryIO) -> None:
+    """Write a checkpoint as it is made, without a copy of all of it in memory."""
+    try:
+        torch.save(checkpoint, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):  # a full disk, in the words of torch's writer
+            raise error.__context__ from None
+        raise
+
+
+def _earlier(path: Path) -> list[tuple[Path, str]]:
+    """Whole checkpoints of the same folder that were not written after it, and their fits."""
+    found = []
+    for other in path.parent.glob(f"*{path.suffix}"):
+        with suppress(OSError):  # another process may have taken it away
+            written = _written(other)
+            if not other.is_file() or other.samefile(path) or written > _written(path):
+                continue
+            if not _damage(other) and (fit := _fit_of(other)) is not None:
+                found.append((written, other, fit))
+    return [(other, fit) for _, other, fit in sorted(found, reverse=True)]
+
+
+def _fit_of(path: Path) -> str | None:
+    """What tells the checkpoints of a fit from those of others; None if they cannot be resumed."""
+    try:
+        saved = pl_load(path, map_location="cpu", weights_only=True)
+        own = saved.get("lightning_bnn", {})
+        known = [own.get(name) for name in ("strategy", "options", "order")]
+        return str(known) if "optimizer_states" in saved else None
+    except Exception as error:  # a damaged file may lead to any
+        # objects of the user's, which only resuming itself may load
+        return "" if type(error).__name__ == "UnpicklingError" and not _damage(path) else None
 
 
 def _written(path: Path) -> float:

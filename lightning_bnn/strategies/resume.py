@@ -26,6 +26,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils.data import DistributedSampler
 
 from lightning_bnn.lightning import TrainerFn, TrainerStatus, pl, rank_zero_warn
 from lightning_bnn.random import isolated_random_state, mix_seeds
@@ -118,6 +119,9 @@ class ResumableLoader:
         with isolated_random_state(seed):
             for generator in loader_generators(self.loader):
                 generator.manual_seed(seed)
+            for owner in _order_makers(self.loader):
+                if isinstance(owner, DistributedSampler):  # Lightning's has the process's own seed
+                    owner.seed = self._seed
             opener = self.opener
             if opener is None and getattr(self.loader, "_iterator", None) is not None:
                 # A loader with persistent workers draws a seed for them before its first order
@@ -153,10 +157,13 @@ class ResumableLoader:
 
 def loader_generators(loader: Any) -> list[torch.Generator]:
     """The generators that the user gave to a loader or its samplers, which decide its order."""
-    batches = getattr(loader, "batch_sampler", None)
-    owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
-    generators = [getattr(owner, "generator", None) for owner in owners]
+    generators = [getattr(owner, "generator", None) for owner in _order_makers(loader)]
     return list({id(g): g for g in generators if isinstance(g, torch.Generator)}.values())
+
+
+def _order_makers(loader: Any) -> list[Any]:
+    batches = getattr(loader, "batch_sampler", None)
+    return [loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None)]
 
 
 class Restart:

@@ -13,8 +13,10 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+from pytorch_lightning import Trainer
 from torch import nn
 
 from lightning_bnn import VariationalBNN
@@ -23,14 +25,10 @@ from lightning_bnn.strategies.checkpoints import check_checkpoint
 from tests.trainers import quiet_trainer
 
 
-def save(path: Path, version: int, limit: int | None = None) -> str:
+def save(trainer: Trainer, path: Path, version: int, limit: int | None = None) -> str:
     """Save once, with all weights equal to a version; what went wrong, if anything did."""
-    bnn = VariationalBNN(nn.Linear(100, 1000), Gaussian(), num_data=9)
+    bnn: Any = trainer.lightning_module
     bnn.family.mean.data.fill_(version)
-    trainer = quiet_trainer()
-    trainer.strategy.connect(bnn)
-    bnn.trainer = trainer
-    bnn.setup("fit")
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     try:
@@ -42,10 +40,15 @@ def save(path: Path, version: int, limit: int | None = None) -> str:
 
 def main(folder: Path, kills: int) -> None:
     path = folder / "last.ckpt"
-    save(path, -1)
+    bnn = VariationalBNN(nn.Linear(100, 1000), Gaussian(), num_data=9)
+    trainer = quiet_trainer()
+    trainer.strategy.connect(bnn)
+    bnn.trainer = trainer
+    bnn.setup("fit")
+    save(trainer, path, -1)
     reading, writing = os.pipe()
     if not os.fork():
-        os.write(writing, save(path, -2, limit=100_000).encode())
+        os.write(writing, save(trainer, path, -2, limit=100_000).encode())
         os._exit(0)
     os.wait()
     full = os.read(reading, 1000).decode()
@@ -55,10 +58,13 @@ def main(folder: Path, kills: int) -> None:
     for kill in range(kills):
         child = os.fork()
         if not child:
-            for version in range(100 * kill, 100 * kill + 100):
-                save(path, version)
+            for version in range(1000 * kill, 1000 * kill + 1000):
+                save(trainer, path, version)
             os._exit(1)
-        time.sleep(0.02 + 0.003 * kill)
+        before = path.stat().st_ino
+        while path.stat().st_ino == before:  # nothing was saved yet
+            time.sleep(0.001)
+        time.sleep(0.004 * kill)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         check_checkpoint(path)
@@ -68,7 +74,7 @@ def main(folder: Path, kills: int) -> None:
     torn = [file for file in folder.iterdir() if file.name.startswith(".tmp-")]
     for file in torn:
         os.utime(file, (0, 0))
-    save(path, 10**6)
+    save(trainer, path, 10**6)
     print(
         json.dumps(
             {

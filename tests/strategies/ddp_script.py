@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import torch
+from pytorch_lightning import seed_everything
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler
@@ -71,7 +72,8 @@ def main(directory: Path) -> None:
             if rank == 0:
                 os.truncate(path, 1000)
             trainer.strategy.barrier()
-        torch.manual_seed(3 if path is None else 4)
+        # also of the sampler that Lightning puts in
+        seed_everything(3 if path is None else 4, verbose=False)
         bnn = make_bnn()
         saver = ModelCheckpoint(directory, "{step}", every_n_train_steps=7, save_top_k=-1)
         trainer = quiet_trainer(

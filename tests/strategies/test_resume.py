@@ -237,10 +237,15 @@ def test_resume_from_a_fit_of_another_length(tmp_path: Path) -> None:
     assert trainer.global_step == 24
 
 
-@pytest.mark.parametrize("monitor", ["val_nll", "train_loss"])
 @pytest.mark.parametrize(
-    "saving",
-    [{}, {"save_on_train_epoch_end": True}, {"every_n_train_steps": 6}, {"every_n_train_steps": 4}],
+    ("saving", "monitor"),
+    [
+        ({}, "val_nll"),
+        ({"save_on_train_epoch_end": True}, "train_loss"),
+        ({"every_n_train_steps": 6}, "val_nll"),
+        ({"every_n_train_steps": 6}, "train_loss"),
+        ({"every_n_train_steps": 4}, "train_loss"),
+    ],
 )
 def test_a_plateau_is_seen_in_the_epoch_resumed_in(
     saving: Any, monitor: str, tmp_path: Path
