@@ -39,9 +39,7 @@ _HOUR = 3600.0
 def protect_checkpoints(trainer: pl.Trainer) -> None:
     """Let a trainer write and read its checkpoints by this module, unless it was told how."""
     owner: Any = trainer.strategy
-    while hasattr(
-        owner.checkpoint_io, "checkpoint_io"
-    ):  # such as AsyncCheckpointIO, around another
+    while hasattr(owner.checkpoint_io, "checkpoint_io"):  # AsyncCheckpointIO, around another
         owner = owner.checkpoint_io
     if type(owner.checkpoint_io) in (TorchCheckpointIO, WholeCheckpointIO):
         owner._checkpoint_io = WholeCheckpointIO(trainer)
