@@ -233,4 +233,6 @@ def _is_deeper(value: Any, levels: int) -> bool:
             if isinstance(one, (dict, list))
             for part in (one.values() if isinstance(one, dict) else one)
         ]
-    return bool(held)
+        if not held:
+            return False
+    return True

@@ -230,8 +230,9 @@ LARGE: dict[str, tuple[tuple[Any, ...], Any]] = {
 @pytest.mark.parametrize("kind", LARGE)
 def test_what_is_large_is_refused_soon(kind: str, tmp_path: Path) -> None:
     gaussian().save(tmp_path)
-    recipe = {"of": "torch.nn.LSTM", "with": LAYERS}
-    forge(tmp_path / "manifest.json", ("fields", "recipe"), recipe)
+    if kind == "tensors without end":  # and a network of as many
+        recipe = {"of": "torch.nn.LSTM", "with": LAYERS}
+        forge(tmp_path / "manifest.json", ("fields", "recipe"), recipe)
     forge(tmp_path / "manifest.json", *LARGE[kind])
     start = time.perf_counter()
     with pytest.raises(PosteriorFormatError):
