@@ -49,7 +49,7 @@ from lightning_bnn.lightning import (
     SaveConfigCallback,
     pl,
 )
-from lightning_bnn.selection import allow_functions, named_function
+from lightning_bnn.selection import allow_functions, look_in_current_folder, named_function
 from lightning_bnn.strategies.base import Strategy
 
 __all__ = ["LIGHTNING_COMMANDS", "OTHER_COMMANDS", "BayesianCLI", "main"]
@@ -121,9 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for name in modules:
             allow_functions(name)
-        if command in {*LIGHTNING_COMMANDS, "launch"} and os.getcwd() not in sys.path:
-            # The user's own project. Last, so that no file hides an installed package.
-            sys.path.append(os.getcwd())
+        if command in {*LIGHTNING_COMMANDS, "launch"}:
+            look_in_current_folder()
         if command in LIGHTNING_COMMANDS:
             with warnings.catch_warnings():
                 # Lightning's use of torch, which no user can change

@@ -28,6 +28,7 @@ __all__ = [
     "allow_functions",
     "allowed_modules",
     "last_layer",
+    "look_in_current_folder",
     "named_function",
     "select",
     "without_normalisation",
@@ -284,6 +285,15 @@ def allow_functions(module: str) -> None:
             f"--import {module}: the module cannot be imported ({error}). Name it as an import "
             "statement does, from the current folder or of an installed package."
         ) from error
+
+
+def look_in_current_folder() -> None:
+    """Let a configuration that the user has named name modules of the user's own project.
+
+    It is looked in last, so that no file hides an installed package.
+    """
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
 
 
 def allowed_modules() -> tuple[str, ...]:

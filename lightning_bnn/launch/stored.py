@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 from torch import nn
@@ -43,7 +44,13 @@ READERS = 8  # at a time: remote storage takes its time for each file
 _LEAST_DRAWS = 4  # with fewer there is no R-hat
 # what a commit says of the members; places are in the folder of the unit, and not in one above
 _PLACE = {"place": re.compile(r"attempt-[0-9]{4,}/[\w-][\w.-]*", re.ASCII), "chain?": int}
-_RESULT = {"members": {"posterior": {"*": _PLACE}, "*": {"*": _PLACE}}, "metrics?": dict}
+_METRICS = {"*": float | None}
+_RESULT = {
+    **{"members": {"posterior": {"*": _PLACE}, "*": {"*": _PLACE}}, "asked?": dict},
+    **{"metrics?": _METRICS, "own_metrics?": {"*": _METRICS}, "attempt?": int | None},
+    **dict.fromkeys(("host?", "node?", "device?", "noise?"), str | None),
+    **{"steps?": int | None, "seconds?": float | None},
+}
 
 
 @dataclass(frozen=True)
@@ -173,7 +180,14 @@ class StoredRun:
             for unit, commit in zip(new, pool.map(self.records.committed, new), strict=True):
                 if commit is not None:
                     where = f"{self.records.folder(unit)}/commit.json"
-                    self._committed[unit] = checked(commit["result"], _RESULT, where, "result")
+                    result = checked(commit["result"], _RESULT, where, "result")
+                    known = set(map(str, unit.members))
+                    if others := {*chain.from_iterable(result["members"].values())} - known:
+                        raise PosteriorFormatError(
+                            f"{where} has the result of {min(others)!r:.80}, which is no member of "
+                            f"{unit}. It was not written by lightning-bnn; nothing was loaded."
+                        )
+                    self._committed[unit] = result
         return {unit: self._committed[unit] for unit in units if unit in self._committed}
 
     def results(self) -> list[MemberResult]:
@@ -214,8 +228,14 @@ class StoredRun:
                 )
             for member, place in committed["members"][kind].items():  # in the order of the members
                 folder = f"{self.records.folder(unit)}/{place['place']}"
-                stored: Any = WeightPosterior.load(folder, net, likelihood)
-                components.append(stored.chain(place["chain"]) if "chain" in place else stored)
+                stored = WeightPosterior.load(folder, net, likelihood)
+                if "chain" in place:
+                    if not isinstance(stored, DrawsPosterior):
+                        raise PosteriorFormatError(
+                            f"{folder} holds no chains, of which commit.json names one."
+                        )
+                    stored = stored.chain(place["chain"])
+                components.append(stored)
                 done.add(member)
         if running:
             components += self._running(net, likelihood)

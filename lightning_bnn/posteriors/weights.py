@@ -39,7 +39,7 @@ from lightning_bnn.recipes import bounded, make, network_recipe
 from lightning_bnn.resize import resized
 from lightning_bnn.shared_part import SharedPart
 from lightning_bnn.stacked import Mode, StackedModule
-from lightning_bnn.storage.manifest import MANIFEST, checked
+from lightning_bnn.storage.manifest import MANIFEST, SHAPE, checked
 from lightning_bnn.storage.store import Stored
 from lightning_bnn.storage.stream import Change, Weights
 
@@ -50,11 +50,12 @@ __all__ = [
 
 CHUNK = 8
 _MOST_PER_BYTE = 256  # numbers: zeros are stored in less than a byte for each
+_LEAST_BYTES = 40  # of a blob, to name a tensor
 CACHE_BYTES = 2**29
 
 Description = Sequence[Sequence[Any]]
 
-_TENSORS = [(str, [int])]
+_TENSORS = [(str, SHAPE)]
 _FORM = {"network": _TENSORS, "recipe?": object, "original?": _TENSORS}
 
 
@@ -287,10 +288,11 @@ class WeightPosterior(Posterior):
         checked(stored.fields, _FORM, f"{stored.files}: {MANIFEST}", "fields")
         network, pruned_from = stored.fields["network"], stored.fields.get("original")
         size, held = sum(math.prod(shape) for _, shape in network), stored.files.size("blobs")
-        if size > _MOST_PER_BYTE * (held + 1000):  # before memory is taken for it
+        # before time and memory are taken for it
+        if size > _MOST_PER_BYTE * (held + 1000) or len(network) * _LEAST_BYTES > held + 1000:
             raise PosteriorFormatError(
-                f"The network in {stored.files} has {size:,} numbers, its blobs only {held:,} "
-                "bytes. Restore them from a copy."
+                f"The network in {stored.files} has {len(network):,} tensors of {size:,} numbers, "
+                f"its blobs only {held:,} bytes. Restore them from a copy."
             )
         if net is None:
             net = _made_again(stored, network)
@@ -323,7 +325,7 @@ def _made_again(stored: Stored, network: Description) -> nn.Module:
             "give the configuration of the fit with --config FILE."
         )
     recipe = stored.fields["recipe"]
-    most = 1000 * (10 + len(network))
+    most = 50 * (100 + len(network))  # known layers and models take up to 10 for each tensor
     with torch.device("meta"), bounded(most):  # neither memory nor random numbers
         made = make(recipe)
     if not isinstance(made, nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import fsspec
@@ -21,7 +22,7 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, Posterior
 from lightning_bnn.random import isolated_random_state
-from lightning_bnn.selection import named_function
+from lightning_bnn.selection import look_in_current_folder, named_function
 from lightning_bnn.storage.files import absolute, open_directory
 from lightning_bnn.storage.manifest import MANIFEST
 from lightning_bnn.strategies.base import Strategy
@@ -199,17 +200,19 @@ def find_configuration(path: Path) -> str | None:
     name = absolute(path).rstrip("/") or "/"
     parent = name.rpartition("/")[0] or "/"
     for folder in [name] if parent.endswith(":/") else [name, parent]:  # "s3:/" is no folder
-        if "config.yaml" in open_directory(folder).names():
-            return f"{folder}/config.yaml"
+        with suppress(OSError):  # one above that may not be listed
+            if "config.yaml" in open_directory(folder).names():
+                return f"{folder}/config.yaml"
     return None
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
-    """The content of a YAML file.
+    """The content of a YAML file that the user has named; it may name modules beside it, too.
 
     Raises:
         ConfigurationError: There is no such file, it cannot be read, or it is no mapping.
     """
+    look_in_current_folder()
     try:
         with fsspec.open(os.fspath(path), "r", encoding="utf-8") as file:
             content = yaml.safe_load(file)

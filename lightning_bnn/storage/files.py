@@ -46,6 +46,8 @@ TEMPORARY = re.compile(r"\.tmp-[0-9a-f]{16}")
 
 _NOT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # each on its systems
 _NOT_A_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+# of a link to itself, a socket, and a name that no file has
+_NEVER_A_FILE = (errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG)
 
 # Storage in memory looks first and writes then: threads of its process must do so one by one.
 _CREATING = threading.Lock()
@@ -227,9 +229,11 @@ class LocalFiles(Files):
         except _NOT_A_FILE:
             return None
         except OSError as error:
-            if error.errno != errno.ELOOP:
+            if error.errno not in _NEVER_A_FILE:
                 raise
-            raise PosteriorFormatError(f"{path} is a link to itself, not a file.") from error
+            raise PosteriorFormatError(
+                f"{path!s:.300} is not a file ({error.strerror})."
+            ) from error
         try:
             about = os.fstat(descriptor)
             if stat.S_ISDIR(about.st_mode):
@@ -243,6 +247,15 @@ class LocalFiles(Files):
                 return file.read(left)
         finally:
             os.close(descriptor)
+
+    @override
+    def size(self, folder: str) -> int:
+        sizes = 0
+        with suppress(*_NOT_A_FILE), os.scandir(self.path / folder) as found:
+            for entry in found:
+                with suppress(OSError):  # removed meanwhile
+                    sizes += entry.stat().st_size
+        return sizes
 
     @override
     def stamp(self, name: str) -> Any:

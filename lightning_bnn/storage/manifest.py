@@ -14,21 +14,24 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, get_args
 
 import torch
 
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 
 __all__ = [
-    "LIMIT", "MANIFEST", "VERSION", "Form", "check_form", "checked", "encode", "json_value",
-    "package_versions", "unseal",
+    "LIMIT", "MANIFEST", "SHAPE", "VERSION", "Form", "check_form", "checked", "encode",
+    "json_value", "package_versions", "unseal",
 ]  # fmt: skip
 
 MANIFEST = "manifest.json"
 VERSION = 1
 LIMIT = 2**26  # bytes of a sealed object: no more are read of a file that says to be one
 _DEPTH = 200  # of objects and lists inside of each other
+SHAPE: Literal["shape"] = "shape"
+_MOST_AXES = 64
 
 Form = Any
 
@@ -39,7 +42,8 @@ def check_form(value: Any, form: Form, where: str = "") -> None:
     Args:
         value: The value.
         form: ``str``, ``bool``, ``dict`` or ``list``; ``int``, a whole number from 0 on; ``float``,
-            any finite number; ``object``, anything; a pattern of a string; a set of possible
+            any finite number; ``object``, anything; ``float | None``, such a number or none;
+            ``SHAPE``, that of a tensor which there can be; a pattern of a string; a set of possible
             values; ``[form]``, a list of such values; ``(form, form)``, a list of just these;
             ``{"key": form}``, an object, in which ``"key?"`` may be missing and ``"*"`` stands for
             all keys, and further keys do not matter.
@@ -50,38 +54,66 @@ def check_form(value: Any, form: Form, where: str = "") -> None:
         Traceback (most recent call last):
         ValueError: shape[1] is expected to be a whole number from 0 on; got -1
     """
-    where = where or "it"
+    if found := _misfit(value, form):
+        path, expected, given = found
+        place = f"{where}{path}".removeprefix(".") or "it"
+        raise ValueError(f"{place} {expected}; got {given!r:.200}")
+
+
+def _misfit(value: Any, form: Form) -> tuple[str, str, Any] | None:
+    """The first part that has not its form: the way to it, what was expected, and what is there.
+
+    There may be many parts: words are made where they are needed only.
+    """
     if isinstance(form, dict):
-        _require(isinstance(value, dict), f"{where} is expected to be an object", value)
+        if not isinstance(value, dict):
+            return "", "is expected to be an object", value
         for key, part in form.items():
             name = key.removesuffix("?")
             if key == "*":
                 for each, held in value.items():
-                    check_form(held, part, f"{where}[{each!r:.80}]")
+                    if found := _misfit(held, part):
+                        return f"[{each!r:.80}]{found[0]}", *found[1:]
             elif name in value:
-                check_form(value[name], part, f"{where}.{name}".removeprefix("it."))
-            else:
-                _require(key.endswith("?"), f"{where} has no {name!r}", sorted(value))
+                if found := _misfit(value[name], part):
+                    return f".{name}{found[0]}", *found[1:]
+            elif not key.endswith("?"):
+                return "", f"has no {name!r}", sorted(value)
     elif isinstance(form, (list, tuple)):
-        _require(isinstance(value, list), f"{where} is expected to be a list", value)
-        parts = form if isinstance(form, tuple) else form * len(value)
-        _require(len(parts) == len(value), f"{where} is expected to have {len(parts)} parts", value)
-        for index, (held, part) in enumerate(zip(value, parts, strict=True)):
-            check_form(held, part, f"{where}[{index}]")
+        if not isinstance(value, list):
+            return "", "is expected to be a list", value
+        if isinstance(form, tuple) and len(form) != len(value):
+            return "", f"is expected to have {len(form)} parts", value
+        for index, held in enumerate(value):
+            if found := _misfit(held, form[index] if isinstance(form, tuple) else form[0]):
+                return f"[{index}]{found[0]}", *found[1:]
+    elif isinstance(form, UnionType):
+        return None if value is None else _misfit(value, get_args(form)[0])
     elif isinstance(form, re.Pattern):
-        fits = isinstance(value, str) and form.fullmatch(value) is not None
-        _require(fits, f"{where} is expected to be a text like {form.pattern}", value)
+        if not (isinstance(value, str) and form.fullmatch(value)):
+            return "", f"is expected to be a text like {form.pattern}", value
     elif isinstance(form, (set, frozenset)):
-        fits = type(value) in (str, int) and value in form
-        _require(fits, f"{where} is expected to be one of {sorted(form)}", value)
+        if type(value) not in (str, int) or value not in form:
+            return "", f"is expected to be one of {sorted(form)}", value
+    elif form is SHAPE:
+        if not _is_shape(value):
+            return "", "is expected to be the shape of a tensor", value
     elif form is int:
-        fits = type(value) is int and 0 <= value < 2**63
-        _require(fits, f"{where} is expected to be a whole number from 0 on", value)
+        if type(value) is not int or not 0 <= value < 2**63:
+            return "", "is expected to be a whole number from 0 on", value
     elif form is float:
-        number = type(value) in (int, float) and abs(value) < 2**1023 and math.isfinite(value)
-        _require(number, f"{where} is expected to be a finite number", value)
-    else:
-        _require(isinstance(value, form), f"{where} is expected to be {form.__name__}", value)
+        if type(value) not in (int, float) or not abs(value) < 2**1023:  # no NaN either
+            return "", "is expected to be a finite number", value
+    elif not isinstance(value, form):
+        return "", f"is expected to be {form.__name__}", value
+    return None
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether it is a list of whole numbers whose product is one that memory can be asked for."""
+    if not isinstance(value, list) or len(value) > _MOST_AXES:  # the product is never a long one
+        return False
+    return all(type(n) is int and 0 <= n < 2**63 for n in value) and math.prod(value) < 2**63
 
 
 def checked(value: Any, form: Form, where: str, part: str) -> Any:
@@ -161,7 +193,8 @@ def unseal(
         raise PosteriorFormatError(f"{where} has more than {LIMIT:,} bytes. It was not read.")
     try:
         sealed = json.loads(data)
-        _require(not _is_deeper(sealed, _DEPTH), f"it is more than {_DEPTH} levels deep", sealed)
+        if _is_deeper(sealed, _DEPTH):
+            raise ValueError(f"it is more than {_DEPTH} levels deep")
     except (ValueError, RecursionError) as error:
         raise PosteriorFormatError(
             f"{where} is not JSON ({error}); it has {len(data)} bytes and may be truncated. "
@@ -192,10 +225,14 @@ def unseal(
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
-
-
-def _require(condition: object, what: str, value: object) -> None:
-    if not condition:
-        raise ValueError(f"{what}; got {value!r:.200}")
+    held = [value]
+    for _ in range(levels):
+        held = [
+            part
+            for one in held
+            if isinstance(one, (dict, list))
+            for part in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not held:
+            return False
+    return True

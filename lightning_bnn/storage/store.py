@@ -56,6 +56,7 @@ from lightning_bnn.storage.files import TEMPORARY, Files, Piece, open_directory
 from lightning_bnn.storage.manifest import (
     LIMIT,
     MANIFEST,
+    SHAPE,
     VERSION,
     encode,
     json_value,
@@ -87,7 +88,7 @@ CODES = {
 }
 # the forms of what manifests and records say
 BLOB = {"file": BLOB_FILE, "bytes": int, "sha256": re.compile("[0-9a-f]{64}")}
-TENSORS = {"*": {"dtype": set(CODES), "shape": [int]}}
+TENSORS = {"*": {"dtype": set(CODES), "shape": SHAPE}}
 _MANIFEST = {
     "kind": str,
     "fields": dict,

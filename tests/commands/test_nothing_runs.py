@@ -228,6 +228,30 @@ def test_functions_of_a_module_that_the_user_names(
     assert "--import no_such_module: the module cannot be imported" in capsys.readouterr().err
 
 
+def test_a_network_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a configuration that the user names, and each command as from a shell of its own."""
+    monkeypatch.chdir(tmp_path)
+    elsewhere = [entry for entry in sys.path if entry]
+    (tmp_path / "net_of_here.py").write_text(
+        "from tests.commands.test_nothing_runs import OwnNet\nclass Net(OwnNet):\n    pass\n"
+    )
+    (tmp_path / "c.yaml").write_text(configuration(described("net_of_here.Net")))
+    strategy().posterior().save("p")
+    for words in (
+        ["report", "--posterior", "p", "--data", "c.yaml", "--config", "c.yaml"],
+        ["prune", "--posterior", "p", "--fraction", "0.5", "--config", "c.yaml"],
+        ["test", "--posterior", "p", "--config", "c.yaml"],
+    ):
+        monkeypatch.setattr(sys, "path", [*elsewhere])
+        sys.modules.pop("net_of_here", None)
+        assert main(words) == 0, capsys.readouterr().err
+    monkeypatch.setattr(sys, "path", [*elsewhere])
+    assert main(["prune", "--posterior", "p", "--fraction", "0.5"]) == 1
+    assert sys.path == elsewhere
+
+
 def test_names_are_looked_up_in_what_is_allowed_only() -> None:
     names = ("os.system", "subprocess.call", "lightning_bnn.selection.re.compile", "sys", "", ".",
              "lightning_bnn.selection.importlib", "lightning_bnn.selection.choose",

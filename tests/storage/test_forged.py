@@ -12,6 +12,7 @@ import json
 import operator
 import os
 import resource
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ import torch
 from torch import nn
 
 from lightning_bnn import Posterior
+from lightning_bnn.commands.status import main as status
 from lightning_bnn.errors import LightningBNNError, PosteriorFormatError
 from lightning_bnn.launch import load_run
 from lightning_bnn.launch.records import RunRecords
@@ -207,6 +209,74 @@ def test_every_field_of_every_file(name: str, each: int) -> None:
     assert refused > 0.4 * count  # others, as versions of packages, are not believed either
     assert slowest < 2
     fsspec.filesystem("memory").rm("/forged", recursive=True)
+
+
+def forge(file: Path, path: tuple[Any, ...], value: Any) -> None:
+    body = json.loads(file.read_bytes())
+    del body["sha256"]
+    file.write_bytes(encode(changed(body, path, _setting(value))))
+
+
+LAYERS = {"input_size": 1, "hidden_size": 1, "num_layers": 10**9}
+NETWORK, FILE = ("fields", "network"), ("blobs", 0, "file")
+LARGE: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "a number of 5,600 digits": ((*NETWORK, 0, 1), [2**62] * 300),
+    "a product of a million numbers": ((*NETWORK, 0, 1), [2**62] * 10**6),
+    "a long name": (FILE, "a" * 5000 + "-0123456789abcdef.safetensors"),
+    "tensors without end": (NETWORK, [["x", []]] * 10**5),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_what_is_large_is_refused_soon(kind: str, tmp_path: Path) -> None:
+    gaussian().save(tmp_path)
+    if kind == "tensors without end":  # and a network of as many
+        recipe = {"of": "torch.nn.LSTM", "with": LAYERS}
+        forge(tmp_path / "manifest.json", ("fields", "recipe"), recipe)
+    forge(tmp_path / "manifest.json", *LARGE[kind])
+    start = time.perf_counter()
+    with pytest.raises(PosteriorFormatError):
+        use_posterior(str(tmp_path))
+    assert time.perf_counter() - start < 10
+
+
+def test_a_socket_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gaussian().save(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    os.unlink("manifest.json")
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind("manifest.json")
+        with pytest.raises(PosteriorFormatError, match="is not a file"):
+            use_posterior(str(tmp_path))
+
+
+COMMIT = "attempt", "metrics", "own_metrics", "steps", "seconds", "host", "node", "device", "asked"
+
+
+@pytest.mark.parametrize("field", COMMIT)
+def test_status_of_any_commit(field: str, tmp_path: Path) -> None:
+    save_run(str(tmp_path))
+    commit = tmp_path / "units" / "00000" / "commit.json"
+    good = commit.read_bytes()
+    for bad in [*BAD[:-1], {"train_loss": "x"}, {"0": 3}, float("nan")]:
+        commit.write_bytes(good)
+        forge(commit, ("result", field), bad)
+        for words in ([], ["--json"]):
+            with suppress(LightningBNNError):
+                status(["--storage", str(tmp_path), *words])
+
+
+def test_a_commit_is_of_the_members_of_its_unit(tmp_path: Path) -> None:
+    save_run(str(tmp_path))
+    commit = tmp_path / "units" / "00002" / "commit.json"
+    place = {"place": "attempt-0001/posterior-00002"}
+    posterior = "result", "members", "posterior"
+    forge(commit, posterior, {"2": {**place, "chain": 0}})
+    with pytest.raises(PosteriorFormatError, match="holds no chains"):
+        load_run(tmp_path).posterior(net())
+    forge(commit, posterior, dict.fromkeys(map(str, range(10**4)), place))
+    with pytest.raises(PosteriorFormatError, match="no member of"):
+        load_run(tmp_path).posterior(net())
 
 
 def test_places_outside_of_a_run_are_not_read(tmp_path: Path) -> None:
