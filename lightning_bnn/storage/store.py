@@ -363,7 +363,13 @@ def read(directory: str | os.PathLike[str]) -> Stored:
             "never loaded: load it into its network yourself, then save a posterior."
         )
     where = f"{files}: {MANIFEST}"
-    return Stored(files, unseal(data, where, FORMAT, _MANIFEST, SPARSE_VERSION), data)
+    manifest = unseal(data, where, FORMAT, _MANIFEST, SPARSE_VERSION)
+    if len({entry["file"] for entry in manifest["blobs"]}) < len(manifest["blobs"]):
+        # what is read would have no bound by what lies on the disk
+        raise PosteriorFormatError(
+            f"{where} names a blob twice. It was not written by this package."
+        )
+    return Stored(files, manifest, data)
 
 
 class Stored:

@@ -207,7 +207,7 @@ def test_every_field_of_every_file(name: str, each: int) -> None:
         memory.file_system.pipe_file(f"{memory.root}/{file}", good)
     assert count >= 30 * each
     assert refused > 0.4 * count  # others, as versions of packages, are not believed either
-    assert slowest < 2
+    assert slowest < 10
     fsspec.filesystem("memory").rm("/forged", recursive=True)
 
 
@@ -238,6 +238,15 @@ def test_what_is_large_is_refused_soon(kind: str, tmp_path: Path) -> None:
     with pytest.raises(PosteriorFormatError):
         use_posterior(str(tmp_path))
     assert time.perf_counter() - start < 10
+
+
+def test_a_blob_is_not_read_for_two(tmp_path: Path) -> None:
+    gaussian().save(tmp_path)
+    blobs = json.loads((tmp_path / "manifest.json").read_bytes())["blobs"]
+    again = {**blobs[0], "name": "another"}
+    forge(tmp_path / "manifest.json", ("blobs",), [*blobs, again])
+    with pytest.raises(PosteriorFormatError, match="names a blob twice"):
+        use_posterior(str(tmp_path))
 
 
 def test_a_socket_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
