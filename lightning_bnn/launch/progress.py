@@ -246,15 +246,15 @@ def run_rows(run: StoredRun, now: float) -> list[Row]:
         (0, 1) training 20 15.0
         (2, 3) queued None None
     """
-    records, committed, begun = run.records, run.committed(), run.records.unit_names()
+    records, begun = run.records, run.records.unit_names()
 
     def read(unit: Unit) -> Row:
-        if unit in committed:
-            return _done_row(unit, member_results(records, unit, committed[unit]), committed[unit])
         if unit.name not in begun:
             return Row(unit.members)
         lease: dict[str, Any] = {}
         try:
+            if (result := run.result_of(unit)) is not None:
+                return _done_row(unit, member_results(records, unit, result), result)
             lease = records.lease(unit)
             return _open_row(unit, lease, records.checked_progress(unit) or {}, now)
         except Exception as error:  # of whatever is there; that of other units can be read

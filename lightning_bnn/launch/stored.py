@@ -174,21 +174,27 @@ class StoredRun:
 
     def committed(self) -> dict[Unit, dict[str, Any]]:
         """The results of the units that are done, in order."""
-        units, begun = self.units(), self.records.unit_names()
-        new = [unit for unit in units if unit.name in begun and unit not in self._committed]
+        begun = self.records.unit_names()
+        units = [unit for unit in self.units() if unit.name in begun]
         with ThreadPoolExecutor(READERS) as pool:
-            for unit, commit in zip(new, pool.map(self.records.committed, new), strict=True):
-                if commit is not None:
-                    where = f"{self.records.folder(unit)}/commit.json"
-                    result = checked(commit["result"], _RESULT, where, "result")
-                    known = set(map(str, unit.members))
-                    if others := {*chain.from_iterable(result["members"].values())} - known:
-                        raise PosteriorFormatError(
-                            f"{where} has the result of {min(others)!r:.80}, which is no member of "
-                            f"{unit}. It was not written by lightning-bnn; nothing was loaded."
-                        )
-                    self._committed[unit] = result
-        return {unit: self._committed[unit] for unit in units if unit in self._committed}
+            results = zip(units, pool.map(self.result_of, units), strict=True)
+            return {unit: result for unit, result in results if result is not None}
+
+    def result_of(self, unit: Unit) -> dict[str, Any] | None:
+        """The result of a unit, if it is done; it is read once."""
+        if unit not in self._committed:
+            if (commit := self.records.committed(unit)) is None:
+                return None
+            where = f"{self.records.folder(unit)}/commit.json"
+            result = checked(commit["result"], _RESULT, where, "result")
+            known = set(map(str, unit.members))
+            if others := {*chain.from_iterable(result["members"].values())} - known:
+                raise PosteriorFormatError(
+                    f"{where} has the result of {min(others)!r:.80}, which is no member of {unit}. "
+                    "It was not written by lightning-bnn; nothing was loaded."
+                )
+            self._committed[unit] = result
+        return self._committed[unit]
 
     def results(self) -> list[MemberResult]:
         """The results of the members that are done or have diverged, in order."""

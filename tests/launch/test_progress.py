@@ -155,6 +155,17 @@ def test_one_unit_that_cannot_be_read_hides_no_other(tmp_path: Path, case: str) 
     assert [row.ended for row in run_rows(run, NOW)] == [False, True, False]
 
 
+def test_one_commit_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    records = begin(tmp_path, [[0], [1], [2]])
+    for unit in records.units():
+        records.grant(unit, 1)
+        tell(records, unit)
+    records.files.put("units/00001/commit.json", b"{}")
+    rows = run_rows(StoredRun(tmp_path), NOW)
+    assert [row.state for row in rows] == ["training", "unreadable", "training"]
+    assert "commit.json" in str(rows[1].error)
+
+
 def test_what_files_hold_does_not_steer_a_terminal(tmp_path: Path) -> None:
     records = begin(tmp_path, [[0], [1]])
     texts = dict.fromkeys(("host", "node", "device"), ESCAPES)
