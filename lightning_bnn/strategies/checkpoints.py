@@ -88,11 +88,12 @@ class WholeCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, *arguments: Any, **options: Any) -> dict[str, Any]:
         local = _local(path)
         if local is not None and local.is_file():
-            here = str(self._whole(local))
-            path = self._trainer.strategy.broadcast(here)
-            if path != here:
+            path = self._whole(local)
+            # by name: processes on several machines may have copies in folders of their own
+            first = self._trainer.strategy.broadcast(path.name)
+            if path.name != first:
                 raise CheckpointError(
-                    f"The first process resumes from {path}, this one would from {here}: their "
+                    f"The first process resumes from {first}, this one would from {path}: their "
                     f"copies of {local} differ. Pass a ckpt_path= that is whole on all machines."
                 )
         return super().load_checkpoint(path, *arguments, **options)

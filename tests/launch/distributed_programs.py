@@ -30,7 +30,7 @@ def make_trainer(folder: str, trouble: Path | None = None, kill: bool = False) -
 
 
 def make_bad_data() -> DataLoader[Any]:
-    """Data with one bad example, which the second rank sees in its second step."""
+    """Data with one bad example, which the second rank sees."""
     inputs = torch.ones(64, 2)
     inputs[63] = float("nan")
     return DataLoader(TensorDataset(inputs, torch.ones(64, 1)), 16)
