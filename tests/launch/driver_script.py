@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def stumble(storage: str) -> None:
 
 def dawdle(storage: str) -> None:
     """Launch the run, and do something else until somebody presses Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
     _start_ray()
     for _ in start(storage, slow_trainer).as_completed():
         time.sleep(3600)
