@@ -22,7 +22,7 @@ __all__ = [
     "check_number",
     "check_option",
     "check_path",
-    "check_share",
+    "check_probability",
     "check_whole",
     "is_whole",
     "printable",
@@ -69,11 +69,11 @@ def check_number(name: str, value: Any, *, positive: bool = True) -> float:
     return float(value)
 
 
-def check_share(name: str, value: Any) -> float:
+def check_probability(name: str, value: Any) -> float:
     """The value of an option, if it is a number strictly between 0 and 1.
 
     Example:
-        >>> check_share("level", 90)
+        >>> check_probability("level", 90)
         Traceback (most recent call last):
         lightning_bnn.errors.ConfigurationError: level= is a number between 0 and 1; got 90.
     """

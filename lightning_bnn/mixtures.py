@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_bnn.checks import check_device, check_share
+from lightning_bnn.checks import check_device, check_probability
 from lightning_bnn.errors import ConfigurationError, DataError
 
 __all__ = [
@@ -630,11 +630,6 @@ class OrderedPredictive(Predictive):
     def _wide(self) -> Self:
         """The same predictive in full precision; not kept, as it takes twice the memory."""
         return self.map(full_precision)
-
-
-def check_probability(name: str, value: float) -> None:
-    """Raise unless a level or a quantile is strictly between 0 and 1."""
-    check_share(name, value)
 
 
 def numbered_columns(columns: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -276,8 +276,7 @@ def allow_functions(module: str) -> None:
     Raises:
         ConfigurationError: There is no such module.
     """
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)  # where `python -m` looks, too
+    look_in_current_folder()
     try:
         _MODULES[module] = importlib.import_module(module)
     except ImportError as error:

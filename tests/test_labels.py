@@ -43,6 +43,13 @@ def test_as_cross_entropy_has_it(positions, weights):
     )
 
 
+def test_weights_are_not_rounded_with_the_network():
+    outputs, targets = logits(8, 2), labels(2, 8)
+    likelihood = Categorical(class_weights=[0.1, 0.7])
+    exact = likelihood.log_prob(outputs, targets)
+    assert torch.equal(likelihood.bfloat16().log_prob(outputs, targets), exact)
+
+
 def test_labels_of_eight_bits_are_no_negative_numbers():
     outputs, targets = logits(3, 200), torch.tensor([156, 3, 255 - 99])  # -100 in eight bits
     few = targets.to(torch.uint8)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from lightning_bnn.checks import check_kind, check_path, check_share, check_whole
+from lightning_bnn.checks import check_kind, check_path, check_probability, check_whole
 from lightning_bnn.errors import ConfigurationError, LightningBNNError
 from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.predictive import Predictive
@@ -120,7 +120,7 @@ class CalibrationReport(pl.Callback):
         if every_n_epochs is not None:
             check_whole("every_n_epochs", every_n_epochs, 1)
         check_whole("bins", bins, 2)
-        check_share("risk", risk)
+        check_probability("risk", risk)
         check_kind("sections", sections, Sequence, "a list of sections of a report")
         for section in sections:
             check_kind("sections", section, Section, "a list of sections of a report")

@@ -22,7 +22,7 @@ from lightning_bnn.callbacks.sources import (
     source_of,
     with_training_statistics,
 )
-from lightning_bnn.checks import check_whole
+from lightning_bnn.checks import check_path, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
 from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
@@ -130,9 +130,7 @@ class SampleCollector(pl.Callback, InBar):
         cycle = isinstance(every, str) and every == "cycle"
         self.every: Every = "cycle" if cycle else check_whole("every", every, 1)
         self.max_draws = None if max_draws is None else check_whole("max_draws", max_draws, 1)
-        if dirpath is not None and not isinstance(dirpath, str | os.PathLike):
-            raise ConfigurationError(f"dirpath= is a directory or a URL; got {dirpath!r}.")
-        self.dirpath = None if dirpath is None else absolute(dirpath)
+        self.dirpath = None if dirpath is None else absolute(check_path("dirpath", dirpath))
         self._template = str(dirpath) if dirpath and _LOG_DIR in str(dirpath) else None
         self._of_template = self.dirpath  # what was last made of it
         self.refresh_batch_norm = check_whole("refresh_batch_norm", refresh_batch_norm, 0)

@@ -85,7 +85,6 @@ class Categorical(Likelihood):
     """
 
     predictive_type = CategoricalPredictive
-    _weights: Tensor | None
 
     def __init__(
         self, ignore_index: int | None = None, class_weights: Sequence[float] | None = None
@@ -97,8 +96,6 @@ class Categorical(Likelihood):
             )
         self.ignore_index = None if ignore_index is None else int(ignore_index)
         self.class_weights = None if class_weights is None else _class_weights(class_weights)
-        weights = None if self.class_weights is None else torch.tensor(self.class_weights)
-        self.register_buffer("_weights", weights, persistent=False)  # `config` has them
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log probability of the classes, summed over positions; ``(B,)``."""
@@ -107,8 +104,9 @@ class Categorical(Likelihood):
         log_probabilities = at_least_float32(outputs).log_softmax(1)
         index = known_classes(targets, self.ignore_index)
         log_prob = log_probabilities.gather(1, index.unsqueeze(1)).squeeze(1)
-        if self._weights is not None:
-            log_prob = log_prob * self._weights.to(log_prob.dtype)[index]
+        if self.class_weights is not None:
+            # Made anew each time: a buffer would be rounded in a network of half precision.
+            log_prob = log_prob * log_prob.new_tensor(self.class_weights)[index]
         if self.ignore_index is not None:
             log_prob = log_prob.masked_fill(targets.long() == self.ignore_index, 0.0)
         return sum_event(log_prob, 1)

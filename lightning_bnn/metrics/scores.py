@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
+from lightning_bnn.checks import check_probability
 from lightning_bnn.metrics.calibration import ExpectedCalibrationError
-from lightning_bnn.mixtures import ClassPredictive, OrderedPredictive, Predictive, check_probability
+from lightning_bnn.mixtures import ClassPredictive, OrderedPredictive, Predictive
 
 __all__ = [
     "Accuracy",

@@ -163,7 +163,7 @@ def test_directories_that_cannot_be_written(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match=r"is a file|cannot write to dirpath="):
             trainer.fit(bnn, rows())
         assert trainer.global_step == 0
-    with pytest.raises(ConfigurationError, match="dirpath= is a directory or a URL; got 3"):
+    with pytest.raises(ConfigurationError, match="dirpath= is a path or a URL; got 3"):
         SampleCollector(dirpath=3)  # type: ignore[arg-type]
 
 
