@@ -38,7 +38,7 @@ class BAOA(MomentumSampler):
 
     Args:
         params: Parameters, or groups of them.
-        lr: η, the learning rate on the mean energy.
+        lr: η, the learning rate on the mean energy; by default each chain finds its own.
         num_data: N, the number of training examples.
         friction: a, above 0; a step keeps the share e⁻ᵃ of the velocity.
         temperature: T; 1 is the Bayes posterior.
@@ -56,7 +56,7 @@ class BAOA(MomentumSampler):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float,
+        lr: float | None = None,
         num_data: int | None = None,
         friction: float = 0.1,
         temperature: float = 1.0,
@@ -72,10 +72,11 @@ class BAOA(MomentumSampler):
     def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
         """One step of the rule above."""
         velocities = self.velocities(weights)
-        torch._foreach_add_(velocities, gradients, alpha=-group["lr"])
+        rate = self.rate(group)
+        self.add(velocities, gradients, -rate)
         torch._foreach_add_(weights, velocities, alpha=0.5)
         torch._foreach_mul_(velocities, math.exp(-group["friction"]))
-        scale = self.noise_scale(group, -math.expm1(-2 * group["friction"]) * group["lr"])
-        if scale > 0:
-            torch._foreach_add_(velocities, self.noise(group, weights), alpha=scale)
+        scale = self.noise_scale(group, -math.expm1(-2 * group["friction"]) * rate)
+        if isinstance(scale, Tensor) or scale > 0:
+            self.add(velocities, self.noise(group, weights), scale)
         torch._foreach_add_(weights, velocities, alpha=0.5)

@@ -26,10 +26,12 @@ from torch.optim import Optimizer
 from lightning_bnn.checks import check_number, is_whole
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.random import NormalStream
+from lightning_bnn.samplers.step_size import StepSizes
 
 __all__ = ["MomentumSampler", "Sampler", "check_share"]
 
 Group = dict[str, Any]
+Rate = float | Tensor
 Closure = Callable[[], Any]
 
 
@@ -93,6 +95,8 @@ class Sampler(Optimizer):
         self.streams = [NormalStream(chain_seed) for chain_seed in seeds]
         self.measure = False
         self.measured_temperature: Tensor | None = None
+        self.step_sizes: StepSizes | None = None  # where each chain finds its own rate
+        self.active: Tensor | None = None  # which chains move, (K,); all by default
         self._scratch: dict[Any, tuple[Tensor, list[Tensor]]] = {}
         # "explore" is set by a schedule for steps without noise
         try:
@@ -112,7 +116,7 @@ class Sampler(Optimizer):
     @property
     def adapting(self) -> bool:
         """Whether the next step is one of those that find a step size and give no draws."""
-        return False
+        return self.step_sizes is not None and self.step_sizes.adapting
 
     @abstractmethod
     def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
@@ -120,6 +124,11 @@ class Sampler(Optimizer):
 
     def check_options(self, group: Group) -> None:
         """Raise on options of a group that cannot work; a subclass adds its own."""
+        if group["lr"] is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs a learning rate: pass lr=. SGHMC and BAOA find one "
+                "by themselves, by the temperature of their momenta, in an SGMCMC strategy."
+            )
         check_number("lr", group["lr"])
         check_number("temperature", group["temperature"], positive=False)
 
@@ -159,15 +168,30 @@ class Sampler(Optimizer):
         A chain's numbers come from its own stream, one flat row for the whole group.
         """
         flat, parts = self._memory(group, weights, key)
-        for row, stream in zip(flat, self.streams, strict=True):
-            stream.fill_(row)
+        moves = [True] * self.chains if self.active is None else self.active.tolist()
+        for row, stream, moving in zip(flat, self.streams, moves, strict=True):
+            if moving:  # the stream of a chain that waits stays where it is
+                stream.fill_(row)
         return parts
 
-    def noise_scale(self, group: Group, variance: float) -> float:
+    def rate(self, group: Group) -> Rate:
+        """η: a number for all chains, or where each has its own, (K,)."""
+        return group["lr"] if self.step_sizes is None else group["lr"] * self.step_sizes.rates
+
+    def noise_scale(self, group: Group, variance: Rate) -> Rate:
         """√(variance · T / N), or 0 in a step of exploration."""
-        if group["explore"]:
+        if group["explore"] or group["temperature"] == 0:
             return 0.0
-        return math.sqrt(variance * group["temperature"] / self.num_data)
+        square = variance * group["temperature"] / self.num_data
+        return square.sqrt() if isinstance(square, Tensor) else math.sqrt(square)
+
+    def add(self, targets: list[Tensor], others: list[Tensor], factor: Rate) -> None:
+        """Add ``factor`` times other tensors in place: one factor, or one for each chain."""
+        if not isinstance(factor, Tensor):
+            torch._foreach_add_(targets, others, alpha=factor)
+            return
+        for target, other in zip(targets, others, strict=True):
+            target.addcmul_(other, self.along(factor, target).to(target))
 
     def scratch(self, group: Group, weights: list[Tensor], key: str) -> list[Tensor]:
         """Tensors of the weights' shapes to work in, in memory that is kept but never saved."""
@@ -214,6 +238,8 @@ class Sampler(Optimizer):
         state = super().state_dict()
         state["num_data"] = self.num_data
         state["streams"] = [stream.state_dict() for stream in self.streams]
+        if self.step_sizes is not None:
+            state["step_sizes"] = self.step_sizes.state_dict()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -229,6 +255,8 @@ class Sampler(Optimizer):
         self.num_data = state_dict["num_data"]
         for stream, saved in zip(self.streams, streams, strict=True):
             stream.load_state_dict(saved)
+        if self.step_sizes is not None:
+            self.step_sizes.load_state_dict(state_dict["step_sizes"])
 
     def __getstate__(self) -> dict[str, Any]:
         # Optimizer keeps only three entries and so would lose N and the noise in a copy. What it
@@ -270,10 +298,47 @@ class MomentumSampler(Sampler):
     scaled by the root of its ratio, which leaves the momenta of unit mass, v·√(N/η), as they are:
     a chain in balance stays so.
 
-    The temperature that it reads is the *kinetic* one, N|v|²/(ηd) after the step.
+    The temperature that it reads is the *kinetic* one, N|v|²/(ηd) after the step. Without ``lr``
+    each chain finds its own by it (see :mod:`lightning_bnn.samplers.step_size`).
     """
 
     reads_after_step = True
+    can_find_rate = True  # whether its temperature tells if a rate is too large
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        defaults: dict[str, Any],
+        num_data: int | None,
+        temperature: float = 1.0,
+        seed: int | Sequence[int] | None = None,
+    ) -> None:
+        finds = defaults["lr"] is None and self.can_find_rate
+        options = {**defaults, "lr": 1.0} if finds else defaults
+        super().__init__(params, options, num_data, temperature, seed)
+        if not finds:
+            return
+        groups = self.param_groups
+        if len(groups) > 1 or groups[0]["temperature"] == 0:
+            raise ConfigurationError(
+                f"{type(self).__name__} finds a learning rate by the temperature of one group of "
+                f"parameters, at a temperature above 0; got {len(groups)} group(s) and "
+                f"temperature={groups[0]['temperature']}. Pass lr=."
+            )
+        weights = sum(weight.numel() for weight in groups[0]["params"]) // self.chains
+        self.step_sizes = StepSizes(self.chains, weights, groups[0]["friction"])
+        self.adapt_steps = 1000  # a strategy that knows how long it runs sets it
+        self._back: list[Tensor] = []  # where each chain's window began
+
+    @property
+    def adapt_steps(self) -> int:  # type: ignore[override]
+        """The first steps of each chain, in which it finds its rate."""
+        return 0 if self.step_sizes is None else self.step_sizes.steps
+
+    @adapt_steps.setter
+    def adapt_steps(self, steps: int) -> None:
+        if self.step_sizes is not None:
+            self.step_sizes.steps = steps
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -286,7 +351,37 @@ class MomentumSampler(Sampler):
                     torch._foreach_mul_(kept, math.sqrt(group["lr"] / before))
             if group["lr"] > 0:
                 group["velocity_lr"] = group["lr"]
-        return super().step(closure)
+        if self.step_sizes is None:
+            return super().step(closure)
+        wanted, self.measure = self.measure, True
+        loss = super().step(closure)
+        self.measure = wanted
+        self._tune(self.step_sizes)
+        return loss
+
+    def _tune(self, sizes: StepSizes) -> None:
+        """Let every chain judge its rate by the step that it took."""
+        (group,) = self.param_groups
+        weights = [p for p in group["params"] if p.grad is not None]
+        if not weights or group["explore"] or self.measured_temperature is None:
+            return
+        squares = self._row_squares([p.grad for p in weights]) / sizes.weights
+        before, temperature = sizes.rates, group["temperature"]
+        reading = self.measured_temperature / temperature
+        begins, lost = sizes.update(squares, reading, temperature, self.num_data, self.active)
+        velocities = self.velocities(weights)
+        before = before.to(sizes.rates)
+        ratio = torch.where(before > 0, (sizes.rates / before).sqrt(), 0.0).masked_fill(lost, 0.0)
+        for velocity in velocities:
+            velocity.mul_(self.along(ratio, velocity).to(velocity))
+        if not sizes.adapting:
+            self._back = []
+            return
+        if not self._back:
+            self._back = [weight.detach().clone() for weight in weights]
+        for weight, back in zip(weights, self._back, strict=True):
+            weight.copy_(torch.where(self.along(lost, weight), back, weight))
+            back.copy_(torch.where(self.along(begins, weight), weight, back))
 
     def velocities(self, weights: list[Tensor]) -> list[Tensor]:
         """The velocities of weights, zero where a weight moves for the first time."""
@@ -299,8 +394,42 @@ class MomentumSampler(Sampler):
         self, group: Group, weights: list[Tensor], gradients: list[Tensor]
     ) -> tuple[Tensor, int]:
         """N|v|²/η for each chain, and the number of weights."""
-        squares = self.per_chain(torch._foreach_pow(self.velocities(weights), 2))
-        return squares * (self.num_data / group["lr"]), self._size(weights)
+        rate, squares = self.rate(group), self._row_squares(self.velocities(weights))
+        if isinstance(rate, Tensor):  # 0 before a chain's first step
+            scale = torch.where(rate > 0, self.num_data / rate, 0.0).to(squares)
+        else:
+            scale = self.num_data / rate
+        return squares * scale, self._size(weights)
+
+    def _row_squares(self, tensors: list[Tensor]) -> Tensor:
+        """The squared norm of each chain's row over all tensors, (K,).
+
+        Chain by chain: the sum over a row of a matrix may differ in its last bit from that over a
+        vector, and a chain must move as it would alone.
+        """
+        total = None
+        for tensor in tensors:
+            rows = tensor.reshape(self.chains, -1).unbind()
+            dtype = torch.promote_types(tensor.dtype, torch.float32)
+            squares = torch.stack(torch._foreach_norm(rows, 2, dtype)).square()
+            total = squares if total is None else total + squares
+        assert total is not None
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sampler's state, with where each chain's window began."""
+        state = super().state_dict()
+        if self.step_sizes is not None:
+            state["back"] = self._back
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume the saved sampler, to the last bit."""
+        super().load_state_dict(state_dict)
+        if self.step_sizes is not None:
+            (group,) = self.param_groups
+            pairs = zip(state_dict["back"], group["params"], strict=False)
+            self._back = [saved.to(weight) for saved, weight in pairs]
 
 
 def _plain(value: Any) -> Any:

@@ -31,7 +31,7 @@ class SGHMC(MomentumSampler):
 
     Args:
         params: Parameters, or groups of them.
-        lr: η, the learning rate on the mean energy.
+        lr: η, the learning rate on the mean energy; by default each chain finds its own.
         num_data: N, the number of training examples.
         friction: a, above 0 and at most 1; the momentum is 1 − a.
         temperature: T; 1 is the Bayes posterior.
@@ -51,7 +51,7 @@ class SGHMC(MomentumSampler):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float,
+        lr: float | None = None,
         num_data: int | None = None,
         friction: float = 0.1,
         temperature: float = 1.0,
@@ -68,10 +68,11 @@ class SGHMC(MomentumSampler):
         """One step of the rule above."""
         velocities = self.velocities(weights)
         torch._foreach_mul_(velocities, 1 - group["friction"])
-        torch._foreach_add_(velocities, gradients, alpha=-group["lr"])
-        scale = self.noise_scale(group, 2 * group["friction"] * group["lr"])
-        if scale > 0:
-            torch._foreach_add_(velocities, self.noise(group, weights), alpha=scale)
+        rate = self.rate(group)
+        self.add(velocities, gradients, -rate)
+        scale = self.noise_scale(group, 2 * group["friction"] * rate)
+        if isinstance(scale, Tensor) or scale > 0:
+            self.add(velocities, self.noise(group, weights), scale)
         torch._foreach_add_(weights, velocities)
 
     def read_temperature(

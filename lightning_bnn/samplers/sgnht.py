@@ -59,6 +59,8 @@ class SGNHT(MomentumSampler):
         torch.Size([1])
     """
 
+    can_find_rate = False  # the thermostat keeps the temperature right at any rate
+
     def __init__(
         self,
         params: Iterable[Any],
@@ -99,14 +101,8 @@ class SGNHT(MomentumSampler):
     ) -> tuple[Tensor, int]:
         """(1 − s/2) N|v|²/η for each chain, and the number of weights."""
         thermostat = self._thermostat(group, weights[0])
-        squares = torch.zeros_like(thermostat)
-        for velocity in self.velocities(weights):
-            # Chain by chain: the sum over a row of a matrix may differ in its last bit from that
-            # over a vector, and a chain must move as it would alone.
-            rows = velocity.reshape(self.chains, -1).unbind()
-            norms = torch._foreach_norm(rows, 2, squares.dtype)
-            squares = squares + torch.stack(norms).square()
-        return (1 - thermostat / 2) * squares * (self.num_data / group["lr"]), self._size(weights)
+        energy, count = super().read_temperature(group, weights, gradients)
+        return (1 - thermostat / 2) * energy, count
 
     def _thermostat(self, group: Group, weight: Tensor) -> Tensor:
         if "thermostat" not in group:
