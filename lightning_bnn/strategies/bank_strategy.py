@@ -7,6 +7,7 @@ diverges, and how a checkpoint says what is in the bank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,12 @@ from torch.optim import Optimizer
 from lightning_bnn.bank import Bank, View, clip_rows
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import EMAWeightAveraging, WeightAveraging
+from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
 from lightning_bnn.selection import trainable_names
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.base import Strategy
+from lightning_bnn.strategies.best_weights import BestWeights
 from lightning_bnn.target import Target
 
 __all__ = ["BankStrategy"]
@@ -31,6 +34,7 @@ class BankStrategy(Strategy):
     bank: Bank
     seed: int
     noun = "members"  # what the sets are called
+    best: BestWeights | None = None  # of a strategy that keeps the best weights by validation
 
     def _build_bank(
         self,
@@ -152,6 +156,38 @@ class BankStrategy(Strategy):
         if shared:
             clip_rows(shared, gradient_clip_val, gradient_clip_algorithm)
 
+    # ---------------------------------------------------------------- scores by validation
+
+    def scored_rows(self) -> list[int] | None:
+        """The sets, as they stand, that validation predicts with; None if it does with others."""
+        return None
+
+    def on_validation_start(self) -> None:
+        """Begin a round of scores; the sanity check, and validation without a fit, are none."""
+        super().on_validation_start()
+        if self.best is not None:
+            counts = self._is_fitting() and not self.trainer.sanity_checking
+            self.best.begin_round(self.scored_rows() if counts else None)
+
+    def _evaluate(self, stage: str, batch: Any, dataloader_idx: int) -> Predictive:
+        predictive = super()._evaluate(stage, batch, dataloader_idx)
+        if self.best is not None and self.best.running and dataloader_idx == 0:
+            self.best.add(predictive.component_log_prob(self.split(batch)[1]))
+        return predictive
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the validation metrics, and keep the weights of sets that were never better."""
+        super().on_validation_epoch_end()
+        if self.best is not None:
+            reduce = partial(self.trainer.strategy.reduce, reduce_op="sum")
+            self.best.end_round(self.bank, self.global_step, self.current_epoch, reduce)
+
+    def on_train_epoch_start(self) -> None:
+        """Train on from the last weights, if the best were restored."""
+        super().on_train_epoch_start()
+        if self.best is not None:
+            self.best.exchange(self.bank, self.best.exchanged)
+
     # ---------------------------------------------------------------- the sets as they stand
 
     def current_draws(self) -> dict[str, Tensor]:
@@ -176,6 +212,8 @@ class BankStrategy(Strategy):
         """Add the facts, and how the sets run: the other way would differ in the last bits."""
         super().on_save_checkpoint(checkpoint)
         state = {"mode": self.bank.stack.mode, "seed": self.seed, "facts": self.facts()}
+        if self.best is not None:
+            state["best"] = self.best.state_dict()
         checkpoint["lightning_bnn"]["bank"] = state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -192,11 +230,15 @@ class BankStrategy(Strategy):
         if self.bank.stack.mode == "auto":
             self.bank.stack.mode = saved.get("mode", "auto")
         self.seed = saved.get("seed", self.seed)
+        if self.best is not None and self._is_fitting() and "best" in saved:
+            self.best.load_state_dict(saved["best"])
 
     def setup(self, stage: str) -> None:
         """Forget the checkpoint of an earlier fit; one of this fit is loaded after this."""
         super().setup(stage)
         self._saved = {}
+        if stage == "fit" and self.best is not None:
+            self.best = BestWeights(len(self.bank))
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             # an exponential average leaves buffers alone that are no floating-point numbers
             every = isinstance(callback, WeightAveraging)

@@ -757,7 +757,8 @@ class Strategy(pl.LightningModule, InBar, ABC):
             )
         epochs = trainer.max_epochs
         by_epochs = epochs is not None and 0 <= epochs <= self.current_epoch + 1
-        if by_epochs or trainer.should_stop or 0 <= trainer.max_steps <= trainer.global_step:
+        stopped = trainer.should_stop and trainer.fit_loop._can_stop_early
+        if by_epochs or stopped or 0 <= trainer.max_steps <= trainer.global_step:
             self._finish()
 
     def on_train_end(self) -> None:

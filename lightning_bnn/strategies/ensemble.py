@@ -59,7 +59,12 @@ from lightning_bnn.ensembles.randomise import (
 from lightning_bnn.ensembles.snapshots import SnapshotStore, cycle_ends, cycle_factor
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
 from lightning_bnn.initialise import Start, build_network, start_members
-from lightning_bnn.lightning import rank_zero_warn
+from lightning_bnn.lightning import (
+    StochasticWeightAveraging,
+    WeightAveraging,
+    rank_zero_info,
+    rank_zero_warn,
+)
 from lightning_bnn.likelihoods import Gaussian, Likelihood
 from lightning_bnn.network import plain_network, warn_if_compiled
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
@@ -70,6 +75,7 @@ from lightning_bnn.selection import select
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory
+from lightning_bnn.strategies.best_weights import BestWeights
 from lightning_bnn.strategies.resume import ResumableLoader
 from lightning_bnn.target import each_tensor
 
@@ -123,6 +129,12 @@ class DeepEnsemble(BankStrategy):
             :class:`~lightning_bnn.ensembles.RandomPriorFunction`, which the members then are).
         snapshots: Train in so many cycles of the learning rate and keep the members at the end of
             each (see :mod:`lightning_bnn.ensembles.snapshots`).
+        restore_best: Whether each member goes back to its best weights by validation when a fit
+            ends, as if it had been trained alone with early stopping. Members are scored one by
+            one, by their negative log likelihood on the (first) validation data; without these,
+            with ``snapshots=`` or with a callback that averages weights, nothing is restored. It
+            is done before a checkpoint of the end of the last epoch is written; such a checkpoint
+            has the last weights, too, from which a longer fit resumes exactly.
         seed: The root of all members' seeds; by default ``seed_everything`` decides it.
         **data: ``split``, ``output`` and ``monitor`` (see
             :class:`~lightning_bnn.strategies.base.DataOptions`).
@@ -157,6 +169,7 @@ class DeepEnsemble(BankStrategy):
         randomise: Randomise | None = None,
         prior_function: float | None = None,
         snapshots: int | None = None,
+        restore_best: bool = True,
         seed: int | None = None,
         **data: Unpack[DataOptions],
     ) -> None:
@@ -230,6 +243,8 @@ class DeepEnsemble(BankStrategy):
         self._examples: int | Tensor | None = None  # how many, or the indices of a part
         self._optimizers, self._schedulers = optimizer, scheduler
         self.snapshots = None if snapshots is None else SnapshotStore(snapshots, self._state())
+        if check_flag("restore_best", restore_best) and snapshots is None:
+            self.best = BestWeights(len(ids))
         if self.snapshots is not None:
             # they are the same on all ranks, and too large to be handed out in each step
             kept = [f"snapshots.{name}" for name, _ in self.snapshots.named_buffers()]
@@ -529,6 +544,42 @@ class DeepEnsemble(BankStrategy):
         """With all members, each once."""
         assert self._snapshot is not None
         return self._snapshot.predict(inputs)
+
+    # ---------------------------------------------------------------- best weights by validation
+
+    def scored_rows(self) -> list[int] | None:
+        """The members that validation predicts with; none where a callback averages weights."""
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        averaging = WeightAveraging | StochasticWeightAveraging
+        if any(isinstance(callback, averaging) for callback in callbacks):
+            return None
+        return self._good_rows()
+
+    def _finish(self) -> None:
+        self._restore_best()
+        super()._finish()
+
+    def _restore_best(self) -> None:
+        """Go back to the best weights of each member that was better before the last round."""
+        best = self.best
+        if best is None:
+            return
+        worse = (best.rounds_since_best > 0) & (best.epoch >= 0) & ~best.exchanged
+        rows = worse & self.alive.cpu()
+        if not rows.any():
+            return
+        if self.trainer.world_size > 1:  # ranks have running statistics of their own
+            best.load_state_dict(self.trainer.strategy.broadcast(best.state_dict()))
+        best.exchange(self.bank, rows)
+        restored = ", ".join(
+            f"{self.ids[row]} (epoch {best.epoch[row]}, validation NLL {best.nll[row]:.4g}; "
+            f"{best.last_nll[row]:.4g} at the end)"
+            for row in rows.nonzero().flatten().tolist()
+        )
+        rank_zero_info(
+            f"Restored the best weights by validation of member {restored}. Pass "
+            "restore_best=False to keep the last ones."
+        )
 
     # ---------------------------------------------------------------- fits and checkpoints
 
