@@ -16,7 +16,14 @@ from lightning_bnn.network import copy_network, describe, first_difference, netw
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
 from lightning_bnn.random import isolated_random_state, member_seed
 
-__all__ = ["Start", "build_network", "reset_network", "start_members"]
+__all__ = [
+    "Start",
+    "build_network",
+    "differs_in_size",
+    "is_untrained",
+    "reset_network",
+    "start_members",
+]
 
 Start = Literal["around", "reset"] | WeightPosterior | Sequence[nn.Module] | Callable[[], nn.Module]
 
@@ -237,3 +244,40 @@ def _draw_of(start: WeightPosterior, member: int, seed: int) -> dict[str, Tensor
     else:
         picked = start.sample(1, generator)
     return {name: tensor[0] for name, tensor in picked.items()}
+
+
+def differs_in_size(net: nn.Module, fresh: Mapping[str, Tensor]) -> bool:
+    """Whether a network's tensors differ in size from new initial values of the same, (K, ...).
+
+    Random initial values of 64 numbers or more differ in their root mean square by some percent.
+    """
+    own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    for name, new in fresh.items():
+        old = own[name].detach()
+        if name.endswith("num_batches_tracked") and old > 0:
+            return True
+        if not old.is_floating_point() or old.numel() < 64:
+            continue
+        sizes = [float(values.double().square().mean().sqrt()) for values in (old, new)]
+        if max(sizes) > 1.3 * min(sizes):
+            return True
+    return False
+
+
+def is_untrained(net: nn.Module) -> bool:
+    """Whether a network's weights are of the size of new initial values, as far as can be told.
+
+    A network that cannot be initialised anew counts as trained.
+
+    Example:
+        >>> net = nn.Linear(8, 16)
+        >>> trained = nn.Linear(8, 16)
+        >>> _ = trained.weight.data.mul_(3)
+        >>> is_untrained(net), is_untrained(trained)
+        (True, False)
+    """
+    try:
+        fresh = reset_network(net, seed=0)
+    except ConfigurationError:
+        return False
+    return not differs_in_size(net, _stack([network_tensors(fresh)]))

@@ -58,7 +58,7 @@ from lightning_bnn.ensembles.randomise import (
 )
 from lightning_bnn.ensembles.snapshots import SnapshotStore, cycle_ends, cycle_factor
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.initialise import Start, build_network, start_members
+from lightning_bnn.initialise import Start, build_network, differs_in_size, start_members
 from lightning_bnn.lightning import (
     StochasticWeightAveraging,
     WeightAveraging,
@@ -193,7 +193,7 @@ class DeepEnsemble(BankStrategy):
             option="net" if reset else "start",
         )
         template, stacked = nets[0], begin(nets[0], start=nets if built else start, seed=root)
-        if factory is None and reset and _differs_in_size(template, stacked):
+        if factory is None and reset and differs_in_size(template, stacked):
             rank_zero_warn(
                 f"start='reset' starts the members at the initial values of PyTorch's layers, and "
                 f"the weights of {type(template).__name__} are of another size: trained, or "
@@ -635,21 +635,3 @@ def _check_pretrained(prior: BoundPrior, weights: Tensor) -> None:
                 "net= gives each member others. Pass the pretrained network itself with "
                 "start='around', or give the weights that differ a prior of their own by name."
             )
-
-
-def _differs_in_size(net: nn.Module, fresh: Mapping[str, Tensor]) -> bool:
-    """Whether a network's tensors differ in size from new initial values of the same, (K, ...).
-
-    Random initial values of 64 numbers or more differ in their root mean square by some percent.
-    """
-    own = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-    for name, new in fresh.items():
-        old = own[name].detach()
-        if name.endswith("num_batches_tracked") and old > 0:
-            return True
-        if not old.is_floating_point() or old.numel() < 64:
-            continue
-        sizes = [float(values.double().square().mean().sqrt()) for values in (old, new)]
-        if max(sizes) > 1.3 * min(sizes):
-            return True
-    return False

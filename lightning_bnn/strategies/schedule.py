@@ -1,0 +1,160 @@
+r"""The default schedule of the learning rate: a linear warm-up, then a cosine to the fit's end.
+
+In step t = 0, 1, ... of a fit of T steps the learning rate is
+
+.. math::
+    \eta_t = \eta\,\frac{t+1}{W} \quad (t < W), \qquad
+    \eta_t = \frac{\eta}{2}\left[1 + \cos\frac{\pi\,(t-W)}{T-W}\right] \quad (t \ge W),
+
+with a warm-up of W = max(10, 5 % of T) steps, but at most a quarter of T. So it is nearly 0 in the
+last step, and 0 if there should be more. T is what the trainer's ``max_epochs`` and ``max_steps``
+allow. Where no length is known (``max_epochs=-1``, training data without a length, ``max_time``
+alone), η stays constant after a warm-up of 100 steps. (Loshchilov and Hutter, 2017, *SGDR*; Goyal
+et al., 2017, *Accurate, Large Minibatch SGD*, for the warm-up.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lightning_bnn.checks import check_factory, check_option
+from lightning_bnn.lightning import GradientAccumulationScheduler, pl
+
+__all__ = [
+    "NamedSchedule",
+    "SchedulerFactory",
+    "WarmUpCosine",
+    "check_scheduler",
+    "make_scheduler",
+    "schedule_factor",
+    "steps_of_fit",
+]
+
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+NamedSchedule = Literal["auto", "cosine"]
+
+_SHARE = 0.05
+_LEAST = 10
+_UNKNOWN = 100  # steps of warm-up where the length of the fit is not known
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Raise unless it is a factory, the name of a schedule, or None.
+
+    Example:
+        >>> check_scheduler("linear")
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: scheduler= is 'auto' or 'cosine'; got 'linear'.
+    """
+    if isinstance(scheduler, str):
+        check_option("scheduler", scheduler, ("auto", "cosine"))
+    elif scheduler is not None:
+        check_factory("scheduler", scheduler)
+
+
+def make_scheduler(scheduler: Any, optimizer: Any) -> Any:
+    """What makes the schedule that an option names; a factory, or None, as it is.
+
+    Args:
+        scheduler: The option.
+        optimizer: That of the optimizer: ``"auto"`` leaves the rate of one that was given alone.
+
+    Example:
+        >>> make_scheduler("auto", None), make_scheduler("auto", "given")
+        (<class 'lightning_bnn.strategies.schedule.WarmUpCosine'>, None)
+    """
+    if not isinstance(scheduler, str):
+        return scheduler
+    return None if scheduler == "auto" and optimizer is not None else WarmUpCosine
+
+
+def schedule_factor(step: int, total: float) -> float:
+    """The share of the peak rate in a step, counted from 0.
+
+    Args:
+        step: t.
+        total: T, the steps of the fit; infinite where it is not known.
+
+    Example:
+        >>> [round(schedule_factor(step, 8), 3) for step in (0, 1, 2, 5, 7, 8)]
+        [0.5, 1.0, 1.0, 0.5, 0.067, 0.0]
+        >>> schedule_factor(49, math.inf), schedule_factor(10**6, math.inf)
+        (0.5, 1.0)
+    """
+    if math.isinf(total):
+        return min(1.0, (step + 1) / _UNKNOWN)
+    warm_up = min(max(_LEAST, round(_SHARE * total)), int(total) // 4)
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return (1 + math.cos(math.pi * min(1.0, (step - warm_up) / max(1.0, total - warm_up)))) / 2
+
+
+class WarmUpCosine(LRScheduler):
+    """A warm-up and a cosine over the length of a fit, stepped each step.
+
+    The rate is a function of the step and the length, so a resumed fit is exact, and one that
+    resumes with another length follows the schedule of that length from then on.
+
+    Args:
+        optimizer: Its rates are the peak.
+        total: T, the steps of the fit.
+        last_epoch: The step to resume from; -1 to start.
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.Adam([torch.zeros(1, requires_grad=True)], lr=0.1)
+        >>> schedule = WarmUpCosine(optimizer, total=4)
+        >>> rates = []
+        >>> for _ in range(4):
+        ...     rates.append(round(schedule.get_last_lr()[0], 4))
+        ...     optimizer.step()
+        ...     schedule.step()
+        >>> rates
+        [0.1, 0.1, 0.075, 0.025]
+    """
+
+    def __init__(self, optimizer: Optimizer, total: float = math.inf, last_epoch: int = -1) -> None:
+        self.total = total
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The learning rate of each group at this step."""
+        factor = schedule_factor(self.last_epoch, self.total)
+        return [rate * factor for rate in self.base_lrs]
+
+    def set_total(self, total: float) -> None:
+        """Follow the schedule of a length from the step on that is next."""
+        self.total = total
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            if isinstance(group["lr"], Tensor):  # as compiled and capturable optimizers have it
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+
+def steps_of_fit(trainer: pl.Trainer) -> float:
+    """All steps of a fit, those already taken included; infinite where it is not known.
+
+    Args:
+        trainer: One that has loaded its training data.
+    """
+    total = trainer.estimated_stepping_batches
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    windows = [one for one in callbacks if isinstance(one, GradientAccumulationScheduler)]
+    batches, epochs, steps = (
+        trainer.num_training_batches,
+        trainer.max_epochs or 0,
+        trainer.max_steps,
+    )
+    if windows and batches < math.inf and epochs > 0:
+        by_epoch = (windows[0].get_accumulate_grad_batches(epoch) for epoch in range(epochs))
+        total = sum(math.ceil(batches / window) for window in by_epoch)
+        total = min(total, steps) if steps >= 0 else total
+    return math.inf if total < 0 else total
