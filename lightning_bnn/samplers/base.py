@@ -118,6 +118,11 @@ class Sampler(Optimizer):
         """Whether the next step is one of those that find a step size and give no draws."""
         return self.step_sizes is not None and self.step_sizes.adapting
 
+    @property
+    def finds_rate(self) -> bool:
+        """Whether its learning rate was left to it."""
+        return self.step_sizes is not None
+
     @abstractmethod
     def update(self, group: Group, weights: list[Tensor], gradients: list[Tensor]) -> None:
         """Move the weights of a group by one step, in place."""

@@ -52,8 +52,9 @@ class StepSizes:
     Example:
         >>> sizes = StepSizes(chains=2, weights=10_000, friction=0.1)
         >>> sizes.steps = 2000
-        >>> for _ in range(2000):                  # a world in which the excess is 10 times the rate
-        ...     windows, lost = sizes.update(torch.full((2,), 0.01), 1 + 10 * sizes.rates, 1.0, 10_000)
+        >>> squares = torch.full((2,), 0.01)
+        >>> for _ in range(2000):               # a world in which the excess is 10 times the rate
+        ...     windows, lost = sizes.update(squares, 1 + 10 * sizes.rates, 1.0, 10_000)
         >>> [round(rate, 3) for rate in sizes.rates.tolist()], sizes.adapting
         ([0.005, 0.005], False)
     """

@@ -142,6 +142,16 @@ class BestWeights:
             kept[places] = last
         self.exchanged ^= rows
 
+    def take(self, bank: Bank, rows: Tensor) -> None:
+        """Put the weights that are kept into a bank, in some rows, for good; and keep no more.
+
+        Args:
+            bank: The sets.
+            rows: Which of them, (K,); those that were never scored stay as they are.
+        """
+        self.exchange(bank, rows)
+        self.exchanged, self._kept = torch.zeros_like(self.exchanged), {}
+
     def _pairs(self, bank: Bank, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """What the sets have of their own, what is kept of it, and the places of some rows."""
         tensors = {

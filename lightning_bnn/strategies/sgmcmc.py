@@ -13,14 +13,27 @@ rate η and N mean, and how they map to the ε of Welling and Teh (ε = 2η/N), 
 :mod:`lightning_bnn.samplers.base`.
 
 Draws are kept by a :class:`~lightning_bnn.callbacks.SampleCollector`.
+
+**Phases.** Left to itself, a fit of S steps has these, by shares of S that Lightning knows:
+
+1. *Warm-up*, 0.4 S: Adam, with a warm-up and a cosine of its rate, carries each chain to the
+   posterior. At its end a chain goes back to its best weights by validation; where its validation
+   NLL has not improved for a fifth of the warm-up, that end is now, for this chain alone.
+2. *Adaptation*, a quarter of the rest: each chain finds its step size by the temperature it shows
+   (:mod:`lightning_bnn.samplers.step_size`; HMC by its acceptance). Then it is held.
+3. *Burn-in*, ended by the collector when the chains agree, or a third of the rest is over.
+4. *Sampling*, with draws as far apart as their autocorrelation says.
+
+One or two chains go through them in up to four cycles: each warm-up carries them to another place.
+A sampler whose rate is given has none of this but what ``warm_up`` says.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +43,12 @@ from typing_extensions import Unpack
 from lightning_bnn.bank import check_ids
 from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
-from lightning_bnn.initialise import Start, start_members
+from lightning_bnn.initialise import Start, is_untrained, start_members
 from lightning_bnn.lightning import (
     StochasticWeightAveraging,
     TrainerStatus,
     WeightAveraging,
+    rank_zero_info,
     rank_zero_warn,
 )
 from lightning_bnn.likelihoods import Likelihood
@@ -42,16 +56,25 @@ from lightning_bnn.posteriors import DrawsPosterior, Posterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import Prior
 from lightning_bnn.random import NormalStream, member_seed, random_seed
-from lightning_bnn.samplers import SGHMC, Sampler
+from lightning_bnn.samplers import SGHMC, MomentumSampler, Sampler
 from lightning_bnn.samplers.warm_up import WarmUp
 from lightning_bnn.selection import Choice, select, trainable_names
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory
+from lightning_bnn.strategies.best_weights import BestWeights
+from lightning_bnn.strategies.schedule import schedule_factor, steps_of_fit
 
 __all__ = ["SGMCMC"]
 
 SamplerFactory = Callable[[Iterable[nn.Parameter]], Sampler]
+
+_WARM_UP = 0.4  # the share of a cycle
+_ADAPT = 0.25  # the share of what is left of it
+_PATIENCE = 0.2  # the share of a warm-up without a better validation NLL that ends it
+_CYCLES, _SHORTEST = 4, 400  # at most so many cycles, of at least so many steps
+_UNKNOWN = 1000  # steps of warm-up, and of adaptation, where the length of a fit is not known
+_HOT = 1.5  # times T: a chain that is hotter does not sample the posterior
 
 
 class DrawCollector(Protocol):
@@ -71,20 +94,23 @@ class SGMCMC(BankStrategy):
         net: Any module; the strategy works on a copy.
         likelihood: How outputs of the network give targets.
         prior: One prior for all weights, or a mapping from name patterns to priors.
-        sampler: Makes the sampler, such as ``partial(SGHMC, lr=1e-3)``, which is the default.
-            N, T and the seeds are added by the strategy.
+        sampler: Makes the sampler, such as ``partial(SGHMC, lr=1e-3)``; by default ``SGHMC``, of
+            which each chain finds its own rate. N, T and the seeds are added by the strategy.
         chains: How many chains run side by side, or their numbers: ``chains=[3]`` runs alone what
             would be the fourth of ``chains=8``.
         bayesian: Which weights are sampled (see :func:`lightning_bnn.selection.select`). The
             others, and what the likelihood learns, are trained in the warm-up and then held.
-        start: Where chains start. ``"around"``: at the network's weights, all chains but number
-            0 perturbed: not over-dispersed, so that R-hat may miss modes which no chain has
-            seen; ``"reset"``: at new initial values; a posterior, such as a fitted
+        start: Where chains start. ``"reset"``: at new initial values; ``"around"``: at the
+            network's weights, all chains but number 0 perturbed: not over-dispersed, so that R-hat
+            may miss modes which no chain has seen; ``"auto"``: the former if the network looks
+            untrained and a warm-up comes first, else the latter; a posterior, such as a fitted
             ensemble: at its draws; a list of networks; or a function that builds one.
         spread: The size of the perturbation, as a share of each tensor's root mean square.
         warm_up: Steps with another optimizer before sampling begins; a new trainer begins with
-            them again.
-        warm_up_optimizer: Makes that optimizer; by default ``partial(Adam, lr=1e-3)``.
+            them again. None: as above; 0 where the sampler's rate is given.
+        warm_up_optimizer: Makes that optimizer; by default Adam.
+        cycles: How often the phases are gone through. None: as above; 1 where the sampler's rate
+            is given.
         num_data: The number of training examples; found from the training data if left out.
         temperature: T; 1 is the Bayes posterior. It tempers likelihood and prior, as in
             (p(D|w) p(w))^(1/T), where ``VariationalBNN`` tempers the likelihood alone.
@@ -108,7 +134,7 @@ class SGMCMC(BankStrategy):
     """
 
     noun = "chains"
-    defaults = {"sampler": "SGHMC(lr=0.001)", "prior": "Normal()"}  # noqa: RUF012
+    defaults = {"sampler": "SGHMC()", "prior": "Normal()"}  # noqa: RUF012
 
     def __init__(
         self,
@@ -116,12 +142,13 @@ class SGMCMC(BankStrategy):
         likelihood: Likelihood,
         prior: Prior | Mapping[str, Prior] | None = None,
         sampler: SamplerFactory | None = None,
-        chains: int | Sequence[int] = 1,
+        chains: int | Sequence[int] = 4,
         bayesian: Choice = None,
-        start: Start = "around",
+        start: Start | Literal["auto"] = "auto",
         spread: float = 0.1,
-        warm_up: int = 0,
+        warm_up: int | None = None,
         warm_up_optimizer: OptimizerFactory | None = None,
+        cycles: int | None = None,
         num_data: int | None = None,
         temperature: float = 1.0,
         scheduler: SchedulerFactory | None = None,
@@ -136,29 +163,36 @@ class SGMCMC(BankStrategy):
         )
         ids = check_ids(chains, self.noun)
         check_sampler(sampler)
-        self.sampler_factory = sampler or partial(SGHMC, lr=1e-3)
-        self.warm_up = check_whole("warm_up", warm_up, 0)
+        self.sampler_factory = sampler or SGHMC
+        self.finds_rate = _finds_rate(self.sampler_factory, len(ids), temperature)
+        automatic = None if self.finds_rate else 0
+        self.warm_up = automatic if warm_up is None else check_whole("warm_up", warm_up, 0)
+        self.cycles = None if cycles is None else check_whole("cycles", cycles, 1)
         spread = check_number("spread", spread, positive=False)
         self.seed = random_seed() if seed is None else check_whole("seed", seed, 0)
         self.collector: DrawCollector | None = None
         self._collected: Mapping[str, Any] | None = None  # by a collector, as a checkpoint has it
         self._has_moved = False
         learned = [name for name, _ in self.likelihood.named_parameters()]
-        if learned and not warm_up:
+        if learned and self.warm_up == 0:
             raise ConfigurationError(
                 f"{type(likelihood).__name__} learns {learned}, which SG-MCMC does not sample: it "
                 "is trained in the warm-up and then held. Pass warm_up=, or a likelihood with "
                 "nothing to learn."
             )
+        if isinstance(start, str) and start == "auto":
+            start = "reset" if self.warm_up != 0 and is_untrained(self.net) else "around"
         stacked = start_members(self.net, start, ids, self.seed, spread)
-        if not warm_up and start in ("around", "reset"):
+        if self.warm_up == 0 and start in ("around", "reset"):
             # nothing would train what is not sampled: every chain keeps the network's own
             own = dict(self.net.named_parameters())
             for name in set(trainable_names(self.net)) - set(names):
                 stacked[name] = own[name].detach().expand_as(stacked[name])
         self._build_bank(stacked, prior, ids, names, num_data, temperature, mode=mode)
-        if self.bank.points is not None and not warm_up:
+        if self.bank.points is not None and self.warm_up == 0:
             self.bank.points.requires_grad_(False)
+        if self.warm_up is None:
+            self.best = BestWeights(len(ids))
         for parameter in self.likelihood.parameters():
             # shared by all chains, whose losses are summed: the mean gradient, whatever K is
             parameter.register_hook(lambda gradient: gradient / self.chains)
@@ -171,6 +205,7 @@ class SGMCMC(BankStrategy):
         self._last_energies: Tensor | None = None
         self._sampled_at: int | None = None
         self._sampled = False
+        self._heat: tuple[Tensor, int] | None = None  # Σ of measured temperatures, by chain
 
     @property
     def chains(self) -> int:
@@ -258,7 +293,7 @@ class SGMCMC(BankStrategy):
             sampler.streams = self._streams  # a second fit goes on with the noise, not again
         self._sampler, self._streams = sampler, sampler.streams
         optimizer: Optimizer = sampler
-        if self.warm_up:
+        if self.warm_up != 0:
             parameters = [
                 p
                 for p in (*self.bank.parameters(), *self.likelihood.parameters())
@@ -268,7 +303,8 @@ class SGMCMC(BankStrategy):
             self._refuse_weight_decay(first)
             # a trainer that fits again goes on sampling
             taken = self.trainer.global_step if self._trainer is not None else 0
-            optimizer = WarmUp(first, sampler, self.warm_up, taken)
+            shape = schedule_factor if self._optimizer is None and self.warm_up is None else None
+            optimizer = WarmUp(first, sampler, self.warm_up or 0, taken, shape=shape)
         self._compare_with_saved()
         return self._with_schedule(optimizer, self._scheduler, "step")
 
@@ -281,7 +317,10 @@ class SGMCMC(BankStrategy):
     ) -> None:
         """One step, of the warm-up or of the sampler."""
         sampler = self.sampler
-        self._warming_up = getattr(optimizer.optimizer, "warming_up", False)
+        warm_up = optimizer.optimizer if isinstance(optimizer.optimizer, WarmUp) else None
+        self._warming_up = warm_up is not None and warm_up.warming_up
+        if warm_up is not None and warm_up.position >= warm_up.steps:
+            self._end_warm_up(~warm_up.ended)
         if sampler.calls_closure_again and not self._warming_up:
             self._refuse_accumulation()
         sampler.num_data = self.target.num_data
@@ -305,11 +344,96 @@ class SGMCMC(BankStrategy):
         self._closures = 0
         self._log_sampler(sampler)
 
+    # ---------------------------------------------------------------- phases
+
+    def _plan(self) -> None:
+        """Divide the fit into its phases, now that its length is known."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        warm_up = optimizer if isinstance(optimizer, WarmUp) else None
+        begins = self.global_step == 0 if warm_up is None else warm_up.taken == 0
+        if not begins:  # a fit that goes on has its plan
+            return
+        total = steps_of_fit(self.trainer)
+        length, steps = total, 0
+        if warm_up is not None:
+            cycles = self.cycles
+            if cycles is None:
+                few = self.chains <= 2 and self.finds_rate and total < math.inf
+                cycles = max(1, min(_CYCLES, int(total) // _SHORTEST)) if few else 1
+            if cycles > 1 and total == math.inf:
+                raise ConfigurationError(
+                    f"cycles={cycles} divide a fit whose length is not known. Pass max_epochs= or "
+                    "max_steps= to the trainer."
+                )
+            length = total // cycles
+            steps = warm_up.steps if self.warm_up is not None else self._warm_up_steps(length)
+            warm_up.steps, warm_up.cycle = steps, int(length) if cycles > 1 else None
+        if self.finds_rate and self.sampler.adapt_steps is not None:
+            left = _UNKNOWN / _ADAPT if length == math.inf else length - steps
+            self.sampler.adapt_steps = max(1, round(_ADAPT * left))
+
+    def _warm_up_steps(self, length: float) -> int:
+        """The steps of a warm-up: whole epochs, after which validation comes, if it has some."""
+        if length == math.inf:
+            return _UNKNOWN
+        steps, epoch = _WARM_UP * length, steps_of_fit(self.trainer) / self._epochs()
+        return max(1, round(round(steps / epoch) * epoch if steps >= 3 * epoch else steps))
+
+    def _epochs(self) -> float:
+        """The epochs of the fit, as many as its steps are."""
+        batches = self.trainer.num_training_batches
+        each = math.ceil(batches / self.trainer.accumulate_grad_batches)
+        return max(1.0, steps_of_fit(self.trainer) / max(1, each))
+
+    def scored_rows(self) -> list[int] | None:
+        """All chains while they are warmed up, before there are draws to predict with."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        first = isinstance(optimizer, WarmUp) and optimizer.taken <= optimizer.steps
+        drawn = self.collector is not None and len(self.collector)
+        enough = self.predict_draws is None or self.predict_draws >= self.chains
+        return list(range(self.chains)) if first and not drawn and enough else None
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the validation metrics, and end the warm-up of chains that improve no more."""
+        super().on_validation_epoch_end()
+        optimizer = self.optimizers(use_pl_optimizer=False) if self._is_fitting() else None
+        if self.best is None or not isinstance(optimizer, WarmUp) or not optimizer.taken:
+            return
+        over = optimizer.taken >= optimizer.steps
+        if optimizer.taken > optimizer.steps or not (over or self._may_stagger()):
+            return
+        rounds = _PATIENCE * optimizer.steps * self._epochs() / steps_of_fit(self.trainer)
+        tired = self.best.rounds_since_best >= max(3, math.ceil(rounds))
+        self._end_warm_up(~optimizer.ended & (over | tired))
+
+    def _may_stagger(self) -> bool:
+        """Whether chains may begin to sample one by one: nothing that moves them is shared."""
+        shared = any(parameter.requires_grad for parameter in self.likelihood.parameters())
+        return not shared and isinstance(self.sampler, MomentumSampler) and self._scheduler is None
+
+    def _end_warm_up(self, chains: Tensor) -> None:
+        """Let chains begin to sample, from their best weights by validation."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        assert isinstance(optimizer, WarmUp)
+        if not chains.any():
+            return
+        if self.best is not None and optimizer.taken <= optimizer.steps:
+            with torch.inference_mode(False), torch.no_grad():
+                self.best.exchange(self.bank, chains & (self.best.rounds_since_best > 0))
+                self.best.exchanged.zero_()
+        optimizer.end(chains)
+
     def _log_sampler(self, sampler: Sampler) -> None:
         if not self._sampled:
             return
         if sampler.measured_temperature is not None:
-            self.log("temperature", sampler.measured_temperature.mean().float())
+            reading = sampler.measured_temperature
+            total, count = self._heat or (torch.zeros_like(reading), 0)
+            self._heat = total + reading, count + 1
+            if sampler.measure:
+                self.log("temperature", reading.mean().float())
+                if sampler.step_sizes is not None:
+                    self.log("step_size", sampler.step_sizes.rates.mean().float())
         for name, reading in sampler.readings().items():
             self.log(name, reading)
         if sampler.acceptance is not None:
@@ -341,8 +465,9 @@ class SGMCMC(BankStrategy):
 
     def phase(self) -> dict[str, str]:
         """What comes before sampling, and exploration in it, in the progress bar."""
-        if self.global_step < self.warm_up:
-            return {"phase": f"warm-up {self.global_step}/{self.warm_up}"}
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        if isinstance(optimizer, WarmUp) and optimizer.warming_up:
+            return {"phase": f"warm-up {optimizer.position}/{optimizer.steps}"}
         if self.sampler.adapting:
             return {"phase": "adapting"}
         return {"phase": "exploring"} if self.sampler.param_groups[0]["explore"] else {}
@@ -350,7 +475,9 @@ class SGMCMC(BankStrategy):
     @property
     def settling_steps(self) -> int:
         """The steps of a fit before the first that can give a draw: warm-up and adaptation."""
-        return self.warm_up + (0 if self._sampler is None else self._sampler.adapt_steps)
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        steps = optimizer.steps if isinstance(optimizer, WarmUp) else 0
+        return steps + (0 if self._sampler is None else self._sampler.adapt_steps)
 
     @property
     def ended_cycle(self) -> bool:
@@ -410,6 +537,8 @@ class SGMCMC(BankStrategy):
         """Check what the sampler needs of the trainer."""
         super().on_fit_start()
         self._energy_is_exact, self._accepted = False, None
+        if self._random_state is None:  # no checkpoint was loaded
+            self._heat = None
         if self.sampler.calls_closure_again:
             self._refuse_accumulation()
         if self.weights.dtype in (torch.bfloat16, torch.float16):
@@ -420,8 +549,9 @@ class SGMCMC(BankStrategy):
             )
 
     def on_train_end(self) -> None:
-        """Warn of chains that stood still."""
+        """Say what was found; warn of chains that were too hot or stood still."""
         super().on_train_end()
+        self._tell()
         if self._accepted is None:
             return
         rates = self._accepted[0] / self._accepted[1]
@@ -434,15 +564,45 @@ class SGMCMC(BankStrategy):
                 stacklevel=2,
             )
 
+    def _tell(self) -> None:
+        """Say at which step sizes and temperatures the chains were sampled."""
+        if self._heat is None:
+            return
+        wanted, (total, count) = self.target.temperature, self._heat
+        measured = (total / count).tolist()
+        if self.sampler.step_sizes is not None:
+            rates = ", ".join(f"{rate:.2g}" for rate in self.sampler.step_sizes.rates.tolist())
+            shown = ", ".join(f"{value:.2f}" for value in measured)
+            rank_zero_info(
+                f"SGMCMC found the step sizes {rates} for the chains {self.ids}; their measured "
+                f"temperatures are {shown} at T = {wanted:g}."
+            )
+        readings = zip(self.ids, measured, strict=True)
+        hot = {k: round(value, 2) for k, value in readings if value > _HOT * wanted}
+        if hot and wanted > 0 and self._heat_is_kinetic():
+            rank_zero_warn(
+                f"The chains sampled at another temperature than T = {wanted:g}, on average (by "
+                f"chain) {hot}: their draws are too wide. The noise of minibatch gradients heats "
+                "them, or the steps are too long. Lower the sampler's lr, or leave it out (SGHMC "
+                "and BAOA then find it); larger batches help as much."
+            )
+
+    def _heat_is_kinetic(self) -> bool:
+        """Whether the reading tells of the step at once; others only when a chain has settled."""
+        return isinstance(self.sampler, MomentumSampler)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add draws that came with a checkpoint and that no collector of the trainer has."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lightning_bnn"]["collected"] = self._collected
+        checkpoint["lightning_bnn"]["heat"] = self._heat and list(self._heat)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Know the draws that were collected up to the checkpoint."""
         super().on_load_checkpoint(checkpoint)
         self._has_moved = True
+        heat = checkpoint.get("lightning_bnn", {}).get("heat")
+        self._heat = heat and (heat[0].cpu(), heat[1])
         if not self._is_fitting():  # a collector of the trainer has its own way to go on
             states = checkpoint.get("callbacks", {}).values()
             kept = [s for s in states if isinstance(s, dict) and {"draws", "stream"} <= s.keys()]
@@ -454,13 +614,14 @@ class SGMCMC(BankStrategy):
         """Find N, and let all ranks draw the same noise."""
         super().on_train_start()
         self._has_moved = True
+        self._plan()
         for stream in self.sampler.streams:
             stream.load_state_dict(self.trainer.strategy.broadcast(stream.state_dict()))
 
     def facts(self) -> dict[str, Any]:
         """What must be the same for a run to resume, as far as it is known yet."""
         known = {} if self._sampler is None else {"sampler": type(self._sampler).__name__}
-        return {**super().facts(), **known, "warm_up": self.warm_up}
+        return {**super().facts(), **known, "warm_up": self.warm_up, "cycles": self.cycles}
 
     def _predict(self, inputs: Any) -> Predictive:
         """With no more draws than there are: each once."""
@@ -499,3 +660,10 @@ def make_sampler(factory: Any, weights: nn.Parameter, **added: Any) -> Sampler:
             f"got {type(sampler).__name__}. For an ordinary optimizer see warm_up_optimizer=."
         )
     return sampler
+
+
+def _finds_rate(factory: Any, chains: int, temperature: float) -> bool:
+    """Whether the samplers that a factory makes find their learning rates by themselves."""
+    probe = nn.Parameter(torch.zeros(chains, 1))
+    seeds = list(range(chains))
+    return make_sampler(factory, probe, num_data=1, temperature=temperature, seed=seeds).finds_rate

@@ -25,7 +25,8 @@ def make(kind, chains, steps, noise, start=0.1):
     sizes = [noise[number] for number in ids]
 
     def step():
-        rough = [s * torch.randn(WEIGHTS, generator=g) for s, g in zip(sizes, generators)]
+        pairs = zip(sizes, generators, strict=True)
+        rough = [size * torch.randn(WEIGHTS, generator=one) for size, one in pairs]
         weights.grad = CURVATURE * weights.detach() + torch.stack(rough)
         sampler.step()
 
