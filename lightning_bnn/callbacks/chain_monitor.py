@@ -17,21 +17,14 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.callbacks.sample_collector import SampleCollector
+from lightning_bnn.callbacks.watched import WatchedExamples
 from lightning_bnn.checks import check_whole
-from lightning_bnn.diagnostics.chains import Series, Watched, function_values, take_elements
+from lightning_bnn.diagnostics.chains import Series, Watched, take_elements
 from lightning_bnn.diagnostics.diagnosis import Diagnosis, diagnose_watched
-from lightning_bnn.diagnostics.examples import (
-    Examples,
-    choose_examples,
-    choose_from_batch,
-    inputs_and_targets,
-)
+from lightning_bnn.diagnostics.examples import choose_examples
 from lightning_bnn.diagnostics.statistics import require_arviz
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.lightning import TrainerFn, pl, rank_zero_warn
-from lightning_bnn.random import isolated_random_state
-from lightning_bnn.report.run import evaluating
-from lightning_bnn.stacked import StackedModule
+from lightning_bnn.lightning import pl, rank_zero_warn
 from lightning_bnn.strategies import SGMCMC
 
 __all__ = ["ChainMonitor"]
@@ -82,10 +75,9 @@ class ChainMonitor(pl.Callback):
         self.inputs = inputs
         self.examples = check_whole("examples", examples, 1)
         self.elements = check_whole("elements", elements, 1)
-        self._record = _Record()
+        self._record = _Record(WatchedExamples(self.examples))
         self._restored: _Record | None = None  # of a checkpoint, for a fit that resumes
         self._module: Any = None
-        self._stacked: StackedModule | None = None
         self._first_step = 0
         self._logged_epoch: int | None = None
 
@@ -113,7 +105,8 @@ class ChainMonitor(pl.Callback):
             name: Series(torch.stack(rows, dim=1).numpy(), record.shapes[name])
             for name, rows in record.values.items()
         }
-        return diagnose_watched(Watched(series, {}), record.watched, self.elements, by_chain)
+        examples = record.watched.examples
+        return diagnose_watched(Watched(series, {}), examples, self.elements, by_chain)
 
     # ---------------------------------------------------------------- while fitting
 
@@ -129,17 +122,18 @@ class ChainMonitor(pl.Callback):
         if self._restored is not None:
             self._record = self._restored
         elif pl_module is not self._module or not 0 < self._record.step <= trainer.global_step:
-            self._record = _Record()  # not the trainer that fits the same chains again
-        self._module, self._stacked, self._logged_epoch = pl_module, None, None
+            # not the trainer that fits the same chains again
+            self._record = _Record(WatchedExamples(self.examples))
+        self._module, self._logged_epoch = pl_module, None
         if self.inputs is not None:
-            self._watch(trainer, choose_examples(self.inputs, self.examples))
+            self._record.watched.choose(trainer, choose_examples(self.inputs, self.examples))
         callbacks: Any = trainer.callbacks  # type: ignore[attr-defined]
         burn_ins = [other.burn_in for other in callbacks if isinstance(other, SampleCollector)]
         self._first_step = max(burn_ins, default=0) if self.burn_in is None else self.burn_in
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the record that a checkpoint was made just before."""
-        if self._record.pending and self._record.watched is not None:
+        if self._record.pending and self._record.watched.examples is not None:
             self._add_record(trainer, pl_module)
         self._record.pending = False
 
@@ -147,15 +141,9 @@ class ChainMonitor(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *place: Any
     ) -> None:
         """Take the examples from the first batch, where none were given."""
-        if self._record.watched is None and trainer.state.fn == TrainerFn.FITTING:
-            inputs, targets = getattr(pl_module, "split", inputs_and_targets)(batch)
-            self._watch(trainer, choose_from_batch(inputs, targets, self.examples))
+        self._record.watched.choose_from(trainer, pl_module, batch)
 
     on_train_batch_start = on_validation_batch_start  # type: ignore[assignment]
-
-    def _watch(self, trainer: pl.Trainer, examples: Examples) -> None:
-        # every rank has its own batch, and all must watch the same
-        self._record.watched = trainer.strategy.broadcast(examples.to(torch.device("cpu")))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -175,26 +163,13 @@ class ChainMonitor(pl.Callback):
         after = step > max(self._first_step, self._record.step)  # once in accumulated batches
         return after and step % self.every_n_steps == 0 and bool(pl_module.sampling)
 
-    @torch.no_grad()
     def _add_record(self, trainer: pl.Trainer, pl_module: Any) -> None:
         record = self._record
-        assert record.watched is not None
         record.step = trainer.global_step
-        if self._stacked is None:
-            self._stacked = StackedModule(pl_module.net, record.mode)
-        watched = record.watched.to(pl_module.device)
-        # as the trainer does with a batch; given inputs did not come through it
-        inputs, targets = trainer.precision_plugin.convert_input((watched.inputs, watched.targets))
-        with isolated_random_state(), evaluating(pl_module):
-            outputs = self._stacked(pl_module.current_draws(), inputs)
-        record.mode = self._stacked.mode
-        if targets is not None and not self.recorded:
-            pl_module.likelihood.check(outputs[0], targets)
-        for name, value in function_values(outputs, pl_module.likelihood, targets).items():
-            if name != "log_likelihood":
-                record.shapes[name] = tuple(value.shape[1:])
-                row = take_elements(value, self.elements)
-                record.values.setdefault(name, []).append(row.cpu().double())
+        for name, value in record.watched.values(trainer, pl_module).items():
+            record.shapes[name] = tuple(value.shape[1:])
+            row = take_elements(value, self.elements)
+            record.values.setdefault(name, []).append(row.cpu().double())
         if _grown_by_a_fifth(self.recorded):
             self._judge(trainer)
 
@@ -228,24 +203,27 @@ class ChainMonitor(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """The record, and what it is a record of."""
         record = self._record
-        watched = record.watched if self.inputs is None else None  # else they are given again
+        watched = record.watched.state_dict()
         trainer = None if self._module is None else self._module._trainer
         return {
             **vars(record),
             "values": {name: torch.stack(rows) for name, rows in record.values.items()},
-            "watched": watched and [watched.inputs, watched.targets, list(watched.indices)],
+            "watched": watched["examples"] if self.inputs is None else None,  # or given again
+            "mode": watched["mode"],
             "pending": trainer is not None and self._is_due(trainer, self._module),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state for a fit that resumes; a monitor without a record takes it at once."""
-        watched = state_dict["watched"]
+        watched = WatchedExamples(self.examples)
+        watched.load_state_dict({"examples": state_dict["watched"], "mode": state_dict["mode"]})
         changed = {
             "values": {name: list(rows) for name, rows in state_dict["values"].items()},
             "shapes": {name: tuple(shape) for name, shape in state_dict["shapes"].items()},
-            "watched": watched and Examples(watched[0], watched[1], tuple(watched[2])),
+            "watched": watched,
         }
-        self._restored = _Record(**{**state_dict, **changed})
+        saved = {name: value for name, value in state_dict.items() if name != "mode"}
+        self._restored = _Record(**{**saved, **changed})
         if not self.recorded:  # else a test of an earlier checkpoint would lose later records
             self._record = self._restored
 
@@ -255,19 +233,17 @@ class _Record:
     """What was recorded, and at which examples.
 
     Attributes:
+        watched: The examples.
         values: By name, the rows ``(chains, elements)`` of each record.
         shapes: By name, the shape of the quantity before elements were chosen.
-        watched: The examples, once they are known.
-        mode: Of the stacked network, measured once.
         worst: The R-hat and the ESS logged last.
         step: Of the last record.
         pending: Whether a record was still to be taken when the checkpoint was made.
     """
 
+    watched: WatchedExamples
     values: dict[str, list[Tensor]] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    watched: Examples | None = None
-    mode: Any = "auto"
     worst: tuple[float, float] | None = None
     step: int = 0
     pending: bool = False

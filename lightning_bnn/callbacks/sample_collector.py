@@ -2,10 +2,12 @@
 
 A draw belongs to an optimizer step. After step s a draw is taken of every chain if s > burn-in,
 (s − burn-in) is a multiple of ``every`` and the step was one of sampling (not of a warm-up, not of
-the exploration part of a cyclical schedule). Draws go to the disk as they are taken (see
-:mod:`lightning_bnn.storage.stream`) or are kept in memory and in the checkpoint. What is on the
-disk and what a checkpoint says always fit: a resumed fit drops the draws that were taken after its
-checkpoint, and takes them again.
+the exploration part of a cyclical schedule). For the chains of SGMCMC both numbers are found while
+sampling, unless they are given (:mod:`lightning_bnn.callbacks.burn_in`).
+
+Draws go to the disk as they are taken (see :mod:`lightning_bnn.storage.stream`) or are kept in
+memory and in the checkpoint. What is on the disk and what a checkpoint says always fit: a resumed
+fit drops the draws that were taken after its checkpoint, and takes them again.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
+from lightning_bnn.callbacks.burn_in import AGREE, BurnIn
 from lightning_bnn.callbacks.progress import training_length
 from lightning_bnn.callbacks.sources import (
     copy_to_cpu,
@@ -22,9 +27,12 @@ from lightning_bnn.callbacks.sources import (
     source_of,
     with_training_statistics,
 )
+from lightning_bnn.callbacks.watched import WatchedExamples
 from lightning_bnn.checks import check_path, check_whole
+from lightning_bnn.diagnostics.agreement import split_rhat
+from lightning_bnn.diagnostics.chains import take_elements
 from lightning_bnn.errors import ConfigurationError, NonFiniteError, PosteriorFormatError
-from lightning_bnn.lightning import pl, rank_zero_warn
+from lightning_bnn.lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior
 from lightning_bnn.posteriors.batch_norm import batch_norm_layers, training_batch_norm
@@ -41,6 +49,9 @@ __all__ = ["SampleCollector", "draw_is_due"]
 Every = int | Literal["cycle"]
 
 _LOG_DIR = "<log_dir>"
+_EXAMPLES = 32  # that are watched, and at most so many numbers of each quantity
+_HIGH = 1.2  # an R-hat that is said at the end
+_STILL = 0.01  # of what other chains move: a chain that stands still
 
 
 def draw_is_due(step: int, seen: int, burn_in: int, every: Every, ended_cycle: bool) -> bool:
@@ -79,6 +90,11 @@ class _State:
     dirpath: str | None = None  # where it is
     draws: list[Weights] = field(default_factory=list)  # or the draws themselves
     learned: Weights = field(default_factory=dict)  # by the likelihood, at the last draw
+    burn_in: int = 0  # as given, or as found
+    every: Every = 1
+    record: dict[str, Any] | None = None  # of what is found while sampling
+    watched: dict[str, Any] | None = None  # the examples for it
+    unseen: bool = False  # whether it had not looked at the last step yet
 
 
 class SampleCollector(pl.Callback, InBar):
@@ -90,9 +106,11 @@ class SampleCollector(pl.Callback, InBar):
     checkpoint knows them by these.
 
     Args:
-        burn_in: The number of optimizer steps before the first draw can be taken.
+        burn_in: The number of optimizer steps before the first draw can be taken. None: with
+            SGMCMC until its chains agree (see :mod:`lightning_bnn.callbacks.burn_in`), else 0.
         every: Steps from one draw to the next, or ``"cycle"``: at the end of each cycle of a
-            :class:`~lightning_bnn.samplers.Cyclical` schedule.
+            :class:`~lightning_bnn.samplers.Cyclical` schedule. None: with SGMCMC by the
+            autocorrelation of its predictions, else 1.
         max_draws: Stop collecting when every chain has so many; the training continues.
         dirpath: A directory, or an fsspec URL, to which draws are written as they are taken;
             memory then does not grow with their number, and ``Posterior.load`` reads the
@@ -105,36 +123,40 @@ class SampleCollector(pl.Callback, InBar):
             has a layer that is in evaluation mode while training.
 
     Example:
-        >>> import torch
+        >>> from functools import partial
         >>> from torch.utils.data import DataLoader, TensorDataset
         >>> from lightning_bnn.likelihoods import Gaussian
+        >>> from lightning_bnn.samplers import SGLD
         >>> loader = DataLoader(TensorDataset(torch.randn(8, 2), torch.randn(8, 1)), batch_size=4)
         >>> collector = SampleCollector(burn_in=2, every=2)
         >>> trainer = pl.Trainer(max_epochs=4, accelerator="cpu", logger=False,
         ...                      enable_checkpointing=False, enable_progress_bar=False,
         ...                      enable_model_summary=False, callbacks=[collector])
-        >>> trainer.fit(SGMCMC(torch.nn.Linear(2, 1), Gaussian(0.1), chains=4), loader)
+        >>> trainer.fit(SGMCMC(torch.nn.Linear(2, 1), Gaussian(0.1), chains=4, warm_up=0,
+        ...                    sampler=partial(SGLD, lr=1e-3)), loader)
         >>> collector.steps, len(collector.posterior())
         ([4, 6, 8], 12)
     """
 
     def __init__(
         self,
-        burn_in: int = 0,
-        every: Every = 1,
+        burn_in: int | None = None,
+        every: Every | None = None,
         max_draws: int | None = None,
         dirpath: str | os.PathLike[str] | None = None,
         refresh_batch_norm: int = 0,
     ) -> None:
-        self.burn_in = check_whole("burn_in", burn_in, 0)
-        cycle = isinstance(every, str) and every == "cycle"
-        self.every: Every = "cycle" if cycle else check_whole("every", every, 1)
+        self._given_burn_in = None if burn_in is None else check_whole("burn_in", burn_in, 0)
+        cycle = every is None or (isinstance(every, str) and every == "cycle")
+        self._given_every = every if cycle else check_whole("every", every, 1)
         self.max_draws = None if max_draws is None else check_whole("max_draws", max_draws, 1)
         self.dirpath = None if dirpath is None else absolute(check_path("dirpath", dirpath))
         self._template = str(dirpath) if dirpath and _LOG_DIR in str(dirpath) else None
         self._of_template = self.dirpath  # what was last made of it
         self.refresh_batch_norm = check_whole("refresh_batch_norm", refresh_batch_norm, 0)
-        self._state = _State()
+        self._state = self._new_state()
+        self._record: BurnIn | None = None  # where something is to be found
+        self._watched = WatchedExamples(_EXAMPLES)
         self._stream: DrawStream | None = None
         self._release: Callable[[], None] | None = None  # lets other runs have the directory
         self._stage = ""
@@ -144,6 +166,19 @@ class SampleCollector(pl.Callback, InBar):
         self._source: Any = None  # a Source, from the first setup on
         self._trainer: pl.Trainer | None = None
         self._fitted: pl.LightningModule | None = None
+
+    def _new_state(self) -> _State:
+        return _State(burn_in=self._given_burn_in or 0, every=self._given_every or 1)
+
+    @property
+    def burn_in(self) -> int:
+        """The steps before the first draw: as given, or as found so far."""
+        return self._state.burn_in
+
+    @property
+    def every(self) -> Every:
+        """The steps from one draw to the next: as given, or as found so far."""
+        return self._state.every
 
     @property
     def steps(self) -> list[int]:
@@ -216,7 +251,12 @@ class SampleCollector(pl.Callback, InBar):
                     f"SampleCollector drops the {len(self)} draws of an earlier fit, as this fit "
                     "starts anew. Take collector.posterior() before it, or pass dirpath=."
                 )
-            self._state, self._stream = _State(), None
+            self._state, self._stream = self._new_state(), None
+        self._watched = WatchedExamples(_EXAMPLES)
+        if self._state.watched is not None:
+            self._watched.load_state_dict(self._state.watched)
+        saved = self._state.record
+        self._record = None if saved is None else BurnIn.from_state_dict(saved)
         if self.refresh_batch_norm:
             batch_norm_layers(self._source.net)
 
@@ -226,13 +266,24 @@ class SampleCollector(pl.Callback, InBar):
             return
         if not self._resumes:
             self._state.seen = trainer.global_step
+            self._record = self._make_record()
         self._check_schedule(trainer, pl_module)
         show_phase(trainer)
         if self.dirpath is not None:
             self._state.stream = _on_first_rank(trainer, self._open)
-        if self._state.pending:
+        ended = self._state.unseen and self._look(trainer, pl_module)
+        if self._state.pending or ended:
             self._take(trainer)
             self._state.pending, self._state.seen = False, trainer.global_step
+
+    def _make_record(self) -> BurnIn | None:
+        """What finds the burn-in and the spacing of chains, if not both are given."""
+        planned = self._source.sampling_steps
+        if planned is None or (self._given_burn_in is not None and self._given_every is not None):
+            return None
+        draw = self._source.current_draws().values()
+        size = sum(tensor.numel() * tensor.element_size() for tensor in draw)
+        return BurnIn(planned, size if self.dirpath is None else 0, self._source.in_cycles)
 
     def _check_schedule(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Raise unless cycles are counted in steps, and the fit is long enough for a draw."""
@@ -318,18 +369,58 @@ class SampleCollector(pl.Callback, InBar):
         """Take a draw, if this batch ended a step after which one is due."""
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        if self._must_look(trainer):
+            self._look(trainer, pl_module)
         if self._is_due(trainer):
             self._take(trainer)
         self._state.seen = trainer.global_step
+
+    def on_validation_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *place: Any
+    ) -> None:
+        """Take the examples to be watched from the first batch."""
+        if self._source.sampling_steps is not None:
+            self._watched.choose_from(trainer, pl_module, batch)
+
+    on_train_batch_start = on_validation_batch_start  # type: ignore[assignment]
+
+    def _must_look(self, trainer: pl.Trainer) -> bool:
+        """Whether this was a step of sampling that something is to be found by."""
+        new = self._record is not None and trainer.global_step > self._state.seen
+        return new and self._source.sampling
+
+    def _look(self, trainer: pl.Trainer, module: Any) -> bool:
+        """Record the chains' predictions, if it is time; whether that ended the burn-in."""
+        record = self._record
+        assert record is not None
+        was = record.ended
+        if record.step():
+            values = self._watched.values(trainer, module).values()
+            row = torch.cat([take_elements(value, _EXAMPLES) for value in values], dim=1)
+            # to the last bit the same on every rank, which all must decide alike
+            record.add(trainer.strategy.broadcast(row.cpu()))
+        if was is None and record.ended is not None:
+            assert record.every is not None
+            if self._given_every is None:
+                self._state.every = record.every
+            if self._given_burn_in is None:  # the first draw is one of now
+                every = self.every if isinstance(self.every, int) else 1
+                self._state.burn_in = trainer.global_step - every
+                return True
+        return False
 
     def phase(self) -> dict[str, str]:
         """The burn-in, and the number of draws, in the progress bar."""
         step = self._trainer.global_step if self._trainer is not None else 0
         burning = {"phase": f"burn-in {step}/{self.burn_in}"} if step < self.burn_in else {}
+        if self._finds_burn_in and self._source.sampling:
+            burning = {"phase": "burn-in"}
         return {**burning, "draws": f"{len(self)}"}
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say that all draws are there; warn if there is nothing to make a posterior of."""
+        """Say that all draws are there and what was found; warn if something is missing."""
+        if self._record is not None and self.steps and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._tell(self._record)
         if self.steps and self.dirpath is not None and not trainer.fast_dev_run:  # type: ignore[attr-defined]
 
             def end() -> None:
@@ -343,6 +434,40 @@ class SampleCollector(pl.Callback, InBar):
                 f"{trainer.global_step} steps. Train longer, or choose another burn_in= or every=."
             )
 
+    def _tell(self, record: BurnIn) -> None:
+        """Say what was found; warn if chains do not agree or one does not move."""
+        took = f"SampleCollector took {len(self.steps)} draws of each chain, every {self.every} "
+        if record.cycles or record.recorded == 0:
+            rank_zero_info(f"{took}steps of the sampling parts of the cycles.")
+            return
+        why = "the chains agreed" if record.rhat <= AGREE else "a third of the sampling was over"
+        first = self.burn_in + (self.every if isinstance(self.every, int) else 0)
+        rank_zero_info(
+            f"{took}steps, from step {first} on, when {why} (R-hat {record.rhat:.2f}); predictions "
+            f"have an autocorrelation time of about {record.time:.0f} steps."
+        )
+        values = record.settled()
+        if values.shape[1] < 8:
+            return
+        moves = values.std(1).mean(1)
+        ids = self._source.ids
+        still = [ids[k] for k in (moves <= _STILL * moves.median()).nonzero().flatten().tolist()]
+        if still:
+            rank_zero_warn(
+                f"The chains {still} hardly move: their predictions vary by less than 1 % of what "
+                "others' do, so that their draws are copies of one. Let the sampler find its lr "
+                "(leave it out), or raise it; train longer."
+            )
+        rhat = float(split_rhat(values).max())
+        if rhat > _HIGH:
+            rank_zero_warn(
+                f"The chains do not agree on what they predict: R-hat reaches {rhat:.2f}, and is "
+                "near 1 when all sample one posterior. Each is near a mode of its own, and their "
+                "mixture predicts as an ensemble of so many networks does: more chains make it "
+                "better. For a posterior that all chains share, train several times longer, use "
+                "larger batches (they allow a larger step), or a smaller network."
+            )
+
     def teardown(self, trainer: Any, pl_module: Any, stage: Any) -> None:
         """Let other runs have the directory, and go back to the draws of before a test."""
         if self._release is not None:
@@ -353,7 +478,15 @@ class SampleCollector(pl.Callback, InBar):
 
     on_exception = teardown  # type: ignore[assignment]  # which is not called then
 
+    @property
+    def _finds_burn_in(self) -> bool:
+        """Whether the burn-in still lasts, and is to end when chains agree."""
+        finds = self._given_burn_in is None and self._record is not None
+        return finds and self._record.ended is None  # type: ignore[union-attr]
+
     def _is_due(self, trainer: pl.Trainer) -> bool:
+        if self._finds_burn_in:
+            return False
         full = self.max_draws is not None and len(self.steps) >= self.max_draws
         if full or not self._source.sampling:
             return False
@@ -401,8 +534,8 @@ class SampleCollector(pl.Callback, InBar):
         The directory may be moved or renamed, and more draws be asked for.
         """
         return self._generate_state_key(
-            burn_in=self.burn_in,
-            every=self.every,
+            burn_in=self._given_burn_in,
+            every=self._given_every,
             refresh_batch_norm=self.refresh_batch_norm,
             stored=self.dirpath is not None,
         )
@@ -410,16 +543,23 @@ class SampleCollector(pl.Callback, InBar):
     def state_dict(self) -> dict[str, Any]:
         """The steps of all draws; where they are, or the draws themselves."""
         # another callback may save before this one has had its turn
-        pending = self._trainer is not None and self._stage == "fit" and self._is_due(self._trainer)
+        fits = self._trainer is not None and self._stage == "fit"
+        found = {
+            "pending": fits and self._is_due(self._trainer),  # type: ignore[arg-type]
+            "unseen": fits and self._must_look(self._trainer),  # type: ignore[arg-type]
+            "record": self._record and self._record.state_dict(),
+            "watched": self._record and self._watched.state_dict(),
+        }
         lists = {"steps": list(self.steps), "draws": list(self._state.draws)}  # both grow
-        return {**vars(self._state), **lists, "pending": pending, "dirpath": self.dirpath}
+        return {**vars(self._state), **lists, **found, "dirpath": self.dirpath}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the checkpoint's draws; those that there are return after a test of it."""
         self._restored = True
         if self.steps and self._stage != "fit":
             self._put_by = self._state
-        self._state, self._stream = _State(**state_dict), None
+        given = {"burn_in": self.burn_in, "every": self.every}  # which 0.1 has not saved
+        self._state, self._stream = _State(**{**given, **state_dict}), None
 
 
 def _on_first_rank(trainer: pl.Trainer, call: Callable[[], str | None]) -> str | None:

@@ -55,6 +55,8 @@ class PlainModule:
 
     drops_diverged = False
     settling_steps = 0
+    sampling_steps = None
+    in_cycles = False
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -183,6 +183,12 @@ class Sampler(Optimizer):
         """η: a number for all chains, or where each has its own, (K,)."""
         return group["lr"] if self.step_sizes is None else group["lr"] * self.step_sizes.rates
 
+    @overload
+    def noise_scale(self, group: Group, variance: float) -> float: ...
+
+    @overload
+    def noise_scale(self, group: Group, variance: Tensor) -> Rate: ...
+
     def noise_scale(self, group: Group, variance: Rate) -> Rate:
         """√(variance · T / N), or 0 in a step of exploration."""
         if group["explore"] or group["temperature"] == 0:
@@ -336,7 +342,7 @@ class MomentumSampler(Sampler):
         self._back: list[Tensor] = []  # where each chain's window began
 
     @property
-    def adapt_steps(self) -> int:  # type: ignore[override]
+    def adapt_steps(self) -> int:
         """The first steps of each chain, in which it finds its rate."""
         return 0 if self.step_sizes is None else self.step_sizes.steps
 

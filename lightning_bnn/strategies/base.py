@@ -327,6 +327,16 @@ class Strategy(pl.LightningModule, InBar, ABC):
         return 0
 
     @property
+    def sampling_steps(self) -> float | None:
+        """The steps of a fit that are planned to sample chains; None where there are none."""
+        return None
+
+    @property
+    def in_cycles(self) -> bool:
+        """Whether a fit goes through its phases several times."""
+        return False
+
+    @property
     def sampling(self) -> bool:
         """Whether the last step was one of sampling, not of exploration."""
         schedule = cyclical_schedule(self.trainer)  # it stands at the next step already

@@ -143,14 +143,18 @@ class BestWeights:
         self.exchanged ^= rows
 
     def take(self, bank: Bank, rows: Tensor) -> None:
-        """Put the weights that are kept into a bank, in some rows, for good; and keep no more.
+        """Put the weights that are kept into a bank, in some rows, for good.
 
         Args:
             bank: The sets.
             rows: Which of them, (K,); those that were never scored stay as they are.
         """
-        self.exchange(bank, rows)
-        self.exchanged, self._kept = torch.zeros_like(self.exchanged), {}
+        for tensor, kept, places in self._pairs(bank, rows & (self.epoch >= 0)):
+            tensor[places] = kept[places]
+
+    def forget(self) -> None:
+        """Keep no weights any more."""
+        self._kept = {}
 
     def _pairs(self, bank: Bank, rows: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """What the sets have of their own, what is kept of it, and the places of some rows."""

@@ -24,8 +24,9 @@ Draws are kept by a :class:`~lightning_bnn.callbacks.SampleCollector`.
 3. *Burn-in*, ended by the collector when the chains agree, or a third of the rest is over.
 4. *Sampling*, with draws as far apart as their autocorrelation says.
 
-One or two chains go through them in up to four cycles: each warm-up carries them to another place.
-A sampler whose rate is given has none of this but what ``warm_up`` says.
+One or two chains go through them in up to four cycles: each warm-up carries them to another place,
+and draws are taken in the last half of what follows it. A sampler whose rate is given has none of
+this but what ``warm_up`` says, and the collector's part.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ _WARM_UP = 0.4  # the share of a cycle
 _ADAPT = 0.25  # the share of what is left of it
 _PATIENCE = 0.2  # the share of a warm-up without a better validation NLL that ends it
 _CYCLES, _SHORTEST = 4, 400  # at most so many cycles, of at least so many steps
+_SAMPLES = 0.5  # the share of a cycle's rest that is sampled
 _UNKNOWN = 1000  # steps of warm-up, and of adaptation, where the length of a fit is not known
 _HOT = 1.5  # times T: a chain that is hotter does not sample the posterior
 
@@ -291,6 +293,11 @@ class SGMCMC(BankStrategy):
         )
         if self._streams is not None:
             sampler.streams = self._streams  # a second fit goes on with the noise, not again
+        # a trainer that fits again goes on sampling
+        taken = self.trainer.global_step if self._trainer is not None else 0
+        earlier = None if self._sampler is None else self._sampler.step_sizes
+        if taken and earlier is not None and sampler.step_sizes is not None:
+            sampler.step_sizes.load_state_dict(earlier.state_dict())
         self._sampler, self._streams = sampler, sampler.streams
         optimizer: Optimizer = sampler
         if self.warm_up != 0:
@@ -301,8 +308,6 @@ class SGMCMC(BankStrategy):
             ]
             first = (self._optimizer or self._default_optimizer)(parameters)
             self._refuse_weight_decay(first)
-            # a trainer that fits again goes on sampling
-            taken = self.trainer.global_step if self._trainer is not None else 0
             shape = schedule_factor if self._optimizer is None and self.warm_up is None else None
             optimizer = WarmUp(first, sampler, self.warm_up or 0, taken, shape=shape)
         self._compare_with_saved()
@@ -337,6 +342,9 @@ class SGMCMC(BankStrategy):
 
         # draws before a step size is settled are not of the posterior
         settling = sampler.param_groups[0]["explore"] or sampler.adapting
+        if warm_up is not None and warm_up.cycle is not None:
+            rest = warm_up.cycle - warm_up.steps
+            settling |= warm_up.position < warm_up.cycle - _SAMPLES * rest
         self._sampled = not self._warming_up and not settling
         scheduler = self.lr_schedulers() if self._scheduler is not None else None
         self._sampled_at = None if scheduler is None else scheduler.last_epoch  # type: ignore[union-attr]
@@ -347,12 +355,11 @@ class SGMCMC(BankStrategy):
     # ---------------------------------------------------------------- phases
 
     def _plan(self) -> None:
-        """Divide the fit into its phases, now that its length is known."""
+        """Divide the fit into its phases by its length."""
+        if self.global_step > 0:  # a trainer that fits again goes on sampling
+            return
         optimizer = self.optimizers(use_pl_optimizer=False)
         warm_up = optimizer if isinstance(optimizer, WarmUp) else None
-        begins = self.global_step == 0 if warm_up is None else warm_up.taken == 0
-        if not begins:  # a fit that goes on has its plan
-            return
         total = steps_of_fit(self.trainer)
         length, steps = total, 0
         if warm_up is not None:
@@ -419,9 +426,10 @@ class SGMCMC(BankStrategy):
             return
         if self.best is not None and optimizer.taken <= optimizer.steps:
             with torch.inference_mode(False), torch.no_grad():
-                self.best.exchange(self.bank, chains & (self.best.rounds_since_best > 0))
-                self.best.exchanged.zero_()
+                self.best.take(self.bank, chains & (self.best.rounds_since_best > 0))
         optimizer.end(chains)
+        if self.best is not None and optimizer.ended.all():
+            self.best.forget()
 
     def _log_sampler(self, sampler: Sampler) -> None:
         if not self._sampled:
@@ -478,6 +486,25 @@ class SGMCMC(BankStrategy):
         optimizer = self.optimizers(use_pl_optimizer=False)
         steps = optimizer.steps if isinstance(optimizer, WarmUp) else 0
         return steps + (0 if self._sampler is None else self._sampler.adapt_steps)
+
+    @property
+    def in_cycles(self) -> bool:
+        """Whether the fit goes through its phases several times."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        return isinstance(optimizer, WarmUp) and optimizer.cycle is not None
+
+    @property
+    def sampling_steps(self) -> float:
+        """The steps of the fit that are planned to give draws; infinite if that is not known."""
+        optimizer, total = self.optimizers(use_pl_optimizer=False), steps_of_fit(self.trainer)
+        if isinstance(optimizer, WarmUp) and optimizer.cycle is not None:
+            return _SAMPLES * (optimizer.cycle - optimizer.steps) * (total // optimizer.cycle)
+        return max(0.0, total - self.settling_steps)
+
+    @property
+    def measured_temperatures(self) -> Tensor | None:
+        """The mean temperature of each chain while it was sampled, (K,); None before that."""
+        return None if self._heat is None else self._heat[0] / self._heat[1]
 
     @property
     def ended_cycle(self) -> bool:
@@ -539,6 +566,7 @@ class SGMCMC(BankStrategy):
         self._energy_is_exact, self._accepted = False, None
         if self._random_state is None:  # no checkpoint was loaded
             self._heat = None
+        self._plan()  # a checkpoint's plan is loaded after this
         if self.sampler.calls_closure_again:
             self._refuse_accumulation()
         if self.weights.dtype in (torch.bfloat16, torch.float16):
@@ -568,8 +596,7 @@ class SGMCMC(BankStrategy):
         """Say at which step sizes and temperatures the chains were sampled."""
         if self._heat is None:
             return
-        wanted, (total, count) = self.target.temperature, self._heat
-        measured = (total / count).tolist()
+        wanted, measured = self.target.temperature, (self._heat[0] / self._heat[1]).tolist()
         if self.sampler.step_sizes is not None:
             rates = ", ".join(f"{rate:.2g}" for rate in self.sampler.step_sizes.rates.tolist())
             shown = ", ".join(f"{value:.2f}" for value in measured)
@@ -614,7 +641,6 @@ class SGMCMC(BankStrategy):
         """Find N, and let all ranks draw the same noise."""
         super().on_train_start()
         self._has_moved = True
-        self._plan()
         for stream in self.sampler.streams:
             stream.load_state_dict(self.trainer.strategy.broadcast(stream.state_dict()))
 

@@ -132,8 +132,9 @@ def test_validation_data_are_watched_if_they_are_checked_first(given: bool) -> N
     validation = DataLoader(TensorDataset(100 + INPUTS[:5], TARGETS[:5]), batch_size=5)
     monitor = ChainMonitor(every_n_steps=1)
     fit(strategy(), monitor, max_steps=12, validation=validation if given else None)
-    assert monitor._record.watched is not None
-    assert (float(monitor._record.watched.inputs.min()) > 50) == given
+    watched = monitor._record.watched.examples
+    assert watched is not None
+    assert (float(watched.inputs.min()) > 50) == given
 
 
 class Noisy(nn.Module):
@@ -227,7 +228,7 @@ def test_too_few_records_are_said() -> None:
 @pytest.mark.filterwarnings("ignore:ChainMonitor")
 def test_one_chain_and_classes() -> None:
     torch.manual_seed(0)
-    bnn = SGMCMC(nn.Linear(2, 3), Categorical(), sampler=partial(SGLD, lr=0.05), seed=1)
+    bnn = SGMCMC(nn.Linear(2, 3), Categorical(), sampler=partial(SGLD, lr=0.05), chains=1, seed=1)
     classes = DataLoader(TensorDataset(INPUTS, torch.arange(40) % 3), batch_size=20)
     monitor = ChainMonitor(every_n_steps=1, examples=6, elements=10)
     trainer = fit(bnn, monitor, train=classes, max_steps=40)

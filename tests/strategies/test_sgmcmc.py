@@ -206,6 +206,7 @@ def test_bad_starts(start: Any, message: str) -> None:
 def test_warm_up_takes_the_first_steps_and_the_schedule_waits() -> None:
     bnn = make(
         chains=2,
+        start="around",
         warm_up=10,
         warm_up_optimizer=partial(SGD, lr=0.5),
         sampler=partial(SGLD, lr=0.1),
@@ -400,7 +401,8 @@ def test_temperature_and_loss_are_logged() -> None:
 def test_where_a_chain_starts_and_its_noise_have_nothing_in_common() -> None:
     """In float64 both come from PyTorch's generator; with one seed they would be the same."""
     net = nn.Linear(300, 1, bias=False).double()
-    bnn = SGMCMC(net, Gaussian(1.0), chains=[1], num_data=10, seed=3, spread=1.0)
+    sampler = partial(SGLD, lr=0.1)
+    bnn = SGMCMC(net, Gaussian(1.0), None, sampler, [1], num_data=10, seed=3, spread=1.0)
     moved = (bnn.weights - net.weight).detach().flatten()
     sampler = bnn.configure_optimizers()
     noise = sampler.streams[0].fill_(torch.empty(300, dtype=torch.float64))
