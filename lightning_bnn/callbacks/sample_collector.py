@@ -3,7 +3,7 @@
 A draw belongs to an optimizer step. After step s a draw is taken of every chain if s > burn-in,
 (s − burn-in) is a multiple of ``every`` and the step was one of sampling (not of a warm-up, not of
 the exploration part of a cyclical schedule). For the chains of SGMCMC both numbers are found while
-sampling, unless they are given (:mod:`lightning_bnn.callbacks.burn_in`).
+sampling, unless one is given (:mod:`lightning_bnn.callbacks.burn_in`).
 
 Draws go to the disk as they are taken (see :mod:`lightning_bnn.storage.stream`) or are kept in
 memory and in the checkpoint. What is on the disk and what a checkpoint says always fit: a resumed
@@ -50,6 +50,7 @@ Every = int | Literal["cycle"]
 
 _LOG_DIR = "<log_dir>"
 _EXAMPLES = 32  # that are watched, and at most so many numbers of each quantity
+_JUDGED = 20  # records that chains are judged by, at least
 _HIGH = 1.2  # an R-hat that is said at the end
 _STILL = 0.01  # of what other chains move: a chain that stands still
 
@@ -106,11 +107,12 @@ class SampleCollector(pl.Callback, InBar):
     checkpoint knows them by these.
 
     Args:
-        burn_in: The number of optimizer steps before the first draw can be taken. None: with
-            SGMCMC until its chains agree (see :mod:`lightning_bnn.callbacks.burn_in`), else 0.
+        burn_in: The number of optimizer steps before the first draw can be taken; 0 if only
+            ``every`` is given. With neither, the chains of SGMCMC are burnt in until they agree
+            (see :mod:`lightning_bnn.callbacks.burn_in`).
         every: Steps from one draw to the next, or ``"cycle"``: at the end of each cycle of a
-            :class:`~lightning_bnn.samplers.Cyclical` schedule. None: with SGMCMC by the
-            autocorrelation of its predictions, else 1.
+            :class:`~lightning_bnn.samplers.Cyclical` schedule; 1 if only ``burn_in`` is given.
+            With neither, it follows from the autocorrelation of what the chains predict.
         max_draws: Stop collecting when every chain has so many; the training continues.
         dirpath: A directory, or an fsspec URL, to which draws are written as they are taken;
             memory then does not grow with their number, and ``Posterior.load`` reads the
@@ -146,9 +148,11 @@ class SampleCollector(pl.Callback, InBar):
         dirpath: str | os.PathLike[str] | None = None,
         refresh_batch_norm: int = 0,
     ) -> None:
-        self._given_burn_in = None if burn_in is None else check_whole("burn_in", burn_in, 0)
-        cycle = every is None or (isinstance(every, str) and every == "cycle")
-        self._given_every = every if cycle else check_whole("every", every, 1)
+        self._found = burn_in is None and every is None  # while sampling, if there are chains
+        self._given_burn_in = check_whole("burn_in", 0 if burn_in is None else burn_in, 0)
+        cycle = isinstance(every, str) and every == "cycle"
+        given = 1 if every is None else every
+        self._given_every: Every = "cycle" if cycle else check_whole("every", given, 1)
         self.max_draws = None if max_draws is None else check_whole("max_draws", max_draws, 1)
         self.dirpath = None if dirpath is None else absolute(check_path("dirpath", dirpath))
         self._template = str(dirpath) if dirpath and _LOG_DIR in str(dirpath) else None
@@ -168,7 +172,7 @@ class SampleCollector(pl.Callback, InBar):
         self._fitted: pl.LightningModule | None = None
 
     def _new_state(self) -> _State:
-        return _State(burn_in=self._given_burn_in or 0, every=self._given_every or 1)
+        return _State(burn_in=self._given_burn_in, every=self._given_every)
 
     @property
     def burn_in(self) -> int:
@@ -277,9 +281,9 @@ class SampleCollector(pl.Callback, InBar):
             self._state.pending, self._state.seen = False, trainer.global_step
 
     def _make_record(self) -> BurnIn | None:
-        """What finds the burn-in and the spacing of chains, if not both are given."""
+        """What finds the burn-in and the spacing of draws, if neither was given."""
         planned = self._source.sampling_steps
-        if planned is None or (self._given_burn_in is not None and self._given_every is not None):
+        if planned is None or not self._found:
             return None
         draw = self._source.current_draws().values()
         size = sum(tensor.numel() * tensor.element_size() for tensor in draw)
@@ -379,7 +383,7 @@ class SampleCollector(pl.Callback, InBar):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, *place: Any
     ) -> None:
         """Take the examples to be watched from the first batch."""
-        if self._source.sampling_steps is not None:
+        if self._found and isinstance(pl_module, SGMCMC):
             self._watched.choose_from(trainer, pl_module, batch)
 
     on_train_batch_start = on_validation_batch_start  # type: ignore[assignment]
@@ -399,21 +403,18 @@ class SampleCollector(pl.Callback, InBar):
             row = torch.cat([take_elements(value, _EXAMPLES) for value in values], dim=1)
             # to the last bit the same on every rank, which all must decide alike
             record.add(trainer.strategy.broadcast(row.cpu()))
-        if was is None and record.ended is not None:
-            assert record.every is not None
-            if self._given_every is None:
-                self._state.every = record.every
-            if self._given_burn_in is None:  # the first draw is one of now
-                every = self.every if isinstance(self.every, int) else 1
-                self._state.burn_in = trainer.global_step - every
-                return True
-        return False
+        if was is not None or record.ended is None:
+            return False
+        assert record.every is not None
+        self._state.every = record.every
+        self._state.burn_in = trainer.global_step - record.every  # the first draw is one of now
+        return True
 
     def phase(self) -> dict[str, str]:
         """The burn-in, and the number of draws, in the progress bar."""
         step = self._trainer.global_step if self._trainer is not None else 0
         burning = {"phase": f"burn-in {step}/{self.burn_in}"} if step < self.burn_in else {}
-        if self._finds_burn_in and self._source.sampling:
+        if self._burning_in and self._source.sampling:
             burning = {"phase": "burn-in"}
         return {**burning, "draws": f"{len(self)}"}
 
@@ -441,13 +442,12 @@ class SampleCollector(pl.Callback, InBar):
             rank_zero_info(f"{took}steps of the sampling parts of the cycles.")
             return
         why = "the chains agreed" if record.rhat <= AGREE else "a third of the sampling was over"
-        first = self.burn_in + (self.every if isinstance(self.every, int) else 0)
         rank_zero_info(
-            f"{took}steps, from step {first} on, when {why} (R-hat {record.rhat:.2f}); predictions "
+            f"{took}steps, from step {self.steps[0]} on, when {why} (R-hat {record.rhat:.2f}); predictions "
             f"have an autocorrelation time of about {record.time:.0f} steps."
         )
         values = record.settled()
-        if values.shape[1] < 8:
+        if values.shape[1] < _JUDGED:
             return
         moves = values.std(1).mean(1)
         ids = self._source.ids
@@ -479,13 +479,12 @@ class SampleCollector(pl.Callback, InBar):
     on_exception = teardown  # type: ignore[assignment]  # which is not called then
 
     @property
-    def _finds_burn_in(self) -> bool:
+    def _burning_in(self) -> bool:
         """Whether the burn-in still lasts, and is to end when chains agree."""
-        finds = self._given_burn_in is None and self._record is not None
-        return finds and self._record.ended is None  # type: ignore[union-attr]
+        return self._record is not None and self._record.ended is None
 
     def _is_due(self, trainer: pl.Trainer) -> bool:
-        if self._finds_burn_in:
+        if self._burning_in:
             return False
         full = self.max_draws is not None and len(self.steps) >= self.max_draws
         if full or not self._source.sampling:
@@ -535,7 +534,7 @@ class SampleCollector(pl.Callback, InBar):
         """
         return self._generate_state_key(
             burn_in=self._given_burn_in,
-            every=self._given_every,
+            every=self._given_every if not self._found else None,
             refresh_batch_norm=self.refresh_batch_norm,
             stored=self.dirpath is not None,
         )

@@ -207,6 +207,7 @@ class SGMCMC(BankStrategy):
         self._last_energies: Tensor | None = None
         self._sampled_at: int | None = None
         self._sampled = False
+        self._planned = False
         self._heat: tuple[Tensor, int] | None = None  # Σ of measured temperatures, by chain
 
     @property
@@ -355,11 +356,15 @@ class SGMCMC(BankStrategy):
     # ---------------------------------------------------------------- phases
 
     def _plan(self) -> None:
-        """Divide the fit into its phases by its length."""
-        if self.global_step > 0:  # a trainer that fits again goes on sampling
+        """Divide the fit into its phases by its length, once its data and state are loaded.
+
+        A callback may ask for them before the strategy's own ``on_train_start``.
+        """
+        again = self._planned or self.global_step > 0  # what resumes has its plan, or samples on
+        self._planned = True
+        if again:
             return
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        warm_up = optimizer if isinstance(optimizer, WarmUp) else None
+        warm_up = self._warm_up_optimizer()
         total = steps_of_fit(self.trainer)
         length, steps = total, 0
         if warm_up is not None:
@@ -379,6 +384,11 @@ class SGMCMC(BankStrategy):
             left = _UNKNOWN / _ADAPT if length == math.inf else length - steps
             self.sampler.adapt_steps = max(1, round(_ADAPT * left))
 
+    def _warm_up_optimizer(self) -> WarmUp | None:
+        """What takes the steps of a fit that has a warm-up."""
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        return optimizer if isinstance(optimizer, WarmUp) else None
+
     def _warm_up_steps(self, length: float) -> int:
         """The steps of a warm-up: whole epochs, after which validation comes, if it has some."""
         if length == math.inf:
@@ -394,8 +404,8 @@ class SGMCMC(BankStrategy):
 
     def scored_rows(self) -> list[int] | None:
         """All chains while they are warmed up, before there are draws to predict with."""
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        first = isinstance(optimizer, WarmUp) and optimizer.taken <= optimizer.steps
+        warm_up = self._warm_up_optimizer()
+        first = warm_up is not None and warm_up.taken <= warm_up.steps
         drawn = self.collector is not None and len(self.collector)
         enough = self.predict_draws is None or self.predict_draws >= self.chains
         return list(range(self.chains)) if first and not drawn and enough else None
@@ -403,15 +413,15 @@ class SGMCMC(BankStrategy):
     def on_validation_epoch_end(self) -> None:
         """Log the validation metrics, and end the warm-up of chains that improve no more."""
         super().on_validation_epoch_end()
-        optimizer = self.optimizers(use_pl_optimizer=False) if self._is_fitting() else None
-        if self.best is None or not isinstance(optimizer, WarmUp) or not optimizer.taken:
+        warm_up = self._warm_up_optimizer() if self._is_fitting() else None
+        if self.best is None or warm_up is None or not 0 < warm_up.taken <= warm_up.steps:
             return
-        over = optimizer.taken >= optimizer.steps
-        if optimizer.taken > optimizer.steps or not (over or self._may_stagger()):
+        over = warm_up.taken == warm_up.steps
+        if not (over or self._may_stagger()):
             return
-        rounds = _PATIENCE * optimizer.steps * self._epochs() / steps_of_fit(self.trainer)
+        rounds = _PATIENCE * warm_up.steps * self._epochs() / steps_of_fit(self.trainer)
         tired = self.best.rounds_since_best >= max(3, math.ceil(rounds))
-        self._end_warm_up(~optimizer.ended & (over | tired))
+        self._end_warm_up(~warm_up.ended & (over | tired))
 
     def _may_stagger(self) -> bool:
         """Whether chains may begin to sample one by one: nothing that moves them is shared."""
@@ -420,15 +430,15 @@ class SGMCMC(BankStrategy):
 
     def _end_warm_up(self, chains: Tensor) -> None:
         """Let chains begin to sample, from their best weights by validation."""
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        assert isinstance(optimizer, WarmUp)
+        warm_up = self._warm_up_optimizer()
+        assert warm_up is not None
         if not chains.any():
             return
-        if self.best is not None and optimizer.taken <= optimizer.steps:
+        if self.best is not None and warm_up.taken <= warm_up.steps:
             with torch.inference_mode(False), torch.no_grad():
                 self.best.take(self.bank, chains & (self.best.rounds_since_best > 0))
-        optimizer.end(chains)
-        if self.best is not None and optimizer.ended.all():
+        warm_up.end(chains)
+        if self.best is not None and warm_up.ended.all():
             self.best.forget()
 
     def _log_sampler(self, sampler: Sampler) -> None:
@@ -473,9 +483,9 @@ class SGMCMC(BankStrategy):
 
     def phase(self) -> dict[str, str]:
         """What comes before sampling, and exploration in it, in the progress bar."""
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        if isinstance(optimizer, WarmUp) and optimizer.warming_up:
-            return {"phase": f"warm-up {optimizer.position}/{optimizer.steps}"}
+        warm_up = self._warm_up_optimizer()
+        if warm_up is not None and warm_up.warming_up:
+            return {"phase": f"warm-up {warm_up.position}/{warm_up.steps}"}
         if self.sampler.adapting:
             return {"phase": "adapting"}
         return {"phase": "exploring"} if self.sampler.param_groups[0]["explore"] else {}
@@ -483,22 +493,25 @@ class SGMCMC(BankStrategy):
     @property
     def settling_steps(self) -> int:
         """The steps of a fit before the first that can give a draw: warm-up and adaptation."""
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        steps = optimizer.steps if isinstance(optimizer, WarmUp) else 0
+        self._plan()
+        warm_up = self._warm_up_optimizer()
+        steps = 0 if warm_up is None else warm_up.steps
         return steps + (0 if self._sampler is None else self._sampler.adapt_steps)
 
     @property
     def in_cycles(self) -> bool:
         """Whether the fit goes through its phases several times."""
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        return isinstance(optimizer, WarmUp) and optimizer.cycle is not None
+        self._plan()
+        warm_up = self._warm_up_optimizer()
+        return warm_up is not None and warm_up.cycle is not None
 
     @property
     def sampling_steps(self) -> float:
         """The steps of the fit that are planned to give draws; infinite if that is not known."""
-        optimizer, total = self.optimizers(use_pl_optimizer=False), steps_of_fit(self.trainer)
-        if isinstance(optimizer, WarmUp) and optimizer.cycle is not None:
-            return _SAMPLES * (optimizer.cycle - optimizer.steps) * (total // optimizer.cycle)
+        self._plan()
+        warm_up, total = self._warm_up_optimizer(), steps_of_fit(self.trainer)
+        if warm_up is not None and warm_up.cycle is not None:
+            return _SAMPLES * (warm_up.cycle - warm_up.steps) * (total // warm_up.cycle)
         return max(0.0, total - self.settling_steps)
 
     @property
@@ -566,7 +579,7 @@ class SGMCMC(BankStrategy):
         self._energy_is_exact, self._accepted = False, None
         if self._random_state is None:  # no checkpoint was loaded
             self._heat = None
-        self._plan()  # a checkpoint's plan is loaded after this
+        self._planned = False
         if self.sampler.calls_closure_again:
             self._refuse_accumulation()
         if self.weights.dtype in (torch.bfloat16, torch.float16):
@@ -641,6 +654,7 @@ class SGMCMC(BankStrategy):
         """Find N, and let all ranks draw the same noise."""
         super().on_train_start()
         self._has_moved = True
+        self._plan()
         for stream in self.sampler.streams:
             stream.load_state_dict(self.trainer.strategy.broadcast(stream.state_dict()))
 
