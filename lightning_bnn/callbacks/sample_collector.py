@@ -443,8 +443,8 @@ class SampleCollector(pl.Callback, InBar):
             return
         why = "the chains agreed" if record.rhat <= AGREE else "a third of the sampling was over"
         rank_zero_info(
-            f"{took}steps, from step {self.steps[0]} on, when {why} (R-hat {record.rhat:.2f}); predictions "
-            f"have an autocorrelation time of about {record.time:.0f} steps."
+            f"{took}steps, from step {self.steps[0]} on, when {why} (R-hat {record.rhat:.2f}); "
+            f"predictions have an autocorrelation time of about {record.time:.0f} steps."
         )
         values = record.settled()
         if values.shape[1] < _JUDGED:

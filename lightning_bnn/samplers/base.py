@@ -63,6 +63,9 @@ class Sampler(Optimizer):
         measured_temperature: The temperature at the last measured step, one for each chain:
             kinetic where there are momenta, else configurational. One step's reading is noisy:
             average over many.
+        measure_positions: Set it to have every step leave one in ``configurational_temperature``.
+        configurational_temperature: The configurational temperature at that step, by chain. It
+            comes to T only when a chain has settled in all directions, while momenta settle soon.
     """
 
     full_batch = False  # whether the gradient must be that of all examples
@@ -93,10 +96,11 @@ class Sampler(Optimizer):
                 "lightning_bnn.random.member_seed makes them from one."
             )
         self.streams = [NormalStream(chain_seed) for chain_seed in seeds]
-        self.measure = False
+        self.measure = self.measure_positions = False
         self.measured_temperature: Tensor | None = None
+        self.configurational_temperature: Tensor | None = None
         self.step_sizes: StepSizes | None = None  # where each chain finds its own rate
-        self.active: Tensor | None = None  # which chains move, (K,); all by default
+        self.active: Sequence[bool] | None = None  # which chains move; all by default
         self._scratch: dict[Any, tuple[Tensor, list[Tensor]]] = {}
         # "explore" is set by a schedule for steps without noise
         try:
@@ -145,6 +149,7 @@ class Sampler(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         readings: list[tuple[Tensor, int]] = []
+        positions: list[tuple[Tensor, int]] = []
         for group in self.param_groups:
             weights = [p for p in group["params"] if p.grad is not None]
             if not weights:
@@ -153,12 +158,15 @@ class Sampler(Optimizer):
             reads = self.measure and group["lr"] > 0  # without a step there is nothing to read
             if reads and not self.reads_after_step:
                 readings.append(self.read_temperature(group, weights, gradients))
+            if self.measure_positions:
+                positions.append(Sampler.read_temperature(self, group, weights, gradients))
             self.update(group, weights, gradients)
             if reads and self.reads_after_step:
                 readings.append(self.read_temperature(group, weights, gradients))
         if readings:
-            total = torch.stack([reading for reading, _ in readings]).sum(0)
-            self.measured_temperature = total / sum(count for _, count in readings)
+            self.measured_temperature = _mean_reading(readings)
+        if positions:
+            self.configurational_temperature = _mean_reading(positions)
         return loss
 
     def readings(self) -> dict[str, Tensor]:
@@ -173,11 +181,14 @@ class Sampler(Optimizer):
         A chain's numbers come from its own stream, one flat row for the whole group.
         """
         flat, parts = self._memory(group, weights, key)
-        moves = [True] * self.chains if self.active is None else self.active.tolist()
-        for row, stream, moving in zip(flat, self.streams, moves, strict=True):
+        for row, stream, moving in zip(flat, self.streams, self._moves(), strict=True):
             if moving:  # the stream of a chain that waits stays where it is
                 stream.fill_(row)
         return parts
+
+    def _moves(self) -> Sequence[bool]:
+        """Which chains take the step."""
+        return [True] * self.chains if self.active is None else self.active
 
     def rate(self, group: Group) -> Rate:
         """η: a number for all chains, or where each has its own, (K,)."""
@@ -340,6 +351,7 @@ class MomentumSampler(Sampler):
         self.step_sizes = StepSizes(self.chains, weights, groups[0]["friction"])
         self.adapt_steps = 1000  # a strategy that knows how long it runs sets it
         self._back: list[Tensor] = []  # where each chain's window began
+        self._before: list[Tensor] = []  # the gradient that the next is compared with
 
     @property
     def adapt_steps(self) -> int:
@@ -376,14 +388,18 @@ class MomentumSampler(Sampler):
         weights = [p for p in group["params"] if p.grad is not None]
         if not weights or group["explore"] or self.measured_temperature is None:
             return
-        squares = self._row_squares([p.grad for p in weights]) / sizes.weights
+        noise = self._compare_gradients(weights, sizes)
         before, temperature = sizes.rates, group["temperature"]
         reading = self.measured_temperature / temperature
-        begins, lost = sizes.update(squares, reading, temperature, self.num_data, self.active)
-        velocities = self.velocities(weights)
+        squares = None
+        if sizes.begins(self._moves()):
+            squares = self._row_squares([weight.detach() for weight in weights]) / sizes.weights
+        begins, lost = sizes.update(
+            noise, reading, temperature, self.num_data, self._moves(), squares
+        )
         before = before.to(sizes.rates)
         ratio = torch.where(before > 0, (sizes.rates / before).sqrt(), 0.0).masked_fill(lost, 0.0)
-        for velocity in velocities:
+        for velocity in self.velocities(weights):
             velocity.mul_(self.along(ratio, velocity).to(velocity))
         if not sizes.adapting:
             self._back = []
@@ -393,6 +409,24 @@ class MomentumSampler(Sampler):
         for weight, back in zip(weights, self._back, strict=True):
             weight.copy_(torch.where(self.along(lost, weight), back, weight))
             back.copy_(torch.where(self.along(begins, weight), weight, back))
+
+    def _compare_gradients(self, weights: list[Tensor], sizes: StepSizes) -> Tensor:
+        """Half of the mean squared difference to the gradient before, where that was kept, (K,)."""
+        gradients = [weight.grad.detach() for weight in weights if weight.grad is not None]
+        noise = torch.zeros(self.chains, dtype=torch.float64, device=gradients[0].device)
+        for chain, moves in enumerate(self._moves()):
+            keeps, compares = sizes.compares(chain)
+            if moves and keeps and not self._before:
+                self._before = [torch.zeros_like(gradient) for gradient in gradients]
+            pairs = zip(gradients, self._before, strict=True) if moves and self._before else ()
+            for gradient, before in pairs:
+                if self.stacked:
+                    gradient, before = gradient[chain], before[chain]
+                if keeps:
+                    before.copy_(gradient)
+                elif compares:
+                    noise[chain] += (gradient - before).square().sum() / (2 * sizes.weights)
+        return noise
 
     def velocities(self, weights: list[Tensor]) -> list[Tensor]:
         """The velocities of weights, zero where a weight moves for the first time."""
@@ -431,7 +465,7 @@ class MomentumSampler(Sampler):
         """The sampler's state, with where each chain's window began."""
         state = super().state_dict()
         if self.step_sizes is not None:
-            state["back"] = self._back
+            state["kept"] = {"back": self._back, "before": self._before}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -439,8 +473,17 @@ class MomentumSampler(Sampler):
         super().load_state_dict(state_dict)
         if self.step_sizes is not None:
             (group,) = self.param_groups
-            pairs = zip(state_dict["back"], group["params"], strict=False)
-            self._back = [saved.to(weight) for saved, weight in pairs]
+            kept = {
+                name: [one.to(p) for one, p in zip(saved, group["params"], strict=False)]
+                for name, saved in state_dict["kept"].items()
+            }
+            self._back, self._before = kept["back"], kept["before"]
+
+
+def _mean_reading(readings: Sequence[tuple[Tensor, int]]) -> Tensor:
+    """The mean over all weights of what was read of each group, (K,)."""
+    total = torch.stack([reading for reading, _ in readings]).sum(0)
+    return total / sum(count for _, count in readings)
 
 
 def _plain(value: Any) -> Any:

@@ -105,7 +105,7 @@ class WarmUp(Optimizer):
             parameter.copy_(torch.where(ended, old, parameter))
         sampled = [p for group in self.then.param_groups for p in group["params"]]
         before = [parameter.clone() for parameter in sampled]
-        self.then.active = self.ended.to(sampled[0].device)
+        self.then.active = self.ended.tolist()
         self.then.step()
         self.then.active = None
         for parameter, old in zip(sampled, before, strict=True):

@@ -208,7 +208,7 @@ class SGMCMC(BankStrategy):
         self._sampled_at: int | None = None
         self._sampled = False
         self._planned = False
-        self._heat: tuple[Tensor, int] | None = None  # Σ of measured temperatures, by chain
+        self._heat: dict[str, tuple[Tensor, int]] = {}  # Σ of temperatures, (K,), and their number
 
     @property
     def chains(self) -> int:
@@ -332,7 +332,8 @@ class SGMCMC(BankStrategy):
         sampler.num_data = self.target.num_data
         next_step = self.global_step + 1
         sampler.measure = next_step % max(1, getattr(self.trainer, "log_every_n_steps", 0)) == 0
-        sampler.measured_temperature = None
+        sampler.measure_positions = sampler.measure and sampler.reads_after_step
+        sampler.measured_temperature = sampler.configurational_temperature = None
         self._closures = 0
 
         def closure() -> Any:
@@ -377,7 +378,7 @@ class SGMCMC(BankStrategy):
                     f"cycles={cycles} divide a fit whose length is not known. Pass max_epochs= or "
                     "max_steps= to the trainer."
                 )
-            length = total // cycles
+            length = total if cycles == 1 else total // cycles
             steps = warm_up.steps if self.warm_up is not None else self._warm_up_steps(length)
             warm_up.steps, warm_up.cycle = steps, int(length) if cycles > 1 else None
         if self.finds_rate and self.sampler.adapt_steps is not None:
@@ -444,14 +445,19 @@ class SGMCMC(BankStrategy):
     def _log_sampler(self, sampler: Sampler) -> None:
         if not self._sampled:
             return
-        if sampler.measured_temperature is not None:
-            reading = sampler.measured_temperature
-            total, count = self._heat or (torch.zeros_like(reading), 0)
-            self._heat = total + reading, count + 1
+        readings = {
+            "temperature": sampler.measured_temperature,
+            "configurational_temperature": sampler.configurational_temperature,
+        }
+        for name, reading in readings.items():
+            if reading is None:
+                continue
+            total, count = self._heat.get(name, (torch.zeros_like(reading), 0))
+            self._heat[name] = total.to(reading.device) + reading, count + 1
             if sampler.measure:
-                self.log("temperature", reading.mean().float())
-                if sampler.step_sizes is not None:
-                    self.log("step_size", sampler.step_sizes.rates.mean().float())
+                self.log(name, reading.mean().float())
+        if sampler.measure and sampler.step_sizes is not None:
+            self.log("step_size", sampler.step_sizes.rates.mean().float())
         for name, reading in sampler.readings().items():
             self.log(name, reading)
         if sampler.acceptance is not None:
@@ -515,9 +521,13 @@ class SGMCMC(BankStrategy):
         return max(0.0, total - self.settling_steps)
 
     @property
-    def measured_temperatures(self) -> Tensor | None:
-        """The mean temperature of each chain while it was sampled, (K,); None before that."""
-        return None if self._heat is None else self._heat[0] / self._heat[1]
+    def measured_temperatures(self) -> dict[str, Tensor]:
+        """The mean temperatures of each chain while it was sampled, (K,); none before that.
+
+        ``"temperature"`` is the kinetic one where there are momenta, with
+        ``"configurational_temperature"`` beside it.
+        """
+        return {name: total / count for name, (total, count) in self._heat.items()}
 
     @property
     def ended_cycle(self) -> bool:
@@ -578,7 +588,7 @@ class SGMCMC(BankStrategy):
         super().on_fit_start()
         self._energy_is_exact, self._accepted = False, None
         if self._random_state is None:  # no checkpoint was loaded
-            self._heat = None
+            self._heat = {}
         self._planned = False
         if self.sampler.calls_closure_again:
             self._refuse_accumulation()
@@ -607,19 +617,22 @@ class SGMCMC(BankStrategy):
 
     def _tell(self) -> None:
         """Say at which step sizes and temperatures the chains were sampled."""
-        if self._heat is None:
+        if "temperature" not in self._heat:
             return
-        wanted, measured = self.target.temperature, (self._heat[0] / self._heat[1]).tolist()
+        wanted, means = self.target.temperature, self.measured_temperatures
+        measured = means["temperature"].tolist()
         if self.sampler.step_sizes is not None:
             rates = ", ".join(f"{rate:.2g}" for rate in self.sampler.step_sizes.rates.tolist())
-            shown = ", ".join(f"{value:.2f}" for value in measured)
+            shown = {name: ", ".join(f"{v:.2f}" for v in mean) for name, mean in means.items()}
+            positions = shown.get("configurational_temperature")
             rank_zero_info(
-                f"SGMCMC found the step sizes {rates} for the chains {self.ids}; their measured "
-                f"temperatures are {shown} at T = {wanted:g}."
+                f"SGMCMC found the step sizes {rates} for the chains {self.ids}. At T = {wanted:g} "
+                f"the temperature of their momenta was {shown['temperature']}"
+                + (f", that of their positions {positions}." if positions else ".")
             )
         readings = zip(self.ids, measured, strict=True)
         hot = {k: round(value, 2) for k, value in readings if value > _HOT * wanted}
-        if hot and wanted > 0 and self._heat_is_kinetic():
+        if hot and wanted > 0 and self.sampler.reads_after_step:  # others say so only once settled
             rank_zero_warn(
                 f"The chains sampled at another temperature than T = {wanted:g}, on average (by "
                 f"chain) {hot}: their draws are too wide. The noise of minibatch gradients heats "
@@ -627,22 +640,18 @@ class SGMCMC(BankStrategy):
                 "and BAOA then find it); larger batches help as much."
             )
 
-    def _heat_is_kinetic(self) -> bool:
-        """Whether the reading tells of the step at once; others only when a chain has settled."""
-        return isinstance(self.sampler, MomentumSampler)
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add draws that came with a checkpoint and that no collector of the trainer has."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["lightning_bnn"]["collected"] = self._collected
-        checkpoint["lightning_bnn"]["heat"] = self._heat and list(self._heat)
+        checkpoint["lightning_bnn"]["heat"] = dict(self._heat)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Know the draws that were collected up to the checkpoint."""
         super().on_load_checkpoint(checkpoint)
         self._has_moved = True
-        heat = checkpoint.get("lightning_bnn", {}).get("heat")
-        self._heat = heat and (heat[0].cpu(), heat[1])
+        heat = checkpoint.get("lightning_bnn", {}).get("heat", {})
+        self._heat = {name: (total.cpu(), count) for name, (total, count) in heat.items()}
         if not self._is_fitting():  # a collector of the trainer has its own way to go on
             states = checkpoint.get("callbacks", {}).values()
             kept = [s for s in states if isinstance(s, dict) and {"draws", "stream"} <= s.keys()]

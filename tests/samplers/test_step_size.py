@@ -94,17 +94,49 @@ def test_a_lost_chain_goes_back_to_where_its_window_began():
     assert sampler.step_sizes.rates[1] == rates[1]
 
 
+def world(sizes, noise, hotter=1.0):
+    """A step in a world where the excess is the closed form's times a factor."""
+    noise = torch.as_tensor(noise)
+    sizes.update(noise, 1 + hotter * 50_000 * noise * sizes.rates, 1.0, 10_000)
+
+
 def test_a_held_rate_is_lowered_but_never_raised():
+    for changed in ({"hotter": torch.tensor([2.0, 0.5])}, {"noise": [0.002, 0.0005]}):
+        sizes = StepSizes(chains=2, weights=10_000, friction=0.1)
+        sizes.steps = 1000
+        for _ in range(1000):
+            world(sizes, [0.001, 0.001])
+        held = sizes.rates.clone()
+        assert torch.allclose(held, torch.tensor(0.001).double())
+        for _ in range(1000):
+            world(sizes, **{"noise": [0.001, 0.001], **changed})
+        assert sizes.rates[0] < 0.7 * held[0]
+        assert sizes.rates[1] == held[1]
+
+
+def test_heat_that_the_noise_does_not_explain_lowers_the_rate():
     sizes = StepSizes(chains=2, weights=10_000, friction=0.1)
-    sizes.steps = 1000
-    for _ in range(1000):
-        sizes.update(torch.ones(2), 1 + 10 * sizes.rates, 1.0, 10_000)
-    held = sizes.rates.clone()
-    hotter = torch.tensor([20.0, 5.0])  # the excess of a rate doubles, or halves
-    for _ in range(1000):
-        sizes.update(torch.ones(2), 1 + hotter * sizes.rates, 1.0, 10_000)
-    assert sizes.rates[0] < 0.7 * held[0]
-    assert sizes.rates[1] == held[1]
+    sizes.steps = 2000
+    for _ in range(2000):
+        world(sizes, [0.001, 0.001], hotter=torch.tensor([3.0, 0.25]))
+    assert torch.allclose(sizes.rates, torch.tensor([0.001 / 3, 0.004]).double(), rtol=0.4)
+
+
+def test_few_weights_are_judged_by_the_noise_of_their_gradients():
+    """The kinetic temperature of three weights says little in 100 steps; gradients say enough.
+
+    300 pairs of gradients of three weights give v to 5 %, the last window's 20 pairs to 18 %: a
+    rate beyond 0.4 to 2.5 times the closed form has a probability below 1e-4.
+    """
+    weights = torch.zeros(1, 3).requires_grad_()
+    sampler = SGHMC([weights], num_data=DATA, seed=[1])
+    sampler.adapt_steps = 500
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(1500):
+        weights.grad = weights.detach() + 0.1 * torch.randn(1, 3, generator=generator) + 0.3
+        sampler.step()
+    expected = 2 * 0.1 * 0.05 / (DATA * 0.1**2)
+    assert 0.4 < float(sampler.step_sizes.rates) / expected < 2.5
 
 
 def test_many_weights_for_few_data_are_kept_cooler():
