@@ -144,7 +144,7 @@ def test_a_chain_goes_through_its_phases_as_it_would_alone(lr: float | None) -> 
 def test_few_chains_go_through_cycles() -> None:
     phases, collector, bnn = Phases(), SampleCollector(), make(chains=1)
     fit(bnn, phases, collector, validation=False, epochs=160)  # 800 steps: two cycles of 400
-    assert [step for step in range(1, 800) if phases.warm[step] > phases.warm[step - 1]] == [399]
+    assert [step for step in range(1, 800) if phases.warm[step] > phases.warm[step - 1]] == [400]
     assert phases.sampling[160:400] == [False] * 120 + [True] * 120
     assert phases.sampling[560:800] == [False] * 120 + [True] * 120
     assert 35 <= len(collector.steps) <= 50
