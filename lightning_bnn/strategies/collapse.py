@@ -11,6 +11,7 @@ for one whose predictions do not depend on its inputs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ def is_suspicious(at_prior: Mapping[str, Tensor]) -> bool:
     return float(flat.float().mean()) > _MOST or bool(_layers(at_prior))
 
 
-def concordant_pairs(predictive: Predictive, targets: object) -> tuple[int, int]:
+def concordant_pairs(predictive: Predictive, targets: Any) -> tuple[int, int]:
     """In how many pairs an example's own target is likelier than another's, and less likely.
 
     Args:

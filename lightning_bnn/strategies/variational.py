@@ -158,9 +158,14 @@ class VariationalBNN(Strategy):
         self.family = family.bind(tensors, initial_scale)
         self.prior = BoundPrior(prior, self.net, tensors)
         self.point_prior = BoundPrior(prior, self.net, points) if points else None
-        self.temperature_search = TemperatureSearch() if temperature == "validation" else None
-        fixed: Any = 1.0 if self.temperature_search is not None else temperature
-        self.target = Target(self.likelihood, self.prior, num_data, fixed, self.point_prior)
+        self.temperature_search: TemperatureSearch | None = None
+        if isinstance(temperature, str):
+            if temperature != "validation":
+                raise ConfigurationError(
+                    f"temperature= is a number of at least 0, or 'validation'; got {temperature!r}."
+                )
+            self.temperature_search, temperature = TemperatureSearch(), 1.0
+        self.target = Target(self.likelihood, self.prior, num_data, temperature, self.point_prior)
         self.tempers = tempers
         self._set_temperature(self.target.temperature)
         self.noise = NoiseGenerator(seed)
@@ -184,6 +189,8 @@ class VariationalBNN(Strategy):
         for prior in (self.prior, self.point_prior):
             if prior is not None:
                 prior.power = power
+        if self.family.keep is not None:  # what was pruned is parked at the prior
+            self.family.prune(self.family.keep, self.prior)
 
     def loss(self, batch: Any, kl_weight: float = 1.0) -> Tensor:
         """The negative ELBO per training example, estimated on a batch.
@@ -283,7 +290,7 @@ class VariationalBNN(Strategy):
             elif better is not None:
                 self._go_back(search)
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Begin the next stage: after checkpoints of what was validated are written."""
         search, before = self.temperature_search, self.target.temperature
         if search is not None and search.temperature != before:
@@ -296,8 +303,6 @@ class VariationalBNN(Strategy):
         for name, tensor in self._tensors().items():
             tensor.copy_(search.kept[name])
         self._set_temperature(search.best)
-        if self.family.keep is not None:  # what was pruned since stays so
-            self.family.prune(self.family.keep, self.prior)
         search.kept = {}
 
     def _tensors(self) -> dict[str, Tensor]:

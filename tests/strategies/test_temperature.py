@@ -158,6 +158,8 @@ def test_a_worse_stage_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_it_needs_is_said_before_the_first_step() -> None:
+    with pytest.raises(ConfigurationError, match="or 'validation'; got 'auto'"):
+        fit(temperature="auto")
     with pytest.raises(ConfigurationError, match="no validation data"):
         fit(validate=False)
     with pytest.raises(ConfigurationError, match="length must be known"):
