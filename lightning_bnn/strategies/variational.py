@@ -286,7 +286,8 @@ class VariationalBNN(Strategy):
         with torch.inference_mode(False), torch.no_grad():
             better = search.score(self.global_step, nll, steps_of_fit(self.trainer))
             if better:
-                search.kept = {name: one.clone() for name, one in self._tensors().items()}
+                now = self._tensors() if search.chosen is None else {}
+                search.kept = {name: one.clone() for name, one in now.items()}
             elif better is not None:
                 self._go_back(search)
 
