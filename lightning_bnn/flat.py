@@ -51,13 +51,11 @@ def _is_free(tensor: Tensor) -> bool:
 
 
 class FlatPrior(Protocol):
-    """What is asked of a prior of flat weights, such as :class:`~lightning_bnn.priors.BoundPrior`.
+    """What is asked of a prior of flat weights, such as a BoundPrior."""
 
-    Attributes:
-        precisions: 1/scale² of each tensor where all have Gaussians around 0, else None.
-    """
-
-    precisions: list[float] | None
+    @property
+    def precisions(self) -> list[float] | None:
+        """1/scale² of each tensor where all have Gaussians around 0, else None."""
 
     def energy(self, weights: Tensor) -> Tensor:
         """−log p(w), summed over the last axis."""

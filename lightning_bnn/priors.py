@@ -23,7 +23,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -135,9 +135,40 @@ class Prior(ABC):
         """Add ``weight`` times the gradient of :meth:`energy`, in place."""
         gradient.addcmul_(self.slope(weights, loc, scale), weight)
 
+    def tempered(self, scale: float, power: float) -> tuple[Prior, float]:
+        """A prior and a scale whose density is p(w)^power, normalised if that has a closed form."""
+        return _Power(self, power), scale
+
     def __repr__(self) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({arguments})"
+
+
+class _Power(Prior):
+    """A prior to a power, not normalised: each energy times the power."""
+
+    def __init__(self, prior: Prior, power: float) -> None:
+        self.prior, self.power = prior, power
+        self.loc, self.scale, self.fan_in = prior.loc, prior.scale, prior.fan_in
+
+    def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
+        return self.power * self.prior.log_prob(weights, loc, scale)
+
+    def expected_energy(
+        self, mean: Tensor, sd: Tensor, draw: Tensor, loc: Tensor | float, scale: float
+    ) -> Tensor:
+        return self.power * self.prior.expected_energy(mean, sd, draw, loc, scale)
+
+    def add_energy_gradients(
+        self, mean_gradient: Tensor, sd_gradient: Tensor, weight: Tensor, *where: Any
+    ) -> None:
+        self.prior.add_energy_gradients(mean_gradient, sd_gradient, self.power * weight, *where)
+
+    def energy(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
+        return self.power * self.prior.energy(weights, loc, scale)
+
+    def add_energy_gradient(self, gradient: Tensor, weight: Tensor, *where: Any) -> None:
+        self.prior.add_energy_gradient(gradient, self.power * weight, *where)
 
 
 PriorLike = Prior | Mapping[str, Prior]
@@ -196,6 +227,10 @@ class Normal(Prior):
         self.add_energy_gradient(mean_gradient, weight, mean, loc, scale)
         sd_gradient.addcmul_(sd, weight / scale**2)
 
+    def tempered(self, scale: float, power: float) -> tuple[Prior, float]:
+        """A Gaussian of another width."""
+        return self, scale / math.sqrt(power)
+
 
 class Laplace(Prior):
     """A Laplace (double exponential) prior; its variance is 2·scale².
@@ -218,6 +253,10 @@ class Laplace(Prior):
         folded = sd * math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio**2)
         folded = folded + distance * torch.erf(ratio / math.sqrt(2))
         return folded.sum() / scale + mean.numel() * math.log(2 * scale)
+
+    def tempered(self, scale: float, power: float) -> tuple[Prior, float]:
+        """A Laplace density of another width."""
+        return self, scale / power
 
 
 class StudentT(Prior):
@@ -317,15 +356,23 @@ class BoundPrior(nn.Module):
         net: The network, for the fan-in of its weights.
         tensors: The weights it is bound to, with the values they start with.
 
+    Attributes:
+        power: What the density is raised to where a temperature says so (see
+            :mod:`lightning_bnn.target`); 1 by default.
+
     Example:
         >>> net = nn.Linear(4, 2)
         >>> bound = BoundPrior({"*.bias": Laplace(), "*": Normal(fan_in=True)},
         ...                    nn.Sequential(net), {"0.weight": net.weight, "0.bias": net.bias})
         >>> [(start, stop, scale) for start, stop, _, _, scale in bound.segments()]
         [(0, 8, 0.5), (8, 10, 1.0)]
+        >>> bound.power = 4.0
+        >>> [scale for *_, scale in bound.segments()]
+        [0.25, 0.25]
     """
 
     pretrained: Tensor
+    power: float = 1.0
 
     def __init__(self, prior: PriorLike, net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -344,17 +391,28 @@ class BoundPrior(nn.Module):
             self._segments.append((begin, start + size, chosen, scale))
             start += size
         # 1/scale² of each tensor, where all have a Gaussian around 0: the gradient is then simple
-        self.precisions = precisions if simple else None
+        self._precisions = precisions if simple else None
         pretrained = any(chosen.loc == "pretrained" for _, _, chosen, _ in self._segments)
         # A buffer: a resumed run must find the prior where the first run put it.
         self.register_buffer("pretrained", layout.flatten(tensors) if pretrained else None)
 
     def segments(self) -> list[tuple[int, int, Prior, Tensor | float, float]]:
-        """(start, stop, prior, loc, scale) of each stretch of the flat vector."""
+        """(start, stop, prior, loc, scale) of each stretch of the flat vector, to its power."""
         return [
             (a, b, prior, self.pretrained[a:b] if prior.loc == "pretrained" else prior.loc, scale)
-            for a, b, prior, scale in self._segments
+            for a, b, prior, scale in self._tempered()
         ]
+
+    def _tempered(self) -> list[tuple[int, int, Prior, float]]:
+        if self.power == 1:
+            return self._segments
+        return [(a, b, *prior.tempered(s, self.power)) for a, b, prior, s in self._segments]
+
+    @property
+    def precisions(self) -> list[float] | None:
+        """1/scale² of each tensor where all have a Gaussian around 0; None elsewhere."""
+        found = self._precisions
+        return found if found is None or self.power == 1 else [self.power * one for one in found]
 
     def energy(self, weights: Tensor, keep: Tensor | None = None) -> Tensor:
         """−log p(w), summed over the last axis of flat weights; leading axes stay.

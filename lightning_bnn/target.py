@@ -8,13 +8,30 @@ and everything trains on the *mean energy* :math:`U/N`, estimated on a minibatch
 :math:`-\frac1n\sum\log p(y\mid x,w) - \frac1N\log p(w)`. Learning rates then mean what they
 mean in ordinary training, and averaging gradients over DDP ranks or accumulated batches is
 right as it is.
+
+**Temperature.** T has two meanings, and ``tempers=`` of a strategy says which one. T = 1 is the
+Bayes posterior in both, and T < 1 is surer than Bayes.
+
+=====================  ======================================  ===================================
+``tempers``            the posterior is proportional to        linear regression: its precision
+=====================  ======================================  ===================================
+``"likelihood"``       :math:`p(D\mid w)^{1/T}\,p(w)`          :math:`X^\top X/(T\sigma^2) + 1/s^2`
+``"posterior"``        :math:`(p(D\mid w)\,p(w))^{1/T}`        :math:`(X^\top X/\sigma^2 + 1/s^2)/T`
+=====================  ======================================  ===================================
+
+The first counts each example 1/T times and leaves the prior as it is: the weighted KL of
+variational inference, whose default it is. The second, the cold posterior exp(−U/T), leaves the
+mode where it is and scales every variance (of a Gaussian posterior) by T: the default of
+``SGMCMC``. Each is the other with the prior to a power, :func:`prior_power`: variational inference
+minimises :math:`E_q[-\log p(D\mid w)] + T\,\mathrm{KL}(q\,\|\,p^{c})` with c = 1 or 1/T, a sampler
+draws from :math:`\exp(-[-\log p(D\mid w) - c\log p(w)]/T)` with c = T or 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -27,15 +44,15 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lightning_bnn.checks import check_number, check_whole
+from lightning_bnn.checks import check_number, check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.flat import FlatPrior
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.stacked import StackedModule
 
 __all__ = [
-    "KeySplit", "Keys", "Split", "Target", "count_examples", "count_overfit", "each_tensor",
-    "make_split", "split_batch",
+    "KeySplit", "Keys", "Split", "Target", "Tempers", "count_examples", "count_overfit",
+    "each_tensor", "make_split", "prior_power", "split_batch",
 ]  # fmt: skip
 
 # samplers that draw from the whole data set, however many examples they draw
@@ -180,6 +197,36 @@ class Target:
             # it reads values, which only a loop can do; if it is at fault itself, that says so
             self._log_prob.mode = "loop"
             return self._log_prob(named, (outputs, targets), own_inputs=True)
+
+
+Tempers = Literal["likelihood", "posterior"]
+
+
+def prior_power(tempers: Tempers, temperature: float, own: Tempers) -> float:
+    """What the prior is raised to, so that a method which tempers one thing tempers another.
+
+    Args:
+        tempers: What a user wants T to temper.
+        temperature: T.
+        own: What the method tempers with the prior as it is.
+
+    Example:
+        >>> prior_power("posterior", 0.1, own="likelihood")    # a cold posterior by a weighted KL
+        10.0
+        >>> prior_power("likelihood", 0.1, own="posterior")    # a tempered likelihood, sampled
+        0.1
+        >>> prior_power("posterior", 0.1, own="posterior")
+        1.0
+    """
+    check_option("tempers", tempers, ("likelihood", "posterior"))
+    if tempers == own:
+        return 1.0
+    if temperature == 0:
+        raise ConfigurationError(
+            f"temperature=0 leaves no posterior of tempers={tempers!r}. Pass a positive "
+            f"temperature, or tempers={own!r}."
+        )
+    return 1 / temperature if tempers == "posterior" else temperature
 
 
 class _LogProb(nn.Module):

@@ -306,3 +306,32 @@ def test_a_pattern_may_match_only_bayesian_or_only_point_estimated_weights():
     bnn = VariationalBNN(network(), Gaussian(1.0), prior, bayesian="0.*")
     assert [type(s[2]) for s in bnn.prior.segments()] == [Normal]
     assert [type(s[2]) for s in bnn.point_prior.segments()] == [Laplace, StudentT]
+
+
+@pytest.mark.parametrize(
+    "prior", [Normal(0.2, 0.7), Laplace(0.2, 0.7), StudentT(0.2, 0.7), ScaleMixture(0.2, 0.7)]
+)
+def test_a_power_multiplies_energies_up_to_a_constant(prior: Prior) -> None:
+    """Gradients are those of the plain prior times the power, in every form that is asked for."""
+    net = nn.Linear(4, 2).double()
+    own = dict(net.named_parameters())
+    plain, cold = BoundPrior(prior, net, own), BoundPrior(prior, net, own)
+    cold.power = 3.0
+    torch.manual_seed(0)
+    mean, noise = torch.randn(2, 10, dtype=torch.float64)
+    sd, weight = torch.rand(10, dtype=torch.float64) + 0.1, torch.tensor(0.5, dtype=torch.float64)
+    weights = torch.stack([mean, noise])
+    ratio = (cold.energy(weights[0]) - cold.energy(weights[1])) / (
+        plain.energy(weights[0]) - plain.energy(weights[1])
+    )
+    torch.testing.assert_close(ratio, torch.tensor(3.0, dtype=torch.float64))
+    gradients = []
+    for bound, factor in ((plain, 3.0), (cold, 1.0)):
+        by_weights, by_mean, by_sd = torch.zeros(3, 10, dtype=torch.float64)
+        bound.add_energy_gradient(by_weights, factor * weight, mean)
+        bound.add_energy_gradients(by_mean, by_sd, factor * weight, mean, sd, noise)
+        live = mean.clone().requires_grad_()
+        energy = factor * bound.expected_energy(live, sd, torch.addcmul(live, sd, noise))
+        gradients.append([by_weights, by_mean, by_sd, *torch.autograd.grad(energy, live)])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)

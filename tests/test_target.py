@@ -23,7 +23,7 @@ from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.priors import BoundPrior, Laplace, Normal
 from lightning_bnn.strategies.resume import ResumableLoader
-from lightning_bnn.target import Target, count_examples, split_batch
+from lightning_bnn.target import Target, count_examples, prior_power, split_batch
 
 
 def bound(prior=None):
@@ -180,3 +180,10 @@ def test_the_share_of_a_rank_is_not_the_number_of_examples(share, world_size, wr
 def test_all_of_a_tiny_data_set_is_not_a_share():
     assert count_examples(DataLoader(DATA), 20, world_size=1) == 20
     assert count_examples(DataLoader(Subset(DATA, [0])), 1, world_size=2) == 1
+
+
+def test_what_a_temperature_tempers_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="tempers= is 'likelihood' or 'posterior'"):
+        prior_power("prior", 0.5, own="likelihood")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="temperature=0 leaves no posterior"):
+        prior_power("posterior", 0.0, own="likelihood")

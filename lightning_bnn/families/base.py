@@ -88,6 +88,20 @@ class Family(Kept, ABC):
             "depend on each other. Prune the posterior after the fit."
         )
 
+    def sharpen(self, ratio: float, prior: BoundPrior | None) -> None:
+        """Where q is about to be, as the data come to count ``ratio`` times what they did.
+
+        A family that knows says so, and a new temperature needs fewer steps of training.
+
+        Args:
+            ratio: The old temperature over the new one.
+            prior: The prior, which counts what it did; None if it, too, counts ``ratio`` times.
+        """
+
+    def at_prior(self, prior: BoundPrior) -> Tensor | None:
+        """Which weights the data have left at their prior, flat and boolean; None: not known."""
+        return None
+
     # ---------------------------------------------------------------- a training step
 
     def draw(

@@ -39,13 +39,14 @@ from lightning_bnn.families.pruned import zero_pruned_
 from lightning_bnn.families.workspace import Workspace
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import GaussianPosterior
-from lightning_bnn.priors import BoundPrior
+from lightning_bnn.priors import BoundPrior, Normal
 from lightning_bnn.random import NormalStream
 
 __all__ = ["MeanField", "ScaleForm"]
 
 ScaleForm = Literal["exp", "softplus"]
 
+_AT_PRIOR = 0.1  # nats
 _HALF_LOG_TWO_PI_E = 0.5 * math.log(2 * math.pi * math.e)
 
 
@@ -148,6 +149,32 @@ class MeanField(Family):
         if space.key is None:
             stream.fill_(space.noise)
         space.filled = True
+
+    @torch.no_grad()
+    def sharpen(self, ratio: float, prior: BoundPrior | None) -> None:
+        """1/σ² is a sum of what the data and the prior say (the latter exactly, if Gaussian)."""
+        precision = self.sd() ** -2
+        own = torch.zeros_like(precision)
+        for start, stop, _, _, scale in prior.segments() if prior is not None else ():
+            own[start:stop] = scale**-2
+        precision = (precision - own).clamp_(min=0).mul_(ratio).add_(own)
+        sd = precision.rsqrt_()
+        rho = sd.log() if self.scale_form == "exp" else sd + torch.log(-torch.expm1(-sd))
+        self.rho.copy_(rho if self.keep is None else torch.where(self.keep, rho, self.rho))
+
+    @torch.no_grad()
+    def at_prior(self, prior: BoundPrior) -> Tensor:
+        """Whose KL is below 0.1 nats: at most, σ is 0.7 or 1.35 s, or the mean 0.45 s off.
+
+        Only of Gaussian priors: from others, a Gaussian q stays away.
+        """
+        sd, at = self.sd(), torch.zeros_like(self.mean, dtype=torch.bool)
+        for start, stop, density, loc, scale in prior.segments():
+            if isinstance(density, Normal):
+                ratio, distance = sd[start:stop] / scale, (self.mean[start:stop] - loc) / scale
+                kl = 0.5 * (distance**2 + ratio**2 - 1) - ratio.log()
+                at[start:stop] = kl < _AT_PRIOR
+        return at if self.keep is None else at & self.keep
 
     @torch.no_grad()
     def prune(self, keep: Tensor, prior: BoundPrior) -> None:

@@ -47,6 +47,7 @@ class BankStrategy(Strategy):
         learned: Mapping[str, Tensor] | None = None,
         mode: Mode = "auto",
         chunk: int | None = None,
+        prior_power: float = 1.0,
     ) -> None:
         """Make the bank and the target; trainable weights not among ``names`` are points."""
         prior = Normal() if prior is None else prior
@@ -58,11 +59,13 @@ class BankStrategy(Strategy):
         self.point_prior = (
             BoundPrior(prior, self.net, {name: own[name] for name in points}) if points else None
         )
+        priors = [one for one in (self.prior, self.point_prior) if one is not None]
+        for one in priors:
+            one.power = prior_power
         self.target = Target(self.likelihood, self.prior, num_data, temperature, self.point_prior)
         self.bank = Bank(self.net, stacked, ids, names, points, learned, mode, chunk)
         self.net.requires_grad_(False)  # the bank's weights stand in for the network's own
         self._saved: dict[str, Any] = {}
-        priors = [one for one in (self.prior, self.point_prior) if one is not None]
         self._prior_constant = sum(one.energy_at_mode() for one in priors)
 
     @property

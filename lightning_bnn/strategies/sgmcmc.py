@@ -65,6 +65,7 @@ from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory
 from lightning_bnn.strategies.best_weights import BestWeights
 from lightning_bnn.strategies.schedule import schedule_factor, steps_of_fit
+from lightning_bnn.target import Tempers, prior_power
 
 __all__ = ["SGMCMC"]
 
@@ -114,8 +115,10 @@ class SGMCMC(BankStrategy):
         cycles: How often the phases are gone through. None: as above; 1 where the sampler's rate
             is given.
         num_data: The number of training examples; found from the training data if left out.
-        temperature: T; 1 is the Bayes posterior. It tempers likelihood and prior, as in
-            (p(D|w) p(w))^(1/T), where ``VariationalBNN`` tempers the likelihood alone.
+        temperature: T; 1 is the Bayes posterior.
+        tempers: What T is the temperature of (see :mod:`lightning_bnn.target`): the
+            ``"posterior"``, (p(D|w) p(w))^(1/T), or the ``"likelihood"``, p(D|w)^(1/T) p(w), which
+            is the default of ``VariationalBNN``.
         scheduler: Makes a learning-rate schedule from the sampler, stepped each step once
             sampling has begun: one of :mod:`lightning_bnn.samplers` or any of PyTorch's.
         mode: How the chains run: ``"stacked"``, ``"loop"``, or ``"auto"``: whichever is faster
@@ -153,6 +156,7 @@ class SGMCMC(BankStrategy):
         cycles: int | None = None,
         num_data: int | None = None,
         temperature: float = 1.0,
+        tempers: Tempers = "posterior",
         scheduler: SchedulerFactory | None = None,
         mode: Mode = "auto",
         predict_draws: int = 16,
@@ -190,7 +194,10 @@ class SGMCMC(BankStrategy):
             own = dict(self.net.named_parameters())
             for name in set(trainable_names(self.net)) - set(names):
                 stacked[name] = own[name].detach().expand_as(stacked[name])
-        self._build_bank(stacked, prior, ids, names, num_data, temperature, mode=mode)
+        power = prior_power(tempers, temperature, own="posterior")
+        self._build_bank(
+            stacked, prior, ids, names, num_data, temperature, mode=mode, prior_power=power
+        )
         if self.bank.points is not None and self.warm_up == 0:
             self.bank.points.requires_grad_(False)
         if self.warm_up is None:

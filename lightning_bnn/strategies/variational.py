@@ -9,7 +9,9 @@ Minimises, in units of the mean energy,
 over a family of distributions q (:mod:`lightning_bnn.families`; by default the mean field
 :math:`q = \prod N(\mu_j, \sigma_j^2)`), with the KL summed over all weights. At T = 1 and β = 1 its
 minimum is the family's best fit to the Bayes posterior, and −N times it is the ELBO. T scales the
-KL: q approximates the posterior of the likelihood to the power 1/T. β rises linearly to 1 over the
+KL: q approximates the posterior of the likelihood to the power 1/T. With ``tempers="posterior"``
+the prior in the KL is :math:`p^{1/T}`, and q approximates the cold posterior exp(−U/T); the two
+are side by side in :mod:`lightning_bnn.target`. β rises linearly to 1 over the
 first ``kl_warmup`` steps. Weights that are not Bayesian are point estimates under the same prior,
 as if their σ were 0. (Blundell et al., 2015, *Weight Uncertainty in Neural Networks*.) Pruned
 weights (:meth:`VariationalBNN.prune`) are zero from then on and take no part in the KL.
@@ -18,6 +20,7 @@ weights (:meth:`VariationalBNN.prune`) are zero from then on and take no part in
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Literal
@@ -32,7 +35,13 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.families import Family, MeanField
 from lightning_bnn.families.per_example import PerExampleNoise
 from lightning_bnn.families.pruned import KeptTensors
-from lightning_bnn.lightning import TrainerStatus, WeightAveraging, pl
+from lightning_bnn.lightning import (
+    TrainerStatus,
+    WeightAveraging,
+    pl,
+    rank_zero_info,
+    rank_zero_warn,
+)
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import checked_masks, network_tensors
 from lightning_bnn.posteriors import WeightPosterior
@@ -42,13 +51,19 @@ from lightning_bnn.recipes import allow
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import call_network
 from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory, Strategy
-from lightning_bnn.target import Target
+from lightning_bnn.strategies.collapse import concordant_pairs, explain_collapse, is_suspicious
+from lightning_bnn.strategies.schedule import steps_of_fit
+from lightning_bnn.strategies.temperature import TemperatureSearch
+from lightning_bnn.strategies.training_batches import training_batches
+from lightning_bnn.target import Target, Tempers, prior_power
 
 __all__ = ["VariationalBNN"]
 
 allow(families, Family)
 
 Estimator = Literal["weight", "flipout", "local"]
+
+_LOOKED_AT = 512  # training examples, where a fit may have learned nothing
 
 
 class VariationalBNN(Strategy):
@@ -62,8 +77,12 @@ class VariationalBNN(Strategy):
             function or a list (see :func:`lightning_bnn.selection.select`). The others are
             point estimates under their prior.
         num_data: The number of training examples; found from the training data if left out.
-        temperature: T, the weight of the KL; 1 is the Bayes posterior. It tempers the likelihood
-            alone, p(D|w)^(1/T) p(w), where ``SGMCMC`` tempers the prior, too.
+        temperature: T, the weight of the KL; 1 is the Bayes posterior. ``"validation"``: chosen
+            on the validation data in the second half of the fit, and said so
+            (:mod:`lightning_bnn.strategies.temperature`).
+        tempers: What T is the temperature of (see :mod:`lightning_bnn.target`): the
+            ``"likelihood"``, p(D|w)^(1/T) p(w), or the ``"posterior"``, (p(D|w) p(w))^(1/T), which
+            is the default of ``SGMCMC``.
         kl_warmup: Optimizer steps over which the KL's weight rises to 1.
         draws: Draws of the weights in each training step.
         estimator: ``"weight"``: one draw for the batch, for any network. ``"flipout"`` and
@@ -94,7 +113,8 @@ class VariationalBNN(Strategy):
         prior: Prior | Mapping[str, Prior] | None = None,
         bayesian: Choice = None,
         num_data: int | None = None,
-        temperature: float = 1.0,
+        temperature: float | Literal["validation"] = 1.0,
+        tempers: Tempers = "likelihood",
         kl_warmup: int = 0,
         draws: int = 1,
         estimator: Estimator = "weight",
@@ -138,7 +158,16 @@ class VariationalBNN(Strategy):
         self.family = family.bind(tensors, initial_scale)
         self.prior = BoundPrior(prior, self.net, tensors)
         self.point_prior = BoundPrior(prior, self.net, points) if points else None
+        self.temperature_search: TemperatureSearch | None = None
+        if isinstance(temperature, str):
+            if temperature != "validation":
+                raise ConfigurationError(
+                    f"temperature= is a number of at least 0, or 'validation'; got {temperature!r}."
+                )
+            self.temperature_search, temperature = TemperatureSearch(), 1.0
         self.target = Target(self.likelihood, self.prior, num_data, temperature, self.point_prior)
+        self.tempers = tempers
+        self._set_temperature(self.target.temperature)
         self.noise = NoiseGenerator(seed)
         self.others = KeptTensors(
             {name: t for name, t in network_tensors(self.net).items() if name not in tensors}
@@ -152,6 +181,16 @@ class VariationalBNN(Strategy):
         self._keep_noise = False
 
     # ---------------------------------------------------------------- the objective
+
+    def _set_temperature(self, temperature: float) -> None:
+        """Let T be the temperature of what ``tempers`` names."""
+        self.target.temperature = temperature
+        power = prior_power(self.tempers, temperature, own="likelihood")
+        for prior in (self.prior, self.point_prior):
+            if prior is not None:
+                prior.power = power
+        if self.family.keep is not None:  # what was pruned is parked at the prior
+            self.family.prune(self.family.keep, self.prior)
 
     def loss(self, batch: Any, kl_weight: float = 1.0) -> Tensor:
         """The negative ELBO per training example, estimated on a batch.
@@ -185,6 +224,8 @@ class VariationalBNN(Strategy):
         size = self.batch_size(batch)
         self.log("train_loss", loss, prog_bar=True, batch_size=size)
         self.log_dict({"train_nll": energy, "kl": kl}, batch_size=size)
+        if self.temperature_search is not None:
+            self.log("temperature", self.target.temperature, batch_size=size)
         return loss
 
     def _kl_weight(self, step: int) -> float:
@@ -192,9 +233,12 @@ class VariationalBNN(Strategy):
         return min(1.0, step / self.kl_warmup) if self.kl_warmup else 1.0
 
     def phase(self) -> dict[str, str]:
-        """The KL's weight in the progress bar, until it is 1."""
+        """The KL's weight in the progress bar, until it is 1, and the temperature if it changes."""
         weight = self._kl_weight(self.global_step)
-        return {"kl_weight": f"{weight:.2f}"} if weight < 1 else {}
+        shown = {"kl_weight": f"{weight:.2f}"} if weight < 1 else {}
+        if self.temperature_search is not None:
+            shown["T"] = f"{self.target.temperature:g}"
+        return shown
 
     def _run_draw(self, index: int, inputs: Any) -> tuple[Tensor, Tensor]:
         """Outputs of the network at one draw of the weights, and the KL."""
@@ -228,6 +272,77 @@ class VariationalBNN(Strategy):
                 outputs = call_network(self.net, {**tensors, **self._zeroed_points()}, inputs)
             if not layers.drop_unreached():
                 return outputs, kl
+
+    # ---------------------------------------------------------------- a temperature by validation
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the validation metrics, and end a stage of the search for a temperature."""
+        super().on_validation_epoch_end()
+        search = self.temperature_search
+        if search is None or self.trainer.sanity_checking or not self._is_fitting():
+            return
+        nll = float(self._metrics["val"][0].compute()["nll"])
+        # what is made while validating is changed by training
+        with torch.inference_mode(False), torch.no_grad():
+            better = search.score(self.global_step, nll, steps_of_fit(self.trainer))
+            if better:
+                now = self._tensors() if search.chosen is None else {}
+                search.kept = {name: one.clone() for name, one in now.items()}
+            elif better is not None:
+                self._go_back(search)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Begin the next stage: after checkpoints of what was validated are written."""
+        search, before = self.temperature_search, self.target.temperature
+        if search is not None and search.temperature != before:
+            prior = None if self.tempers == "posterior" else self.prior
+            self.family.sharpen(before / search.temperature, prior)
+            self._set_temperature(search.temperature)
+
+    def _go_back(self, search: TemperatureSearch) -> None:
+        """To the weights and the temperature of the best stage."""
+        for name, tensor in self._tensors().items():
+            tensor.copy_(search.kept[name])
+        self._set_temperature(search.best)
+        search.kept = {}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """All that training changes."""
+        buffers = {name: one for name, one in self.named_buffers() if not name.endswith("keep")}
+        return {**dict(self.named_parameters()), **buffers}
+
+    def _check_search(self) -> None:
+        """Raise unless a temperature can be chosen in this fit."""
+        wanted = "temperature='validation' chooses T by the validation NLL in the course of a fit, "
+        source = self.trainer.fit_loop.epoch_loop.val_loop._data_source
+        if not (self.trainer.enable_validation and source.is_defined()):
+            raise ConfigurationError(
+                f"{wanted}which has no validation data. Pass val_dataloaders= (or a data module "
+                "with val_dataloader) to fit, or a number as temperature=."
+            )
+        if steps_of_fit(self.trainer) == math.inf:
+            raise ConfigurationError(
+                f"{wanted}whose length must be known. Pass max_epochs= or max_steps= to the "
+                "trainer, or a number as temperature=."
+            )
+
+    def _end_search(self, search: TemperatureSearch) -> None:
+        """Choose among what was tried, if the fit ended early, and say what was chosen."""
+        if search.chosen is None and search.scores:
+            search.chosen = search.best
+            with torch.no_grad():
+                self._go_back(search)
+        if len(search.scores) < 2:
+            rank_zero_warn(
+                "temperature='validation' had nothing to choose from, and T is 1: it compares "
+                "rounds of validation in the second half of a fit, of which this one had "
+                f"{len(search.scores)}. Train for longer, or validate more often "
+                "(val_check_interval=)."
+            )
+            return
+        rank_zero_info(str(search))
+        for logger in self.trainer.loggers:
+            logger.log_hyperparams({"chosen_temperature": search.chosen})
 
     # ---------------------------------------------------------------- what it leaves behind
 
@@ -285,12 +400,14 @@ class VariationalBNN(Strategy):
             [self.likelihood.log_prob(one, targets).sum() for one in outputs]
         ).mean()
         mean, noise = self.family.mean, NoiseGenerator(seed=0)
+        power, self.prior.power = self.prior.power, 1.0  # the evidence is that of the prior itself
         kl = torch.stack(
             [
                 self.family.kl(self.family.rsample(noise.stream.fill_(empty)), self.prior)
                 for empty in [mean.new_empty(self.family.noise_size) for _ in range(draws)]
             ]
         ).mean()
+        self.prior.power = power
         return log_likelihood - kl
 
     # ---------------------------------------------------------------- pruning
@@ -390,6 +507,9 @@ class VariationalBNN(Strategy):
                 saved.setdefault(f"{name}.keep", kept.keep)
         if self._per_example is not None:
             checkpoint["lightning_bnn"]["per_example"] = self._per_example.layers
+        if self.temperature_search is not None:
+            found = {**self.temperature_search.state_dict(), "now": self.target.temperature}
+            checkpoint["lightning_bnn"]["temperature"] = found
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the same layers."""
@@ -397,6 +517,49 @@ class VariationalBNN(Strategy):
         layers = checkpoint.get("lightning_bnn", {}).get("per_example")
         if self._per_example is not None and layers is not None:
             self._per_example.keep(layers)
+        found = checkpoint.get("lightning_bnn", {}).get("temperature")
+        if self.temperature_search is not None and found is not None:
+            self.temperature_search.load_state_dict(found)
+            self._set_temperature(found["now"])
+
+    def on_fit_start(self) -> None:
+        """Begin a search for a temperature, unless a checkpoint or this trainer has begun it."""
+        new = self._random_state is None and self.global_step == 0
+        super().on_fit_start()
+        if self.temperature_search is None:
+            return
+        self._check_search()
+        if new:
+            self.temperature_search = TemperatureSearch()
+            self._set_temperature(self.temperature_search.temperature)
+
+    def on_train_end(self) -> None:
+        """Say what was found, and warn of a fit that has learned nothing."""
+        super().on_train_end()
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        if self.temperature_search is not None:
+            self._end_search(self.temperature_search)
+        self._warn_of_collapse()
+
+    @torch.no_grad()
+    def _warn_of_collapse(self) -> None:
+        """Warn if the weights are at their prior, and the training data are not predicted."""
+        flat = self.family.at_prior(self.prior)
+        if flat is None or not is_suspicious(at_prior := self.family.layout.views(flat)):
+            return
+        posterior, wins, losses, seen = self.posterior(), 0, 0, 0
+        with training_batches(self.trainer, seed=self.global_step) as batches:
+            for batch in batches:
+                inputs, targets = self.split(batch)
+                predictive = posterior.predict(inputs, draws=self.predict_draws)
+                more = concordant_pairs(predictive, targets)
+                wins, losses = wins + more[0], losses + more[1]
+                seen += self.batch_size(batch) or 1
+                if seen >= _LOOKED_AT:
+                    break
+        if (text := explain_collapse(at_prior, wins, losses)) is not None:
+            rank_zero_warn(text)
 
     def on_train_start(self) -> None:
         """Find N, and let all ranks draw the same noise."""

@@ -10,6 +10,7 @@ a false alarm has a probability below 1 % (the discretisation takes 1 % of the r
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from lightning_bnn.flat import split_weights
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import Normal
 from lightning_bnn.samplers import HMC, SGHMC, Sampler
-from lightning_bnn.target import Target
+from lightning_bnn.target import Target, Tempers
 from tests.trainers import quiet_trainer
 from tests.truth.linear_regression import LinearRegression
 
@@ -33,12 +34,17 @@ SAMPLERS = {
 }
 
 
-def check(sampler: str = "SGHMC", temperature: float = 1.0) -> None:
-    problem = LinearRegression.make()
+def check(
+    sampler: str = "SGHMC",
+    temperature: float = 1.0,
+    tempers: Tempers = "posterior",
+    prior_sd: float = 0.9,
+) -> None:
+    problem = replace(LinearRegression.make(), prior_sd=prior_sd)
     make_sampler, steps, burn_in, every = SAMPLERS[sampler]
     bnn = SGMCMC(
         problem.net(), Gaussian(problem.noise_sd), Normal(0.0, problem.prior_sd), make_sampler,
-        chains=256, temperature=temperature, mode="stacked", seed=5,
+        chains=256, temperature=temperature, tempers=tempers, mode="stacked", seed=5,
     )  # fmt: skip
     data = TensorDataset(problem.inputs, problem.targets)
     collector = SampleCollector(burn_in=burn_in, every=every)
@@ -50,18 +56,28 @@ def check(sampler: str = "SGHMC", temperature: float = 1.0) -> None:
     posterior = bnn.posterior()
     draws = posterior.sample(len(posterior))["weight"][:, 0].numpy()
     mean, covariance = draws.mean(0), np.cov(draws.T)
-    truth = np.linalg.inv(problem.precision) * temperature
+    cold = replace(problem, noise_sd=problem.noise_sd * temperature**0.5)
+    if tempers == "posterior":
+        cold = replace(cold, prior_sd=problem.prior_sd * temperature**0.5)
+    truth = np.linalg.inv(cold.precision)
     root = np.linalg.inv(np.linalg.cholesky(truth))
     ratios = np.linalg.eigvalsh(root @ covariance @ root.T)
     assert ratios.min() > 0.93, ratios
     assert ratios.max() < 1.07, ratios
-    assert np.abs((mean - problem.mean) / np.sqrt(np.diag(truth))).max() < 0.05
+    assert np.abs((mean - cold.mean) / np.sqrt(np.diag(truth))).max() < 0.05
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_draws_are_of_the_posterior(sampler: str, temperature: float) -> None:
     check(sampler, temperature)
+
+
+@pytest.mark.filterwarnings("ignore:The chains sampled at another temperature")  # 16 readings
+@pytest.mark.parametrize("temperature", [0.3, 3.0])
+def test_draws_are_of_the_posterior_of_a_tempered_likelihood(temperature: float) -> None:
+    """Under a prior that matters: with p(w)^1 in the energy, the mean would be sds away."""
+    check("SGHMC", temperature, "likelihood", prior_sd=0.1)
 
 
 def without_prior(*arguments: Any) -> Any:
