@@ -24,7 +24,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_bnn.errors import DataError
-from lightning_bnn.mixtures import Predictive
+from lightning_bnn.mixtures import Predictive, mixture_log_prob
 
 __all__ = ["MonteCarloStandardError"]
 
@@ -80,7 +80,7 @@ class MonteCarloStandardError(Metric):
                 f"{predictive.draws}, those before it had {self.draws}."
             )
         each, labelled = predictive.component_log_prob(targets), predictive.labelled(targets)
-        excess = (each - predictive.log_prob(targets)).exp() - 1
+        excess = (each - mixture_log_prob(each)).exp() - 1
         self.excess = self.excess + (excess if labelled is None else excess[:, labelled]).sum(1)
         self.count += len(predictive) if labelled is None else labelled.sum()
 

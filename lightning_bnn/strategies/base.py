@@ -443,6 +443,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
                 group["lr"] = self.lr
         if make is None:
             return optimizer
+        check_factory("scheduler", make)  # a sampler takes no named schedule
         scheduler = make(optimizer)
         if isinstance(scheduler, ReduceLROnPlateau):
             interval = "epoch"

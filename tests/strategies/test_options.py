@@ -271,7 +271,7 @@ SAVED: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     ),
     "DeepEnsemble": (
         lambda: DeepEnsemble(mlp_net(), Categorical(), members=3, start="around", chunk=2),
-        {"members": 3, "chunk": 2, "optimizer": "Adam(lr=0.001)"},
+        {"members": 3, "chunk": 2, "optimizer": "Adam(lr=0.005)"},
     ),
 }  # fmt: skip
 

@@ -261,13 +261,13 @@ def test_trained_weights_get_the_rate_of_constant_training() -> None:
 
 
 def test_wide_layers_get_a_lower_rate() -> None:
-    for fan_in, rate in ((10, 0.005), (400, 0.005), (10_000, 0.001)):
+    for fan_in, rate in ((10, 0.005), (625, 0.005), (10_000, 0.00125)):
         assert peak_rate(fan_in) == pytest.approx(rate)
     wide = nn.Sequential(nn.Linear(4, 1600), nn.Tanh(), nn.Linear(1600, 1))
     for bnn in (VariationalBNN(wide, Gaussian(0.5)), DeepEnsemble(wide, Gaussian(0.5), members=2)):
         fit(bnn, max_epochs=1)
-        assert bnn.peak_lr == pytest.approx(0.0025)
-        assert bnn.hparams["optimizer"] == "Adam(lr=0.0025)"
+        assert bnn.peak_lr == pytest.approx(0.003125)
+        assert bnn.hparams["optimizer"] == "Adam(lr=0.00312)"
 
 
 def test_a_later_fit_of_the_same_strategy_has_the_same_peak() -> None:
