@@ -105,9 +105,9 @@ def peak_rate(fan_in: int, untrained: bool = True) -> float:
     CIFAR-10, ConvNet (200)  2048    1.58  1.45  1.44  1.49     1.51   1.35   1.34   1.40
     =======================  ======  =========================  ==========================
 
-    A network of 2x1200 units on MNIST (150 steps) had .236, .238 and .263 at .001, .0025 and .005,
-    hence the bound by fan-in. Networks of 1x50 on small sets overfit at every rate if trained for
-    long (boston, 1500 steps: .55 at .001, 2.3 at .005): that is for the prior and for validation.
+    One of 2x1200 units on MNIST (150 steps) had .236, .238, .246 and .263 at .001, .0025, .0036
+    and .005, hence the bound by fan-in. Networks of 1x50 on small sets overfit if trained for long
+    (boston, 1500 steps: .55 at .001, 2.3 at .005): that is for the prior and for validation.
 
     Args:
         fan_in: The largest fan-in of a weight tensor that is trained.
