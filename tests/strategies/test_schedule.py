@@ -267,7 +267,7 @@ def test_wide_layers_get_a_lower_rate() -> None:
     for bnn in (VariationalBNN(wide, Gaussian(0.5)), DeepEnsemble(wide, Gaussian(0.5), members=2)):
         fit(bnn, max_epochs=1)
         assert bnn.peak_lr == pytest.approx(0.003125)
-        assert bnn.hparams["optimizer"] == "Adam(lr=0.00312)"
+        assert bnn.hparams["optimizer"] == "Adam(lr=0.00313)"
 
 
 def test_a_later_fit_of_the_same_strategy_has_the_same_peak() -> None:
