@@ -198,6 +198,25 @@ def test_configuration_reaches_the_strategy(tmp_path: Path, monkeypatch: Any) ->
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.01 * 0.5**2)
 
 
+@pytest.mark.parametrize(
+    ("changes", "peak", "last"),
+    [
+        ({"scheduler": None}, None, 0.01),
+        ({"scheduler": "cosine"}, 0.01, 0.0),
+        ({"scheduler": "auto"}, None, 0.01),
+        ({"scheduler": "auto", "optimizer": None}, 0.005, 0.0),
+    ],
+)
+def test_schedules_have_names(
+    changes: Any, peak: float | None, last: float, tmp_path: Path, monkeypatch: Any
+) -> None:
+    seen = []
+    monkeypatch.setattr(cli.BayesianCLI, "after_fit", lambda self: seen.append(self))
+    assert main(["fit", "--config", configuration(tmp_path, **changes)]) == 0
+    assert seen[0].model.peak_lr == peak
+    assert seen[0].trainer.optimizers[0].param_groups[0]["lr"] == last
+
+
 def test_functions_choose_the_bayesian_weights(tmp_path: Path) -> None:
     config = configuration(tmp_path, bayesian="lightning_bnn.selection.last_layer")
     where = tmp_path / "elsewhere"

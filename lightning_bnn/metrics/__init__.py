@@ -5,6 +5,7 @@ and resets. The values come from methods of the predictive, which know the shape
 """
 
 from lightning_bnn.metrics.calibration import ExpectedCalibrationError
+from lightning_bnn.metrics.monte_carlo import MonteCarloStandardError
 from lightning_bnn.metrics.scores import (
     Accuracy,
     BrierScore,
@@ -24,6 +25,7 @@ __all__ = [
     "ExpectedCalibrationError",
     "IntervalCoverage",
     "MeanScore",
+    "MonteCarloStandardError",
     "NegativeLogLikelihood",
     "RootMeanSquaredError",
     "classification_metrics",

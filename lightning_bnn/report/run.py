@@ -143,7 +143,7 @@ class RunModels:
         for section in statistics.sections:
             if section.needs_posterior:
                 with self.strategy.snapshot() as posterior, forward():
-                    draws = self.strategy.predict_draws
+                    draws = self.strategy.draws_of(posterior)
                     section.measure(self.own, posterior, Batches(read), draws)
 
     def gather_ood(self, collection: Collection) -> None:

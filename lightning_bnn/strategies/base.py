@@ -11,6 +11,7 @@ the likelihood's business, so there is no strategy per task.
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from typing_extensions import Self
 from lightning_bnn import likelihoods, priors, samplers
 from lightning_bnn.checks import check_factory, check_option, check_whole
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
+from lightning_bnn.initialise import is_untrained
 from lightning_bnn.lightning import (
     TrainerFn,
     pl,
@@ -38,9 +40,11 @@ from lightning_bnn.lightning import (
 )
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.likelihoods.base import check_likelihood
+from lightning_bnn.metrics import MonteCarloStandardError
 from lightning_bnn.network import copy_network, network_tensors, plain_network, warn_if_compiled
 from lightning_bnn.posteriors import Posterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.priors import fan_in
 from lightning_bnn.random import random_state, restore_random_state
 from lightning_bnn.recipes import allow, make, network_recipe, recipe
 from lightning_bnn.samplers import Cyclical
@@ -49,6 +53,18 @@ from lightning_bnn.strategies.bar import InBar, show_phase
 from lightning_bnn.strategies.checkpoints import check_checkpoint, protect_checkpoints
 from lightning_bnn.strategies.logits import LogitsCheck
 from lightning_bnn.strategies.resume import Restart, ResumableLoader, note_fit
+from lightning_bnn.strategies.schedule import (
+    CONSTANT_RATE,
+    NamedSchedule,
+    SchedulerFactory,
+    WarmUpCosine,
+    check_scheduler,
+    default_schedules,
+    fit_schedules,
+    make_scheduler,
+    peak_rate,
+    warm_up_steps,
+)
 from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import (
     Keys,
@@ -83,7 +99,9 @@ _NO_BATCHES = (
 )
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
-SchedulerFactory = Callable[[Optimizer], LRScheduler]
+_ADAM = "Adam"
+_MCSE = "nll_mcse"
+_MOST_DRAWS = 128  # of those that a posterior has, if no number is given
 
 
 class DataOptions(TypedDict, total=False):
@@ -114,10 +132,14 @@ class Strategy(pl.LightningModule, InBar, ABC):
         num_data: N, the number of training examples. By default the length of the training data;
             with ``overfit_batches`` what is in these batches. ``limit_train_batches`` does not
             change it: an epoch is shorter then, and shuffled data are all seen in the end.
-        optimizer: Makes the optimizer from parameters, such as ``partial(Adam, lr=1e-3)``.
-        scheduler: Makes a learning-rate scheduler from the optimizer.
-        scheduler_interval: Whether the scheduler steps each ``"epoch"`` or each ``"step"``.
-        predict_draws: Draws of the posterior in validation, test and prediction.
+        optimizer: Makes the optimizer from parameters, such as ``partial(Adam, lr=1e-3)``; by
+            default Adam, at the rate of :func:`lightning_bnn.strategies.schedule.peak_rate`.
+        scheduler: Makes a learning-rate scheduler from the optimizer. ``"cosine"``: a warm-up and
+            a cosine to 0 over the length of the fit (:mod:`lightning_bnn.strategies.schedule`);
+            ``"auto"``: the same where the optimizer is the default one, else none; None: none.
+        scheduler_interval: Whether a scheduler of your own steps each ``"epoch"`` or ``"step"``.
+        predict_draws: Draws of the posterior in validation, test and prediction. None: as many as
+            suit its kind, 32 of a Gaussian, and all of those that were collected, up to 128.
         split: See :class:`DataOptions`, as for the next two.
         output: Which part of what the network returns is meant.
         monitor: The metric that the scheduler waits for.
@@ -129,7 +151,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
 
     target: Target
     # what options stand for that are left out, for loggers
-    defaults: ClassVar[Mapping[str, str]] = {"optimizer": "Adam(lr=0.001)", "prior": "Normal()"}
+    defaults: ClassVar[Mapping[str, str]] = {"optimizer": _ADAM, "prior": "Normal()"}
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
         """Note the arguments, whatever the constructor of a subclass makes of them."""
@@ -149,9 +171,9 @@ class Strategy(pl.LightningModule, InBar, ABC):
         likelihood: Likelihood,
         num_data: int | None = None,
         optimizer: OptimizerFactory | None = None,
-        scheduler: SchedulerFactory | None = None,
+        scheduler: NamedSchedule | SchedulerFactory | None = "auto",
         scheduler_interval: Literal["epoch", "step"] = "epoch",
-        predict_draws: int = 16,
+        predict_draws: int | None = None,
         split: Split | Keys | None = None,
         output: Callable[[Any], Tensor] | str | int | None = None,
         monitor: str | None = None,
@@ -159,16 +181,20 @@ class Strategy(pl.LightningModule, InBar, ABC):
         super().__init__()
         _check_network(net)
         self._note_options()
-        for name, factory in (("optimizer", optimizer), ("scheduler", scheduler)):
-            if factory is not None:
-                check_factory(name, factory)
+        if optimizer is not None:
+            check_factory("optimizer", optimizer)
+        check_scheduler(scheduler)
         check_likelihood(likelihood)
         check_option("scheduler_interval", scheduler_interval, ("epoch", "step"))
         self.net = copy_network(net) if output is None else with_output(copy_network(net), output)
+        # looked at now: training changes it, and what is frozen is not looked at
+        self._untrained = optimizer is None and is_untrained(self.net)
         self.likelihood = deepcopy(likelihood)
         self.lr: float | None = None
         self._split, self._monitor = make_split(split), monitor
-        self.predict_draws = check_whole("predict_draws", predict_draws, 1)
+        self.predict_draws = (
+            None if predict_draws is None else check_whole("predict_draws", predict_draws, 1)
+        )
         self._given_num_data = num_data
         self._optimizer = optimizer
         self._scheduler = scheduler
@@ -187,6 +213,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
         self._diverged_at: Tensor | None = None  # by row, the step of the first energy not finite
         self.finished: dict[str, Tensor] = {}  # what finish() has found, by name
         self._finished_at: int | None = None  # after which step
+        self._resumes_unscheduled = False
         self.target = Target(self.likelihood, num_data=num_data)
 
     def _note_options(self) -> None:
@@ -290,6 +317,12 @@ class Strategy(pl.LightningModule, InBar, ABC):
     # ---------------------------------------------------------------- what callbacks ask
     # Each has a default for a strategy of a single network. A row is a place on the leading axis.
 
+    predicts_with_samples: ClassVar[bool] = True
+    """Whether predictions mix a sample of the posterior's draws, and not all there is of it.
+
+    Then ``val_nll_mcse`` and ``test_nll_mcse``, the Monte Carlo standard error of the NLL, are
+    logged (see :mod:`lightning_bnn.metrics.monte_carlo`)."""
+
     drops_diverged: ClassVar[bool] = False
     """Whether a member that diverges is dropped, and not the whole fit stopped."""
 
@@ -384,10 +417,24 @@ class Strategy(pl.LightningModule, InBar, ABC):
     def configure_optimizers(self) -> Any:
         """One optimizer over all trainable parameters, and its scheduler."""
         parameters = [p for p in self.parameters() if p.requires_grad]
-        make = self._optimizer or self._default_optimizer
-        optimizer = make(parameters)
+        schedule = self._chosen_schedule(self._scheduler, self._optimizer)
+        optimizer = (self._optimizer or self._adam(schedule))(parameters)
         self._refuse_weight_decay(optimizer)
-        return self._with_schedule(optimizer, self._scheduler, self._scheduler_interval)
+        return self._with_schedule(optimizer, schedule, self._interval(schedule))
+
+    def _interval(self, schedule: Any) -> str:
+        return "step" if schedule is WarmUpCosine else self._scheduler_interval
+
+    def _chosen_schedule(self, scheduler: Any, optimizer: Any) -> Any:
+        """What makes the schedule of this fit, from the options; None where it has none."""
+        chosen = make_scheduler(scheduler, optimizer)
+        if scheduler == "auto" and chosen is not None and self._resumes_unscheduled:
+            rank_zero_info(
+                "The checkpoint was made without a learning-rate schedule, and the fit resumes "
+                "without one. Pass scheduler='cosine' for a schedule over the steps that are left."
+            )
+            return None
+        return chosen
 
     def _with_schedule(self, optimizer: Optimizer, make: Any, interval: str) -> Any:
         """What ``configure_optimizers`` returns, at the learning rate that a tuner has set."""
@@ -396,6 +443,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
                 group["lr"] = self.lr
         if make is None:
             return optimizer
+        check_factory("scheduler", make)  # a sampler takes no named schedule
         scheduler = make(optimizer)
         if isinstance(scheduler, ReduceLROnPlateau):
             interval = "epoch"
@@ -409,6 +457,12 @@ class Strategy(pl.LightningModule, InBar, ABC):
             schedule["monitor"] = self._monitor
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
+    @property
+    def peak_lr(self) -> float | None:
+        """The highest rate of the default schedule in this fit; None if it does not follow it."""
+        schedules = [] if self._trainer is None else default_schedules(self.trainer)
+        return max((float(rate) for one in schedules for rate in one.base_lrs), default=None)
+
     @staticmethod
     def _refuse_weight_decay(optimizer: Optimizer) -> None:
         if any(group.get("weight_decay") for group in optimizer.param_groups):
@@ -419,14 +473,31 @@ class Strategy(pl.LightningModule, InBar, ABC):
                 "weight_decay=0 and say what you want with prior=."
             )
 
-    def _default_optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
+    def _default_optimizer(
+        self, parameters: list[nn.Parameter], lr: float | None = None
+    ) -> Optimizer:
         """Adam, in one fused pass on a CPU, where that is several times faster on large networks.
 
         Not under mixed precision: Lightning does not clip gradients of a fused optimizer there.
+
+        Args:
+            parameters: What it trains.
+            lr: Its learning rate; None: the peak of a schedule.
         """
+        if lr is None:
+            widest = max((fan_in(self.net, name) for name in self.trained), default=1)
+            lr = peak_rate(widest, self._untrained)
+        for shown in (self.hparams, self._hparams_initial):
+            if str(shown.get("optimizer", "")).startswith(_ADAM):
+                shown["optimizer"] = f"{_ADAM}(lr={lr:.3g})"
         mixed = self._trainer is not None and "mixed" in str(self.trainer.precision)
         on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
-        return Adam(parameters, lr=1e-3, fused=on_cpu and not mixed)
+        return Adam(parameters, lr=lr, fused=on_cpu and not mixed)
+
+    def _adam(self, schedule: Any) -> OptimizerFactory:
+        """What makes the default optimizer, whose rate depends on whether it is annealed."""
+        lr = None if schedule is WarmUpCosine else CONSTANT_RATE
+        return partial(self._default_optimizer, lr=lr)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The loss of a batch, checked and logged."""
@@ -635,6 +706,8 @@ class Strategy(pl.LightningModule, InBar, ABC):
         count = len(loaders) if isinstance(loaders, (list, tuple, dict)) else 1
         # Made anew each time: nothing can be carried from one epoch into the next.
         metrics = self.likelihood.metrics()
+        if self.predicts_with_samples and "nll" in metrics:
+            metrics.add_metrics({_MCSE: MonteCarloStandardError()})
         self._metrics[stage] = [metrics.clone().to(self.device) for _ in range(count)]
 
     def _evaluate(self, stage: str, batch: Any, dataloader_idx: int) -> Predictive:
@@ -646,20 +719,34 @@ class Strategy(pl.LightningModule, InBar, ABC):
 
     def _predict(self, inputs: Any) -> Predictive:
         assert self._snapshot is not None
-        return self._snapshot.predict(inputs, draws=self.predict_draws)
+        return self._snapshot.predict(inputs, draws=self.draws_of(self._snapshot))
+
+    def draws_of(self, posterior: Posterior) -> int:
+        """With how many draws of a posterior evaluations predict: as given, or as suits it."""
+        given = self.predict_draws
+        return min(posterior.default_draws, _MOST_DRAWS) if given is None else given
 
     def _log_metrics(self, stage: str) -> None:
         several = len(self._metrics[stage]) > 1
         for index, metrics in enumerate(self._metrics[stage]):
             suffix = f"/dataloader_idx_{index}" if several else ""
             values = {f"{stage}_{k}{suffix}": v for k, v in metrics.compute().items()}
+            error = values.pop(name := f"{stage}_{_MCSE}{suffix}", None)
+            if error is not None and self._has_several_draws(metrics):
+                self.log(name, error, sync_dist=True, add_dataloader_idx=False)
             self.log_dict(values, prog_bar=stage == "val", sync_dist=True, add_dataloader_idx=False)
+
+    @staticmethod
+    def _has_several_draws(metrics: MetricCollection) -> bool:
+        error = metrics[_MCSE]
+        return isinstance(error, MonteCarloStandardError) and error.draws > 1
 
     # ---------------------------------------------------------------- data and resume
 
     def setup(self, stage: str) -> None:
         """Let the trainer's checkpoints be whole, before one of them is read."""
         protect_checkpoints(self.trainer)
+        self._resumes_unscheduled = False
 
     def on_fit_start(self) -> None:
         """Make every loader resumable, with one seed for all ranks."""
@@ -669,8 +756,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
             self._restart = None
         self._drop_snapshot()
         show_phase(self.trainer)
-        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
-        if any(isinstance(callback, pl.callbacks.ModelSummary) for callback in callbacks):
+        if self._has_summary():
             rank_zero_info(self._parameter_summary())
         note_fit(self.trainer)
         strategy = self.trainer.strategy
@@ -688,6 +774,26 @@ class Strategy(pl.LightningModule, InBar, ABC):
         # Lightning passes every loader through this method before it takes an iterator.
         strategy.process_dataloader = make_resumable  # type: ignore[method-assign,assignment]
         self._unwrap = lambda: setattr(strategy, "process_dataloader", process)
+
+    def _has_summary(self) -> bool:
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        return any(isinstance(callback, pl.callbacks.ModelSummary) for callback in callbacks)
+
+    def _tell_schedule(self) -> None:
+        """Say at which rates the fit trains, if the schedule is the default one."""
+        schedules = default_schedules(self.trainer)
+        if not schedules or not self._has_summary():
+            return
+        optimizer, total = type(schedules[0].optimizer).__name__, schedules[0].total
+        then = (
+            "and stays there: the length of the fit is not known"
+            if math.isinf(total)
+            else f"and falls to 0 by step {int(total):,} along a cosine"
+        )
+        rank_zero_info(
+            f"The learning rate of {optimizer} rises to {self.peak_lr:.3g} in "
+            f"{warm_up_steps(total):,} steps {then}. Pass scheduler=None for a constant rate."
+        )
 
     def _parameter_summary(self) -> str:
         """What is done with the network's parameters; Lightning's table shows who holds them."""
@@ -735,6 +841,8 @@ class Strategy(pl.LightningModule, InBar, ABC):
         self._checked.clear()
         self._diverged_at = None
         self.target.num_data = self._count_examples()
+        fit_schedules(self.trainer, self.lr)
+        self._tell_schedule()
         if self._restart is not None:
             self._restart.check(self.trainer)
             self._restart.begin(self.trainer)
@@ -862,6 +970,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
         self._finished_at, self.finished = own.get("finished_at"), own.get("finished", {})
         if not self._is_fitting():
             return  # a test or a loaded module must not turn back a later fit
+        self._resumes_unscheduled = not checkpoint.get("lr_schedulers")
         self._restart = Restart(checkpoint["loops"]["fit_loop"], own.get("monitored"))
         self._random_state = own.get("random_state")
         self._restored_order = own.get("order")

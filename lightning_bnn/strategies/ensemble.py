@@ -58,7 +58,13 @@ from lightning_bnn.ensembles.randomise import (
 )
 from lightning_bnn.ensembles.snapshots import SnapshotStore, cycle_ends, cycle_factor
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.initialise import Start, build_network, differs_in_size, start_members
+from lightning_bnn.initialise import (
+    Start,
+    build_network,
+    differs_in_size,
+    is_untrained,
+    start_members,
+)
 from lightning_bnn.lightning import (
     StochasticWeightAveraging,
     WeightAveraging,
@@ -74,9 +80,14 @@ from lightning_bnn.random import member_seed, random_seed
 from lightning_bnn.selection import select
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.bank_strategy import BankStrategy
-from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory
+from lightning_bnn.strategies.base import DataOptions, OptimizerFactory
 from lightning_bnn.strategies.best_weights import BestWeights
 from lightning_bnn.strategies.resume import ResumableLoader
+from lightning_bnn.strategies.schedule import (
+    NamedSchedule,
+    SchedulerFactory,
+    check_scheduler,
+)
 from lightning_bnn.target import each_tensor
 
 __all__ = ["DeepEnsemble"]
@@ -111,11 +122,12 @@ class DeepEnsemble(BankStrategy):
         chunk: The most members that run at a time, to bound memory; by default all.
         mode: How members run: ``"stacked"``, ``"loop"``, or ``"auto"``: whichever is faster on
             the first batch.
-        optimizer: Makes the optimizer from parameters; by default ``partial(Adam, lr=1e-3)``. A
-            list has one for each member.
-        scheduler: Makes a learning-rate scheduler from an optimizer; a list has one for each
-            member.
-        scheduler_interval: Whether the scheduler steps each ``"epoch"`` or each ``"step"``.
+        optimizer: Makes the optimizer from parameters; by default Adam, at the rate of
+            :func:`lightning_bnn.strategies.schedule.peak_rate`. A list has one for each member.
+        scheduler: ``"auto"``, ``"cosine"``, None or what makes a learning-rate scheduler from an
+            optimizer (see :class:`~lightning_bnn.strategies.base.Strategy`); a list has one for
+            each member.
+        scheduler_interval: Whether a scheduler of your own steps each ``"epoch"`` or ``"step"``.
         adversarial: ε of adversarial training, a share of each input's range, such as 0.01 (see
             :mod:`lightning_bnn.ensembles.adversarial`).
         bootstrap: Whether examples count differently for each member, by fixed weights that are
@@ -162,7 +174,7 @@ class DeepEnsemble(BankStrategy):
         chunk: int | None = None,
         mode: Mode = "auto",
         optimizer: OptimizerFactory | Sequence[OptimizerFactory] | None = None,
-        scheduler: SchedulerFactory | Sequence[SchedulerFactory] | None = None,
+        scheduler: NamedSchedule | SchedulerFactory | Sequence[SchedulerFactory] | None = "auto",
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         adversarial: float | None = None,
         bootstrap: bool = False,
@@ -215,7 +227,7 @@ class DeepEnsemble(BankStrategy):
             template, likelihood, num_data, scheduler_interval=scheduler_interval, **data
         )
         check_factories("optimizer", optimizer, len(ids))
-        check_factories("scheduler", scheduler, len(ids))
+        check_schedulers(scheduler, len(ids))
         learned = dict(self.likelihood.named_parameters())
         names = select(self.net)
         self._build_bank(
@@ -228,7 +240,7 @@ class DeepEnsemble(BankStrategy):
             check_adversarial(adversarial)
         if randomise is not None:
             check_randomise(randomise, self.likelihood, self.prior)
-        if snapshots is not None and scheduler is not None:
+        if snapshots is not None and scheduler not in (None, "auto"):
             raise ConfigurationError(
                 "snapshots= has a learning-rate schedule of its own, cosine cycles; leave "
                 "scheduler= out."
@@ -242,6 +254,13 @@ class DeepEnsemble(BankStrategy):
         self._kept: dict[str, tuple[Any, Tensor]] = {}
         self._examples: int | Tensor | None = None  # how many, or the indices of a part
         self._optimizers, self._schedulers = optimizer, scheduler
+        given = None if isinstance(start, str) else start
+        if factory is None and reset:
+            self._untrained = True
+        elif isinstance(given, WeightPosterior):
+            self._untrained = False
+        elif isinstance(given, Sequence):
+            self._untrained = is_untrained(given[0])
         self.snapshots = None if snapshots is None else SnapshotStore(snapshots, self._state())
         if check_flag("restore_best", restore_best) and snapshots is None:
             self.best = BestWeights(len(ids))
@@ -401,6 +420,8 @@ class DeepEnsemble(BankStrategy):
 
     # ---------------------------------------------------------------- members that diverge
 
+    # all members predict: nothing of the NLL is left to chance once they are trained
+    predicts_with_samples = False
     drops_diverged = True
 
     def on_diverged(self, rows: list[int], where: str, batch: Any) -> None:
@@ -424,12 +445,14 @@ class DeepEnsemble(BankStrategy):
         """One optimizer for all members, or one for each, and their schedules."""
         layouts = (self.bank.layout, self.bank.learned_layout)
         stacked = list(zip(self.bank.stacked_parameters(), layouts, strict=False))
-        schedules = self._schedulers
+        schedules = self._chosen_schedule(self._schedulers, self._optimizers)
+        adam: Any = self._adam(schedules)
         if self.snapshots is not None:
+            adam = self._default_optimizer  # each cycle is annealed
             schedules = partial(LambdaLR, lr_lambda=lambda step: self._cycle_factor(step))
         optimizer = make_optimizer(
             self._optimizers,
-            self._default_optimizer,
+            adam,
             stacked,
             one_each=isinstance(schedules, Sequence),
         )
@@ -438,7 +461,7 @@ class DeepEnsemble(BankStrategy):
             self._refuse_weight_decay(one)
         self._optimizer_names = [type(one).__name__ for one in each]
         self._compare_with_saved()
-        interval = "step" if self.snapshots is not None else self._scheduler_interval
+        interval = "step" if self.snapshots is not None else self._interval(schedules)
         make = None if schedules is None else partial(make_schedulers, schedules)
         return self._with_schedule(optimizer, make, interval)
 
@@ -623,6 +646,14 @@ class DeepEnsemble(BankStrategy):
             "bootstrap": self.bootstrap,
             "randomise": self.randomise,
         }
+
+
+def check_schedulers(scheduler: Any, members: int) -> None:
+    """Raise unless it is the name of a schedule, None, a factory, or one for each member."""
+    if isinstance(scheduler, str):
+        check_scheduler(scheduler)
+    else:
+        check_factories("scheduler", scheduler, members)
 
 
 def _check_pretrained(prior: BoundPrior, weights: Tensor) -> None:

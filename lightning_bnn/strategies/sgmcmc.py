@@ -123,7 +123,8 @@ class SGMCMC(BankStrategy):
             sampling has begun: one of :mod:`lightning_bnn.samplers` or any of PyTorch's.
         mode: How the chains run: ``"stacked"``, ``"loop"``, or ``"auto"``: whichever is faster
             on the first batch.
-        predict_draws: Draws of the posterior in validation, test and prediction.
+        predict_draws: Draws of the posterior in validation, test and prediction; None: all that
+            there are, up to 128.
         seed: The root of all chains' seeds; by default ``seed_everything`` decides it.
         **data: ``split``, ``output`` and ``monitor`` (see
             :class:`~lightning_bnn.strategies.base.DataOptions`).
@@ -159,7 +160,7 @@ class SGMCMC(BankStrategy):
         tempers: Tempers = "posterior",
         scheduler: SchedulerFactory | None = None,
         mode: Mode = "auto",
-        predict_draws: int = 16,
+        predict_draws: int | None = None,
         seed: int | None = None,
         **data: Unpack[DataOptions],
     ) -> None:
@@ -682,7 +683,7 @@ class SGMCMC(BankStrategy):
     def _predict(self, inputs: Any) -> Predictive:
         """With no more draws than there are: each once."""
         assert self._snapshot is not None
-        count = min(self.predict_draws, self._snapshot.default_draws)
+        count = min(self.draws_of(self._snapshot), self._snapshot.default_draws)
         return self._snapshot.predict(inputs, draws=count)
 
 

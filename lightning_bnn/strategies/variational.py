@@ -50,9 +50,9 @@ from lightning_bnn.random import NoiseGenerator, member_seed
 from lightning_bnn.recipes import allow
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import call_network
-from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, SchedulerFactory, Strategy
+from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, Strategy
 from lightning_bnn.strategies.collapse import concordant_pairs, explain_collapse, is_suspicious
-from lightning_bnn.strategies.schedule import steps_of_fit
+from lightning_bnn.strategies.schedule import NamedSchedule, SchedulerFactory, steps_of_fit
 from lightning_bnn.strategies.temperature import TemperatureSearch
 from lightning_bnn.strategies.training_batches import training_batches
 from lightning_bnn.target import Target, Tempers, prior_power
@@ -90,10 +90,12 @@ class VariationalBNN(Strategy):
         initial_scale: The standard deviation that every weight starts with.
         family: The variational distribution, one of :mod:`lightning_bnn.families`; by default
             ``MeanField()``.
-        optimizer: Makes the optimizer from parameters; by default ``partial(Adam, lr=1e-3)``.
-        scheduler: Makes a learning-rate scheduler from the optimizer.
-        scheduler_interval: Whether the scheduler steps each ``"epoch"`` or each ``"step"``.
-        predict_draws: Draws of the posterior in validation, test and prediction.
+        optimizer: Makes the optimizer from parameters; by default Adam, at the rate of
+            :func:`lightning_bnn.strategies.schedule.peak_rate`.
+        scheduler: ``"auto"``, ``"cosine"``, None or what makes a learning-rate scheduler from the
+            optimizer (see :class:`~lightning_bnn.strategies.base.Strategy`).
+        scheduler_interval: Whether a scheduler of your own steps each ``"epoch"`` or ``"step"``.
+        predict_draws: Draws of the posterior in validation, test and prediction; None: 32.
         seed: Seed of the noise; by default ``seed_everything`` decides it.
         **data: ``split``, ``output`` and ``monitor`` (see :class:`DataOptions`).
 
@@ -121,9 +123,9 @@ class VariationalBNN(Strategy):
         initial_scale: float = 0.01,
         family: Family | None = None,
         optimizer: OptimizerFactory | None = None,
-        scheduler: SchedulerFactory | None = None,
+        scheduler: NamedSchedule | SchedulerFactory | None = "auto",
         scheduler_interval: Literal["epoch", "step"] = "epoch",
-        predict_draws: int = 16,
+        predict_draws: int | None = None,
         seed: int | None = None,
         **data: Unpack[DataOptions],
     ) -> None:

@@ -307,7 +307,7 @@ def test_chains_and_ensembles(tmp_path: Path) -> None:
     (block,) = callback.reports["fit.html"].numbers["models"]
     posterior = sampled.posterior()
     inputs, targets = data(40, seed=1).tensors
-    predictive = posterior.predict(inputs, draws=min(len(posterior), sampled.predict_draws))
+    predictive = posterior.predict(inputs, draws=sampled.draws_of(posterior))
     assert block["draws"] == predictive.draws
     wanted = log_loss(targets, predictive.mean)
     assert block["scalars"]["nll"] == pytest.approx(wanted, abs=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_bnn import VariationalBNN
+from lightning_bnn import SGMCMC, DeepEnsemble, DrawsPosterior, VariationalBNN
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.likelihoods import Categorical, Gaussian, Poisson
+from lightning_bnn.metrics import MonteCarloStandardError
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import Normal
+from lightning_bnn.samplers import SGLD
 from tests.nets import loader, make_data, mlp
 from tests.trainers import quiet_trainer
 
@@ -123,6 +126,43 @@ def test_several_validation_loaders_are_kept_apart(data: TensorDataset) -> None:
         (alone,) = trainer.validate(bnn, loader(each), verbose=False)
         name = f"val_nll/dataloader_idx_{index}"
         assert both[name] == pytest.approx(alone["val_nll"], abs=1e-5)
+
+
+@pytest.mark.parametrize("draws", [None, 5, 1])
+def test_the_monte_carlo_error_of_the_nll_is_logged(data: TensorDataset, draws: int | None) -> None:
+    bnn = make_bnn(predict_draws=draws, initial_scale=0.3)
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(bnn, loader(data), loader(data))
+    assert "val_nll" in trainer.progress_bar_metrics
+    assert "val_nll_mcse" not in trainer.progress_bar_metrics
+    assert ("val_nll_mcse" in trainer.callback_metrics) is (draws != 1)
+    alone = trainer.test(bnn, loader(data), verbose=False)[0]
+    if draws == 1:
+        assert "test_nll_mcse" not in alone
+        return
+    predictive = bnn.posterior().predict(data.tensors[0], draws=draws or 32)
+    (metric := MonteCarloStandardError()).update(predictive, data.tensors[1])
+    assert alone["test_nll_mcse"] == pytest.approx(metric.compute().item(), rel=1e-4)
+
+
+def test_as_many_draws_as_suit_the_posterior() -> None:
+    bnn, fixed = make_bnn(), mlp(3)
+    few, many = (
+        DrawsPosterior(fixed, Categorical(), [dict(fixed.named_parameters())] * count)
+        for count in (40, 300)
+    )
+    assert [bnn.draws_of(one) for one in (bnn.posterior(), few, many)] == [32, 40, 128]
+    assert make_bnn(predict_draws=7).draws_of(few) == 7
+
+
+def test_members_have_no_monte_carlo_error(data: TensorDataset) -> None:
+    """They are all that the posterior is; draws of a chain are a sample."""
+    ensemble = DeepEnsemble(mlp(3), Categorical(), members=3, num_data=48)
+    chains = SGMCMC(mlp(3), Categorical(), sampler=partial(SGLD, lr=1e-4), chains=3, num_data=48)
+    trainer = quiet_trainer()
+    for bnn, logged in ((ensemble, False), (chains, True)):
+        alone = trainer.validate(bnn, loader(data), verbose=False)[0]
+        assert ("val_nll_mcse" in alone) is logged
 
 
 def test_metrics_start_afresh_in_each_epoch(data: TensorDataset) -> None:

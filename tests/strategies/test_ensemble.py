@@ -19,6 +19,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from lightning_bnn.priors import Laplace, Normal
 from lightning_bnn.random import isolated_random_state, member_seed
+from lightning_bnn.strategies.schedule import WarmUpCosine
 from tests.nets import loader, make_data, mlp
 from tests.strategies.ensembles import (
     FACTORIES,
@@ -57,14 +58,15 @@ def test_members_equal_networks_trained_one_by_one(name: str, mode: Any) -> None
 
 
 def test_members_equal_networks_built_and_trained_one_by_one_under_their_seeds() -> None:
-    """From the start: nothing is taken over from the ensemble. With the default optimizer."""
+    """From the start: nothing is taken over from the ensemble. With the default schedule."""
     data = make_data("mlp", "classification")
     ensemble = make(members=[0, 4])
     assert fit(ensemble, 50, data=data, precision="64-true").optimizers[0].defaults["fused"]
     for index, number in enumerate((0, 4)):
         with isolated_random_state(member_seed(7, number, "start")):
             net = batch_norm_net()
-        train_plainly(net.double(), partial(Adam, lr=1e-3, fused=True), data, 50)
+        adam, schedule = partial(Adam, lr=5e-3, fused=True), partial(WarmUpCosine, total=50)
+        train_plainly(net.double(), adam, data, 50, schedule)
         assert_member_equals(ensemble, index, net, rtol=1e-8, atol=1e-10)
 
 
