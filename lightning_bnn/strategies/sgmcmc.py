@@ -638,8 +638,10 @@ class SGMCMC(BankStrategy):
                 f"the temperature of their momenta was {shown['temperature']}"
                 + (f", that of their positions {positions}." if positions else ".")
             )
+        # of few weights or readings the mean may be high by chance
+        chance = 3 * math.sqrt(2 / (self.weights.shape[1] * self._heat["temperature"][1]))
         readings = zip(self.ids, measured, strict=True)
-        hot = {k: round(value, 2) for k, value in readings if value > _HOT * wanted}
+        hot = {k: round(v, 2) for k, v in readings if v * (1 - chance) > _HOT * wanted}
         if hot and wanted > 0 and self.sampler.reads_after_step:  # others say so only once settled
             rank_zero_warn(
                 f"The chains sampled at another temperature than T = {wanted:g}, on average (by "
