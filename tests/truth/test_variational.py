@@ -38,6 +38,8 @@ def fit(
     seed: int = 1,
     dtype: torch.dtype = torch.float64,
     temperature: float = 1.0,
+    prior: Normal | None = None,
+    steps: int = STEPS,
 ) -> VariationalBNN:
     inputs, targets = problem.inputs.to(dtype), problem.targets.to(dtype)
     targets = targets.expand(-1, COPIES).contiguous()
@@ -53,16 +55,16 @@ def fit(
     bnn = VariationalBNN(
         problem.net(COPIES).to(dtype),
         likelihood=Gaussian(problem.noise_sd),
-        prior=Normal(0.0, problem.prior_sd),
+        prior=prior or Normal(0.0, problem.prior_sd),
         temperature=temperature,
         estimator=estimator,
         initial_scale=0.1 * temperature,
         optimizer=optimizer,
-        scheduler=lambda made: LambdaLR(made, lambda step: min(1.0, 2 * (1 - step / STEPS))),
+        scheduler=lambda made: LambdaLR(made, lambda step: min(1.0, 2 * (1 - step / steps))),
         scheduler_interval="step",
         seed=seed,
     )
-    trainer = quiet_trainer(max_steps=STEPS, limit_val_batches=0)
+    trainer = quiet_trainer(max_steps=steps, limit_val_batches=0)
     trainer.fit(bnn, DataLoader(TensorDataset(inputs, targets), batch_size=count))
     return bnn
 
