@@ -278,4 +278,6 @@ class Gaussian(Likelihood):
 
     def config(self) -> dict[str, Any]:
         """The scale to start from, whether it is learned, and under which prior."""
-        return {"scale": self.initial_scale, "learn": self.learn, "noise_prior": self.noise_prior}
+        # the default is left out: files of earlier versions do not know it
+        prior = {"noise_prior": self.noise_prior} if self.noise_prior != 1.0 else {}
+        return {"scale": self.initial_scale, "learn": self.learn, **prior}

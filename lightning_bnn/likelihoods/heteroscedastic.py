@@ -105,8 +105,6 @@ class HeteroscedasticGaussian(Likelihood):
 
     def config(self) -> dict[str, Any]:
         """The smallest scale, and the prior of the noise."""
-        return {
-            "minimum_scale": self.minimum_scale,
-            "noise_prior": self.noise_prior,
-            "noise_scale": self.noise_scale,
-        }
+        # what has no effect is left out: files of earlier versions do not know it
+        prior = {"noise_prior": self.noise_prior, "noise_scale": self.noise_scale}
+        return {"minimum_scale": self.minimum_scale, **(prior if self.noise_prior else {})}
