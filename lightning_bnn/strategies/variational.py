@@ -294,7 +294,7 @@ class VariationalBNN(Strategy):
             moments, layout = self.posterior().moments(), self.family.layout
             mean, variance = layout.flatten(moments.mean), layout.flatten(moments.variance)
             scales = self.prior.fitted_scales(mean, variance.sqrt(), self.family.keep)
-        if self.point_prior is not None:
+        if self.point_prior is not None and self.point_prior.learned is not None:
             flat = self._points.flatten(dict(self.net.named_parameters()))
             scales |= self.point_prior.fitted_scales(flat, keep=self._kept_points())
         return {name: scale[None] for name, scale in scales.items()}
