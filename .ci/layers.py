@@ -22,7 +22,7 @@ LAYERS = [
     ["metrics", "recipes"],
     ["likelihoods"],
     ["predictive"],
-    ["exchange", "priors", "resize"],
+    ["exchange", "hyperprior", "priors", "resize"],
     ["stacked_layers", "stacked", "flat", "shared_part"],
     ["target"],
     ["bank"],

@@ -223,6 +223,8 @@ class Bank(nn.Module):
         place = rows.start if single else rows
         tensors |= {name: tensor[place] for name, tensor in self.own_tensors().items()}
 
+        noise_energies: list[Tensor] = []
+
         def data_energy(inputs: Any, own_inputs: bool, tensors: Mapping[str, Tensor]) -> Tensor:
             if single:
                 outputs = self.stack.single(tensors, inputs)[None]
@@ -230,6 +232,8 @@ class Bank(nn.Module):
                 outputs = self.stack(tensors, inputs, own_inputs=own_inputs)
             first = each_tensor(lambda t: t[0], seen.targets) if seen.own_targets else seen.targets
             check(outputs[0], first)
+            if (noise := target.noise_energy(outputs, learned)) is not None:
+                noise_energies.append(noise)
             return target.data_energy(outputs, seen.targets, seen.own_targets, seen.counts, learned)
 
         if seen.attack is None:
@@ -237,6 +241,8 @@ class Bank(nn.Module):
         else:
             energy = seen.attack(data_energy, seen.inputs, seen.own_inputs, tensors)
         self._data_energies.append(energy.detach())
+        if noise_energies:
+            prior_energy = prior_energy + torch.stack(noise_energies).mean(0)
         return target.add_prior(energy, prior_energy)
 
     @property

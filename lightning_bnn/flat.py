@@ -53,8 +53,7 @@ def _is_free(tensor: Tensor) -> bool:
 class FlatPrior(Protocol):
     """What is asked of a prior of flat weights, such as a BoundPrior."""
 
-    @property
-    def precisions(self) -> list[float] | None:
+    def precisions(self, weights: Tensor) -> list[float | Tensor] | None:
         """1/scale² of each tensor where all have Gaussians around 0, else None."""
 
     def energy(self, weights: Tensor) -> Tensor:
@@ -106,15 +105,15 @@ class _Split(torch.autograd.Function):
         *by_slices, by_energy = by_outputs
         (gradient,) = ctx.memory.room(flat)
         used = [by_slice for by_slice in by_slices if by_slice is not None]
-        precisions = ctx.prior.precisions
-        simple = by_energy is not None and precisions and len(used) == len(by_slices)
-        if simple and len(set(precisions)) == 1 and flat.numel() < _SMALL:
+        whole = by_energy is not None and len(used) == len(by_slices)
+        precisions = ctx.prior.precisions(flat) if whole else None
+        if precisions is not None and len(set(precisions)) == 1 and flat.numel() < _SMALL:
             rows = [by_slice.reshape(*flat.shape[:-1], -1) for by_slice in used]
             torch.cat(rows, dim=-1, out=gradient)
             gradient.addcmul_(flat, (by_energy * precisions[0])[..., None])
             return gradient.detach(), None, None, None
         parts = list(ctx.layout.views(gradient).values())
-        if simple:
+        if precisions is not None:
             assert by_energy is not None
             # the prior's part in the same pass over the weights
             factors = {precision: by_energy * precision for precision in set(precisions)}

@@ -15,6 +15,9 @@ With ``fan_in=True`` the scale of a weight tensor is divided by the square root 
 of inputs, so that one number suits layers of every width; vectors (biases, normalisation) and
 embeddings keep the scale as it is. With ``loc="pretrained"`` the prior is centred on the
 weights that the network had when the strategy was made.
+
+``Normal(scale=Learned())`` is a hierarchical prior: every tensor (or layer) has a scale of its own,
+which is inferred with the weights (:mod:`lightning_bnn.hyperprior`).
 """
 
 from __future__ import annotations
@@ -29,13 +32,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lightning_bnn.checks import check_flag, check_number
+from lightning_bnn.checks import check_flag, check_number, check_option
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.hyperprior import Group, GroupScales
 from lightning_bnn.selection import FlatLayout
 
 __all__ = [
     "BoundPrior",
     "Laplace",
+    "Learned",
     "Normal",
     "Prior",
     "PriorLike",
@@ -50,18 +55,51 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
+class Learned:
+    r"""A scale that is inferred with the weights, for :class:`Normal`.
+
+    The precision τ = 1/scale² of a group of weights has the prior Gamma(shape, rate). It counts as
+    much as 2·shape more weights in the group, of the mean square rate/shape. A single weight, such
+    as the bias of one output, has a Student-t prior with 2·shape degrees of freedom and the scale
+    √(rate/shape).
+
+    Args:
+        shape: Shape of the Gamma prior of the precision.
+        rate: Its rate. The defaults are worth two weights of the size 0.3: little against any
+            matrix, wide enough for a bias alone, and no reason for a small tensor to vanish.
+        by: What shares a scale: each ``"tensor"``, or the tensors of a ``"layer"`` (a submodule).
+
+    Example:
+        >>> Normal(scale=Learned())
+        Normal(loc=0.0, scale=Learned(shape=1.0, rate=0.1, by='tensor'), fan_in=False)
+    """
+
+    def __init__(
+        self, shape: float = 1.0, rate: float = 0.1, by: Literal["tensor", "layer"] = "tensor"
+    ) -> None:
+        self.shape = check_number("shape", shape)
+        self.rate = check_number("rate", rate)
+        check_option("by", by, ("tensor", "layer"))
+        self.by = by
+
+    def __repr__(self) -> str:
+        return f"Learned(shape={self.shape!r}, rate={self.rate!r}, by={self.by!r})"
+
+
 class Prior(ABC):
     """A density for each weight; write ``log_prob`` and it works in every strategy.
 
     Args:
         loc: Location, or ``"pretrained"`` for the weights that the network starts with.
         scale: Scale, a positive number; 1 by default, and to be given with a location that is
-            another number than 0.
+            another number than 0. Of :class:`Normal` also :class:`Learned`.
         fan_in: Divide the scale of a weight tensor by the square root of its fan-in.
     """
 
+    can_learn_scale = False
+
     def __init__(
-        self, loc: Location = 0.0, scale: float | None = None, fan_in: bool = False
+        self, loc: Location = 0.0, scale: float | Learned | None = None, fan_in: bool = False
     ) -> None:
         number = isinstance(loc, (int, float)) and math.isfinite(loc)
         if not number and not (isinstance(loc, str) and loc == "pretrained"):
@@ -73,7 +111,16 @@ class Prior(ABC):
                 f"scale {loc} write {kind}(0.0, {loc}); for the location, give the scale, too."
             )
         self.loc: Location = loc
-        self.scale = check_number("scale", 1.0 if scale is None else scale)
+        if isinstance(scale, Learned) and not self.can_learn_scale:
+            raise ConfigurationError(
+                f"{type(self).__name__} takes a scale that is a number; got {scale!r}. Only Normal "
+                "has a learned scale: pass prior=Normal(scale=Learned())."
+            )
+        self.scale: float | Learned = (
+            scale
+            if isinstance(scale, Learned)
+            else check_number("scale", 1.0 if scale is None else scale)
+        )
         self.fan_in = check_flag("fan_in", fan_in)
 
     @abstractmethod
@@ -175,12 +222,14 @@ PriorLike = Prior | Mapping[str, Prior]
 
 
 class Normal(Prior):
-    """A Gaussian prior N(loc, scale²).
+    """A Gaussian prior N(loc, scale²); with ``scale=Learned()`` the scale is inferred, too.
 
     Example:
         >>> Normal(0.0, 0.1)
         Normal(loc=0.0, scale=0.1, fan_in=False)
     """
+
+    can_learn_scale = True
 
     def log_prob(self, weights: Tensor, loc: Tensor | float, scale: float) -> Tensor:
         """The log density of each weight."""
@@ -195,9 +244,17 @@ class Normal(Prior):
         return squares / (2 * scale**2) + constant
 
     def add_energy_gradient(
-        self, gradient: Tensor, weight: Tensor, weights: Tensor, loc: Tensor | float, scale: float
+        self,
+        gradient: Tensor,
+        weight: Tensor,
+        weights: Tensor,
+        loc: Tensor | float,
+        scale: float | Tensor,
     ) -> None:
-        """The closed form by hand: one pass, and nothing allocated for a prior around 0."""
+        """The closed form by hand: one pass, and nothing allocated for a prior around 0.
+
+        A learned scale has a leading axis of sets, as ``weight`` has.
+        """
         precision = weight / scale**2
         gradient.addcmul_(weights, precision)
         if isinstance(loc, Tensor) or loc != 0.0:
@@ -221,7 +278,7 @@ class Normal(Prior):
         sd: Tensor,
         noise: Tensor,
         loc: Tensor | float,
-        scale: float,
+        scale: float | Tensor,
     ) -> None:
         """The closed form by hand: two passes over the weights and nothing allocated."""
         self.add_energy_gradient(mean_gradient, weight, mean, loc, scale)
@@ -348,7 +405,8 @@ class BoundPrior(nn.Module):
     """A prior, or priors by name pattern, laid along the flat vector of a network's weights.
 
     Neighbouring tensors with the same prior and scale become one segment, so that the usual
-    case, one prior for all weights, costs one operation whatever the number of layers.
+    case, one prior for all weights, costs one operation whatever the number of layers. A tensor
+    with a learned scale is a segment of its own.
 
     Args:
         prior: One prior, or a mapping from shell-style name patterns to priors; the first
@@ -357,6 +415,8 @@ class BoundPrior(nn.Module):
         tensors: The weights it is bound to, with the values they start with.
 
     Attributes:
+        names: The names of the weights, in their order.
+        learned: The scales that are learned, or None.
         power: What the density is raised to where a temperature says so (see
             :mod:`lightning_bnn.target`); 1 by default.
 
@@ -372,32 +432,49 @@ class BoundPrior(nn.Module):
     """
 
     pretrained: Tensor
-    power: float = 1.0
+    learned: GroupScales | None
 
     def __init__(self, prior: PriorLike, net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         layout = FlatLayout(tensors)
+        self.names = layout.names
         self._segments: list[tuple[int, int, Prior, float]] = []
+        # 1/scale² of each tensor (None where it is learned), and whether all are Gaussians around 0
+        self._precisions: list[float | None] = []
+        self._around_zero = True
+        groups: dict[tuple[int, str], Group] = {}
+        sizes: list[int] = []
+        fans: list[float] = []
         start = 0
-        precisions, simple = [], True
         for name, size in zip(layout.names, layout.sizes, strict=True):
             chosen = _match(prior, name)
-            scale = chosen.scale / (math.sqrt(fan_in(net, name)) if chosen.fan_in else 1.0)
-            precisions.append(scale**-2)
-            simple = simple and type(chosen) is Normal and chosen.loc == 0.0
-            begin = start
-            if self._segments and self._segments[-1][2:] == (chosen, scale):
-                begin = self._segments.pop()[0]
+            fan = fan_in(net, name) if chosen.fan_in else 1
+            self._around_zero &= type(chosen) is Normal and chosen.loc == 0.0
+            begin, scale = start, 1 / math.sqrt(fan)
+            if isinstance(chosen.scale, Learned):
+                group = _group(groups, chosen, chosen.scale, name)
+                group.tensors.append(len(sizes))
+                sizes.append(size)
+                fans.append(float(fan))
+                self._precisions.append(None)
+            else:
+                scale = chosen.scale / math.sqrt(fan)
+                self._precisions.append(scale**-2)
+                if self._segments and self._segments[-1][2:] == (chosen, scale):
+                    begin = self._segments.pop()[0]
             self._segments.append((begin, start + size, chosen, scale))
             start += size
-        # 1/scale² of each tensor, where all have a Gaussian around 0: the gradient is then simple
-        self._precisions = precisions if simple else None
+        self.learned = GroupScales(list(groups.values()), sizes, fans) if groups else None
+        self._power = 1.0
         pretrained = any(chosen.loc == "pretrained" for _, _, chosen, _ in self._segments)
         # A buffer: a resumed run must find the prior where the first run put it.
         self.register_buffer("pretrained", layout.flatten(tensors) if pretrained else None)
 
     def segments(self) -> list[tuple[int, int, Prior, Tensor | float, float]]:
-        """(start, stop, prior, loc, scale) of each stretch of the flat vector, to its power."""
+        """(start, stop, prior, loc, scale) of each stretch of the flat vector, to its power.
+
+        A learned scale is given at the precision τ = 1.
+        """
         return [
             (a, b, prior, self.pretrained[a:b] if prior.loc == "pretrained" else prior.loc, scale)
             for a, b, prior, scale in self._tempered()
@@ -409,10 +486,15 @@ class BoundPrior(nn.Module):
         return [(a, b, *prior.tempered(s, self.power)) for a, b, prior, s in self._segments]
 
     @property
-    def precisions(self) -> list[float] | None:
-        """1/scale² of each tensor where all have a Gaussian around 0; None elsewhere."""
-        found = self._precisions
-        return found if found is None or self.power == 1 else [self.power * one for one in found]
+    def power(self) -> float:
+        """What the density is raised to."""
+        return self._power
+
+    @power.setter
+    def power(self, power: float) -> None:
+        self._power = power
+        if self.learned is not None:
+            self.learned.power = power
 
     def energy(self, weights: Tensor, keep: Tensor | None = None) -> Tensor:
         """−log p(w), summed over the last axis of flat weights; leading axes stay.
@@ -422,22 +504,39 @@ class BoundPrior(nn.Module):
             keep: Which of them count, a boolean vector; all by default.
         """
         parts = []
-        for a, b, prior, loc, scale in self.segments():
+        for a, b, prior, loc, scale in self._fixed_segments():
             (some,), centre = _kept(keep, a, b, loc, weights)
             parts.append(prior.energy(some, centre, scale))
+        if self.learned is not None:
+            parts.append(self.learned.energy(self.squares(keep, weights), self._counts(keep)))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def add_energy_gradient(self, gradient: Tensor, weight: Tensor, weights: Tensor) -> None:
         """Add ``weight`` times the gradient of :meth:`energy`, in place."""
-        for a, b, prior, loc, scale in self.segments():
-            prior.add_energy_gradient(
-                gradient[..., a:b], weight[..., None], weights[..., a:b], loc, scale
-            )
+        weight = weight[..., None]
+        scales = self._current_scales(None, weights)
+        for (a, b, prior, loc, _), scale in zip(self.segments(), scales, strict=True):
+            prior.add_energy_gradient(gradient[..., a:b], weight, weights[..., a:b], loc, scale)
+
+    def precisions(self, weights: Tensor) -> list[float | Tensor] | None:
+        """1/scale² of each tensor where all have Gaussians around 0, else None.
+
+        A learned one depends on the weights and has their leading axes.
+        """
+        if not self._around_zero:
+            return None
+        fixed = [None if value is None else self.power * value for value in self._precisions]
+        if self.learned is None:
+            return [value for value in fixed if value is not None]
+        learned = iter(self.learned.precisions(self.squares(None, weights)).unbind(-1))
+        return [next(learned) if value is None else value for value in fixed]
 
     def expected_energy(
         self, mean: Tensor, sd: Tensor, draw: Tensor, keep: Tensor | None = None
     ) -> Tensor:
         """Σ E[−log p(w)] under N(mean, sd²), in closed form where the prior has one.
+
+        Where scales are learned it is a bound of it, with q(τ) at its optimum.
 
         Args:
             mean: The flat means.
@@ -446,17 +545,21 @@ class BoundPrior(nn.Module):
             keep: Which weights count, a boolean vector; all by default.
         """
         parts = []
-        for a, b, prior, loc, scale in self.segments():
+        for a, b, prior, loc, scale in self._fixed_segments():
             (some_mean, some_sd, some_draw), centre = _kept(keep, a, b, loc, mean, sd, draw)
             parts.append(prior.expected_energy(some_mean, some_sd, some_draw, centre, scale))
+        if self.learned is not None:
+            parts.append(self.learned.energy(self.squares(keep, mean, sd), self._counts(keep)))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
     def energy_at_mode(self) -> float:
         """−log p at the locations, where these priors are largest: a constant of the energy."""
         total = 0.0
-        for a, b, prior, loc, scale in self.segments():
+        for a, b, prior, loc, scale in self._fixed_segments():
             mode = torch.as_tensor(loc, dtype=torch.get_default_dtype()).expand(b - a)
             total += float(prior.energy(mode, loc, scale))
+        if self.learned is not None:
+            total += float(self.learned.energy(torch.zeros(len(self.learned.sizes))))
         return total
 
     def add_energy_gradients(
@@ -467,13 +570,115 @@ class BoundPrior(nn.Module):
         mean: Tensor,
         sd: Tensor,
         noise: Tensor,
+        keep: Tensor | None = None,
     ) -> None:
-        """Add ``weight`` times the gradient of :meth:`expected_energy`, in place."""
-        for a, b, prior, loc, scale in self.segments():
+        """Add ``weight`` times the gradient of :meth:`expected_energy`, in place.
+
+        Of weights that are not kept the numbers mean nothing.
+        """
+        scales = self._current_scales(keep, mean, sd)
+        for (a, b, prior, loc, _), scale in zip(self.segments(), scales, strict=True):
             prior.add_energy_gradients(
                 mean_gradient[a:b], sd_gradient[a:b], weight, mean[a:b], sd[a:b], noise[a:b],
                 loc, scale,
             )  # fmt: skip
+
+    # ---------------------------------------------------------------- scales that are learned
+
+    def fitted_scales(
+        self, weights: Tensor, sd: Tensor | None = None, keep: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """By name, the learned scales that fit flat weights: 1/√E[τ | w], of the leading axes.
+
+        Args:
+            weights: The flat weights, or their means.
+            sd: The standard deviations, of weights that have some.
+            keep: Which weights count, a boolean vector; all by default.
+
+        Example:
+            >>> net = nn.Linear(100, 1, bias=False)
+            >>> bound = BoundPrior(Normal(scale=Learned()), net, {"weight": net.weight})
+            >>> bound.fitted_scales(torch.full((100,), 0.2))
+            {'weight': tensor(0.2029)}
+        """
+        if self.learned is None:
+            return {}
+        flats = (weights,) if sd is None else (weights, sd)
+        counts = self._counts(keep)
+        precisions = self.learned.expected_precisions(self.squares(keep, *flats), counts)
+        return dict(zip(self.learned.names, precisions.rsqrt().unbind(-1), strict=True))
+
+    def draw_scales(self, weights: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
+        """By name, a draw of each learned scale from its conditional given flat weights.
+
+        With draws of the weights' posterior, (draws, P), they are draws of the joint posterior.
+
+        Args:
+            weights: The flat weights; leading axes stay.
+            generator: Where the noise comes from, of the CPU, where the scales will be.
+
+        Example:
+            >>> net = nn.Linear(100, 1, bias=False)
+            >>> bound = BoundPrior(Normal(scale=Learned()), net, {"weight": net.weight})
+            >>> draws = torch.full((5, 100), 0.2)
+            >>> bound.draw_scales(draws, torch.Generator().manual_seed(0))["weight"].shape
+            torch.Size([5])
+        """
+        if self.learned is None:
+            return {}
+        precisions = self.learned.draw_precisions(self.squares(None, weights).cpu(), generator)
+        scales = precisions.rsqrt().to(weights.dtype).unbind(-1)
+        return dict(zip(self.learned.names, scales, strict=True))
+
+    def squares(self, keep: Tensor | None, weights: Tensor, sd: Tensor | None = None) -> Tensor:
+        """Σ (w − m)² of each tensor with a learned scale, (..., tensors); with ``sd`` expected."""
+        dtype = torch.promote_types(weights.dtype, torch.float32)
+        parts = []
+        for a, b, _, loc, _ in self._learned_segments():
+            (some, *spread), centre = _kept(
+                keep, a, b, loc, weights, *(() if sd is None else (sd,))
+            )
+            centred = some - centre if isinstance(centre, Tensor) or centre != 0.0 else some
+            sums = [
+                # in one order whatever the leading axes are: a chain moves as it would alone
+                torch.linalg.vector_norm(flat, dim=-1, dtype=dtype).square()
+                for flat in (centred, *spread)
+            ]
+            parts.append(sums[0] if len(sums) == 1 else sums[0] + sums[1])
+        return torch.stack(parts, -1)
+
+    def _counts(self, keep: Tensor | None) -> list[int] | None:
+        if keep is None:
+            return None
+        return [int(keep[a:b].sum()) for a, b, *_ in self._learned_segments()]
+
+    def _current_scales(self, keep: Tensor | None, *flats: Tensor) -> list[Any]:
+        """The scale of each segment at flat weights: a number, or if learned a tensor (..., 1)."""
+        if self.learned is None:
+            return [scale for _, _, _, scale in self._segments]
+        precisions = self.learned.precisions(self.squares(keep, *flats), self._counts(keep))
+        learned = iter(precisions.rsqrt()[..., None].unbind(-2))
+        return [
+            next(learned) if isinstance(prior.scale, Learned) else scale
+            for _, _, prior, scale in self._segments
+        ]
+
+    def _fixed_segments(self) -> list[tuple[int, int, Prior, Tensor | float, float]]:
+        return [one for one in self.segments() if not isinstance(one[2].scale, Learned)]
+
+    def _learned_segments(self) -> list[tuple[int, int, Prior, Tensor | float, float]]:
+        return [one for one in self.segments() if isinstance(one[2].scale, Learned)]
+
+
+def _group(groups: dict[tuple[int, str], Group], prior: Prior, scale: Learned, name: str) -> Group:
+    """The group of a tensor, by its own name or by that of its layer."""
+    layer = name.rpartition(".")[0]
+    key = id(prior), name if scale.by == "tensor" else layer
+    if key not in groups:
+        groups[key] = Group(name, scale.shape, scale.rate)
+    elif (several := f"{layer}.*".removeprefix(".")) not in {g.name for g in groups.values()}:
+        groups[key].name = several
+    return groups[key]
 
 
 def _kept(

@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import (
@@ -98,6 +99,7 @@ class Target:
         self.temperature = check_number("temperature", temperature, positive=False)
         self._num_data: int | None = None
         self._log_prob = StackedModule(_LogProb(likelihood), "stacked")
+        self._log_prior = StackedModule(_LogPrior(likelihood), "stacked")
         if num_data is not None:
             self.num_data = num_data
 
@@ -166,7 +168,30 @@ class Target:
         if weights.dim() == 1:
             return self.mean_energy(weights[None], outputs[None], targets)[0]
         data = self.data_energy(outputs, targets, own_targets, counts, learned)
-        return data if self.prior is None else self.add_prior(data, self.prior.energy(weights))
+        for energy in (
+            None if self.prior is None else self.prior.energy(weights),
+            self.noise_energy(outputs, learned),
+        ):
+            data = data if energy is None else self.add_prior(data, energy)
+        return data
+
+    def noise_energy(
+        self, outputs: Tensor, learned: Mapping[str, Tensor] | None = None
+    ) -> Tensor | None:
+        """−log p of the noise for K sets of weights, (K,); None if it has no prior.
+
+        Args:
+            outputs: As for :meth:`data_energy`.
+            learned: As for :meth:`data_energy`.
+        """
+        if not self.likelihood.has_prior:
+            return None
+        if len(outputs) == 1 and learned is None:
+            return -self.likelihood.log_prior(outputs[0])[None]
+        if learned is None:
+            return -torch.func.vmap(self.likelihood.log_prior)(outputs)
+        named = {f"likelihood.{name}": tensor for name, tensor in learned.items()}
+        return -self._log_prior(named, (outputs,), own_inputs=True)
 
     def add_prior(self, data_energy: Tensor, prior_energy: Tensor) -> Tensor:
         """The mean energy from that of the data and −log p(w)."""
@@ -238,6 +263,13 @@ class _LogProb(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Any) -> Tensor:
         return self.likelihood.log_prob(outputs, targets)
+
+
+class _LogPrior(_LogProb):
+    """The same of the noise's log prior."""
+
+    def forward(self, outputs: Tensor) -> Tensor:  # type: ignore[override]
+        return self.likelihood.log_prior(outputs)
 
 
 def each_tensor(change: Callable[[Tensor], Tensor], values: Any) -> Any:

@@ -217,6 +217,18 @@ def test_schedules_have_names(
     assert seen[0].trainer.optimizers[0].param_groups[0]["lr"] == last
 
 
+def test_a_learned_prior_scale_from_a_file(tmp_path: Path, monkeypatch: Any) -> None:
+    seen = []
+    monkeypatch.setattr(cli.BayesianCLI, "after_fit", lambda self: seen.append(self))
+    scale = {"class_path": "lightning_bnn.priors.Learned", "init_args": {"by": "layer"}}
+    prior = {"class_path": "lightning_bnn.priors.Normal", "init_args": {"scale": scale}}
+    file = configuration(tmp_path, prior={"1.bias": "lightning_bnn.priors.Normal", "*": prior})
+    assert main(["fit", "--config", file]) == 0
+    assert set(seen[0].model.prior_scales()) == {"1.weight", "3.*"}
+    text = next(tmp_path.rglob("config.yaml")).read_text()
+    assert "lightning_bnn.priors.Learned" in text
+
+
 def test_functions_choose_the_bayesian_weights(tmp_path: Path) -> None:
     config = configuration(tmp_path, bayesian="lightning_bnn.selection.last_layer")
     where = tmp_path / "elsewhere"

@@ -47,6 +47,7 @@ PUBLIC = {
     "lightning_bnn.priors": [
         "BoundPrior",
         "Laplace",
+        "Learned",
         "Normal",
         "Prior",
         "PriorLike",

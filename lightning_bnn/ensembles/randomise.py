@@ -28,7 +28,7 @@ from torch import Tensor
 from lightning_bnn.checks import check_option
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Gaussian, Likelihood
-from lightning_bnn.priors import BoundPrior, Normal
+from lightning_bnn.priors import BoundPrior, Learned, Normal
 from lightning_bnn.random.hashing import normals, stream_seeds
 
 __all__ = ["AnchoredPrior", "Randomise", "check_randomise", "draw_offsets", "noisy_targets"]
@@ -54,6 +54,12 @@ def check_randomise(kind: str, likelihood: Likelihood, prior: BoundPrior) -> Non
             raise ConfigurationError(
                 f"randomise={kind!r} centres a Normal prior at an anchor for each member; got the "
                 f"prior {one!r}. Pass prior=Normal(...)."
+            )
+        if isinstance(one.scale, Learned):
+            raise ConfigurationError(
+                f"randomise={kind!r} draws the anchors from the prior, whose scale must be known; "
+                f"got {one!r}. Give the scale, such as one that a first fit with it has found: "
+                "prior=Normal(0.0, 0.3)."
             )
     if kind == "anchors":
         return
@@ -141,10 +147,11 @@ class AnchoredPrior:
         tensor(12.5000)
     """
 
-    precisions: list[float] | None = None  # the Gaussians are not around 0
-
     def __init__(self, prior: BoundPrior, offsets: Tensor) -> None:
         self.prior, self.offsets = prior, offsets
+
+    def precisions(self, weights: Tensor) -> None:
+        """None: the Gaussians are not around 0."""
 
     def energy(self, weights: Tensor) -> Tensor:
         """−log p(w − offset) of each member, (M,)."""

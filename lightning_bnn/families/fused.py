@@ -9,9 +9,11 @@ registers and writes only :math:`w = \mu + \sigma\varepsilon`, and one pass read
     \partial L/\partial\mu = g + \frac\lambda{s^2}(\mu - m), \qquad
     \partial L/\partial\rho = g\,(w - \mu) + \frac\lambda{s^2}\sigma^2 - \lambda
 
-for a prior :math:`N(m, s^2)` and a KL of weight λ. σε is taken as w − μ, the step that the
-network saw. The noise is made from a key of the stream (``NormalStream.key``), so it is the same
-whatever the number of threads, and a draw can be made again.
+for a prior :math:`N(m, s^2)` and a KL of weight λ. A learned scale
+(:class:`~lightning_bnn.priors.Learned`) follows from sums that the first pass makes, too. σε is
+taken as w − μ, the step that the network saw. The noise is made from a key of the stream
+(``NormalStream.key``), so it is the same whatever the number of threads, and a draw can be made
+again.
 
 Pruned weights are parked at m and s (:mod:`lightning_bnn.families.mean_field`), so that they
 add nothing to the KL; the caller sets w and both gradients to zero there.
@@ -27,11 +29,14 @@ import torch
 from torch import Tensor
 
 from lightning_bnn.families.workspace import Workspace
+from lightning_bnn.hyperprior import GroupScales
 from lightning_bnn.native.library import Library, Slices, load
-from lightning_bnn.priors import BoundPrior, Normal
+from lightning_bnn.priors import BoundPrior, Learned, Normal
 from lightning_bnn.selection import FlatLayout
 
 __all__ = ["can_fuse", "fused_draw", "fused_gradients"]
+
+_HALF_LOG_TWO_PI_E = 0.5 * math.log(2 * math.pi * math.e)
 
 
 def can_fuse(mean: Tensor, rho: Tensor, prior: BoundPrior) -> bool:
@@ -74,10 +79,17 @@ def fused_draw(
         ...     assert kl == 0 and (space.weights != 0).all()
     """
     assert space.key is not None
-    segments = tuple((stop, loc, scale) for _, stop, _, loc, scale in prior.segments())
+    segments = tuple(
+        (stop, loc, math.inf if isinstance(density.scale, Learned) else scale)
+        for _, stop, density, loc, scale in prior.segments()
+    )
     slices, constant = _tabulate(tuple(layout.sizes), segments)
-    kl = _library().draw(space.weights, mean, rho, slices, space.key) + constant
-    return slices, mean.new_tensor(kl)
+    kl, sums = _library().draw(space.weights, mean, rho, slices, space.key)
+    if prior.learned is not None:
+        squares = [s for s, scale in zip(sums, slices.scales, strict=True) if scale == math.inf]
+        slices, energy = _with_learned(slices, prior.learned, squares)
+        kl += energy
+    return slices, mean.new_tensor(kl + constant)
 
 
 def fused_gradients(
@@ -103,6 +115,16 @@ def _library() -> Library:
     return library
 
 
+def _with_learned(
+    slices: Slices, learned: GroupScales, squares: Sequence[float]
+) -> tuple[Slices, float]:
+    """The slices with learned scales as they stand, and what these add to the KL."""
+    sums = torch.tensor(squares, dtype=torch.float64, device="cpu")
+    scales = iter(learned.precisions(sums).rsqrt().tolist())
+    current = [next(scales) if scale == math.inf else scale for scale in slices.scales]
+    return Slices(slices.sizes, slices.locs, current), learned.energy(sums).item()
+
+
 @lru_cache(maxsize=16)
 def _tabulate(
     sizes: tuple[int, ...], segments: tuple[tuple[int, float, float], ...]
@@ -118,5 +140,8 @@ def _tabulate(
         locs.append(loc)
         scales.append(scale)
     # what the constants of E[−log p] leave of those of the entropy
-    constant = sum(n * (math.log(s) - 0.5) for n, s in zip(sizes, scales, strict=True))
+    constant = sum(
+        n * (-_HALF_LOG_TWO_PI_E if s == math.inf else math.log(s) - 0.5)
+        for n, s in zip(sizes, scales, strict=True)
+    )
     return Slices(sizes, locs, scales), constant

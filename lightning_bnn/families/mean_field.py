@@ -144,7 +144,9 @@ class MeanField(Family):
     def draw_noise(self, space: Workspace, stream: NormalStream, prior: BoundPrior) -> None:
         """New noise for a draw: a key to it where the compiled draw serves, else the numbers."""
         space.key = None
-        if self.scale_form == "exp" and can_fuse(self.mean, self.rho, prior):
+        # a learned scale must not see what was pruned, which the compiled passes do
+        apart = self.keep is None or prior.learned is None
+        if self.scale_form == "exp" and apart and can_fuse(self.mean, self.rho, prior):
             space.key = stream.key()
         if space.key is None:
             stream.fill_(space.noise)
@@ -240,7 +242,9 @@ class _Draw(torch.autograd.Function):
                 view.zero_() if gradient is None else view.copy_(gradient)
             torch.mul(by_mean, space.noise, out=by_rho)  # that of σ, until it is multiplied below
             if by_kl is not None:
-                ctx.prior.add_energy_gradients(by_mean, by_rho, by_kl, mean, space.sd, space.noise)
+                ctx.prior.add_energy_gradients(
+                    by_mean, by_rho, by_kl, mean, space.sd, space.noise, family.keep
+                )
             # times dσ/dρ, with the entropy's −1/σ
             if family.scale_form == "exp":
                 by_rho.mul_(space.sd)

@@ -63,6 +63,24 @@ class Likelihood(nn.Module):
         """
         return self.predictive(outputs.unsqueeze(0)).component_log_prob(targets).squeeze(0)
 
+    def log_prior(self, outputs: Tensor) -> Tensor:
+        """The log density of a prior of the noise, a number; by default there is none.
+
+        It is of what the likelihood learns, or of the noise that the outputs give. It is a term of
+        the energy beside the prior of the weights, divided by N in the mean energy, and no part of
+        ``log_prob``, which is what metrics and ``train_nll`` show. As that it runs under ``vmap``.
+
+        Args:
+            outputs: What the network gave for a batch, ``(B, ...)``; what depends on them is a mean
+                over the batch, and so an estimate of that over all examples.
+        """
+        return outputs.new_zeros(())
+
+    @property
+    def has_prior(self) -> bool:
+        """Whether :meth:`log_prior` says something."""
+        return type(self).log_prior is not Likelihood.log_prior
+
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check that targets and network fit; costs one pass over the targets.
 

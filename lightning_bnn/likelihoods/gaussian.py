@@ -1,7 +1,12 @@
 r"""Real numbers with the same noise everywhere: :math:`y_d \sim N(f_d, \sigma_d^2)`.
 
 :math:`\sigma` is fixed, or learned together with the weights as a point estimate through its
-logarithm. For noise that depends on the input see
+logarithm, under a Gamma prior of the precision :math:`\lambda = 1/\sigma^2`. As a density of
+:math:`\log\lambda` it is :math:`\frac\nu2(\log\lambda - \lambda\sigma_0^2)` in logarithms, up to a
+constant: as much as :math:`\nu` more residuals of the size :math:`\sigma_0`, the scale to start
+from. With the residuals r of N examples the optimum
+:math:`\sigma^2 = (\sum r^2 + \nu\sigma_0^2)/(N + \nu)` stays away from 0 where a network fits all
+targets. For noise that depends on the input see
 :class:`~lightning_bnn.likelihoods.HeteroscedasticGaussian`.
 
 The predictive is a mixture of Gaussians, which may have several modes. Its quantiles, CRPS and
@@ -55,6 +60,18 @@ def gaussian_log_density(values: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
 def gaussian_entropy(scales: Tensor) -> Tensor:
     """Differential entropy of N(., scale^2), in nats."""
     return scales.log() + 0.5 * math.log(2 * math.pi * math.e)
+
+
+def noise_log_prior(scales: Tensor, weight: float, reference: Tensor | float) -> Tensor:
+    """Of a noise scale, what ``weight`` residuals of the size ``reference`` say, elementwise.
+
+    Example:
+        >>> scales = torch.tensor([0.1, 1.0, 10.0])
+        >>> noise_log_prior(scales, 2.0, 1.0)                  # largest at the reference
+        tensor([-97.6974,   0.0000,  -3.6152])
+    """
+    ratio = reference / scales
+    return 0.5 * weight * (2 * ratio.log() - ratio.square() + 1)
 
 
 def expected_distance(mean: Tensor, variance: Tensor) -> Tensor:
@@ -181,6 +198,8 @@ class Gaussian(Likelihood):
         scale: Standard deviation of the noise: one number for all outputs, or a list of one for
             each. Where it is learned, the value to start from.
         learn: Whether the logarithm of the scale is a parameter, ``log_scale``, to be trained.
+        noise_prior: How many residuals of the size of ``scale`` the prior of a learned scale counts
+            as; 0 for none. It keeps the noise of a network that fits every target from vanishing.
 
     Example:
         >>> import torch
@@ -194,8 +213,11 @@ class Gaussian(Likelihood):
     predictive_type = GaussianPredictive
     log_scale: nn.Parameter | None
 
-    def __init__(self, scale: float | list[float] = 1.0, learn: bool = False) -> None:
+    def __init__(
+        self, scale: float | list[float] = 1.0, learn: bool = False, noise_prior: float = 1.0
+    ) -> None:
         super().__init__()
+        self.noise_prior = check_number("noise_prior", noise_prior, positive=False)
         self.initial_scale: float | list[float] = (
             [check_number("scale", value) for value in scale]
             if isinstance(scale, (list, tuple))
@@ -221,6 +243,17 @@ class Gaussian(Likelihood):
         values = reshape_targets(targets, means.shape).to(means.dtype)
         return sum_event(gaussian_log_density(values, means, self._scale(means)), 1)
 
+    def log_prior(self, outputs: Tensor) -> Tensor:
+        """Of the learned scales, up to a constant: 0 at the scale to start from."""
+        scale = self._scale(at_least_float32(outputs))
+        reference = torch.tensor(self.initial_scale, dtype=scale.dtype, device=scale.device)
+        return noise_log_prior(scale, self.noise_prior, reference).sum()
+
+    @property
+    def has_prior(self) -> bool:
+        """Whether the scale is learned under a prior."""
+        return self.learn and self.noise_prior > 0
+
     def predictive(self, outputs: Tensor) -> GaussianPredictive:
         """Mixture of Gaussians from ``(S, B)`` or ``(S, B, D)`` means."""
         self._check_scale(outputs.shape[2:])
@@ -244,5 +277,7 @@ class Gaussian(Likelihood):
             )
 
     def config(self) -> dict[str, Any]:
-        """The scale to start from, and whether it is learned."""
-        return {"scale": self.initial_scale, "learn": self.learn}
+        """The scale to start from, whether it is learned, and under which prior."""
+        # the default is left out: files of earlier versions do not know it
+        prior = {"noise_prior": self.noise_prior} if self.noise_prior != 1.0 else {}
+        return {"scale": self.initial_scale, "learn": self.learn, **prior}

@@ -4,6 +4,18 @@ r"""Real numbers whose noise depends on the input: the network gives mean and sc
 
 where the last axis of the outputs holds the D means m and then the D raw scales r. See Nix and
 Weigend (1994), "Estimating the mean and variance of the target probability distribution".
+
+A network that is large for its data can fit single targets exactly and call their noise almost
+nothing. ``noise_prior`` :math:`=\nu` keeps it from that. It adds to the log prior
+
+.. math:: \nu\,\frac1N\sum_i \tfrac12\big(\log\lambda_i - \lambda_i\sigma_0^2\big), \quad
+          \lambda_i = 1/\sigma_i^2,
+
+as much as :math:`\nu` more residuals of the size :math:`\sigma_0` (``noise_scale``), spread over
+the inputs of the data. Where the noise is the same everywhere it is the prior of
+``Gaussian(learn=True)``. Its weight does not grow with N, so that it does not bias what many data
+say, and a row that is fitted exactly has :math:`\sigma_i \ge \sigma_0\sqrt{\nu/(N+\nu)}` at the
+optimum.
 """
 
 from __future__ import annotations
@@ -16,7 +28,7 @@ from torch.nn import functional as F
 from lightning_bnn.checks import check_number
 from lightning_bnn.errors import DataError
 from lightning_bnn.likelihoods.base import Likelihood
-from lightning_bnn.likelihoods.gaussian import GaussianPredictive
+from lightning_bnn.likelihoods.gaussian import GaussianPredictive, noise_log_prior
 from lightning_bnn.mixtures import at_least_float32, reshape_targets
 
 __all__ = ["HeteroscedasticGaussian"]
@@ -36,6 +48,9 @@ class HeteroscedasticGaussian(Likelihood):
     Args:
         minimum_scale: The smallest standard deviation, in the unit of the targets. It keeps the
             density bounded where the network fits a target exactly.
+        noise_prior: How many residuals of the size ``noise_scale`` the prior of the noise counts
+            as, in all; 0 for none.
+        noise_scale: σ₀, the size of noise that the prior expects, in the unit of the targets.
 
     Example:
         >>> import torch
@@ -49,8 +64,12 @@ class HeteroscedasticGaussian(Likelihood):
 
     predictive_type = GaussianPredictive
 
-    def __init__(self, minimum_scale: float = 1e-4) -> None:
+    def __init__(
+        self, minimum_scale: float = 1e-4, noise_prior: float = 0.0, noise_scale: float = 1.0
+    ) -> None:
         super().__init__()
+        self.noise_prior = check_number("noise_prior", noise_prior, positive=False)
+        self.noise_scale = check_number("noise_scale", noise_scale)
         self.minimum_scale = check_number("minimum_scale", minimum_scale)
 
     def predictive(self, outputs: Tensor) -> GaussianPredictive:
@@ -58,6 +77,16 @@ class HeteroscedasticGaussian(Likelihood):
         self._check_even(outputs, 2)
         means, raw = at_least_float32(outputs).chunk(2, -1)
         return GaussianPredictive(means, F.softplus(raw) + self.minimum_scale, outputs)
+
+    def log_prior(self, outputs: Tensor) -> Tensor:
+        """Of the noise that the outputs give, up to a constant: 0 at ``noise_scale``."""
+        scales = F.softplus(at_least_float32(outputs).chunk(2, -1)[1]) + self.minimum_scale
+        return noise_log_prior(scales, self.noise_prior, self.noise_scale).flatten(1).sum(1).mean()
+
+    @property
+    def has_prior(self) -> bool:
+        """Whether there is a prior of the noise."""
+        return self.noise_prior > 0
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check for finite numbers, half as many as the network's outputs."""
@@ -75,5 +104,7 @@ class HeteroscedasticGaussian(Likelihood):
             )
 
     def config(self) -> dict[str, Any]:
-        """The smallest scale."""
-        return {"minimum_scale": self.minimum_scale}
+        """The smallest scale, and the prior of the noise."""
+        # what has no effect is left out: files of earlier versions do not know it
+        prior = {"noise_prior": self.noise_prior, "noise_scale": self.noise_scale}
+        return {"minimum_scale": self.minimum_scale, **(prior if self.noise_prior else {})}

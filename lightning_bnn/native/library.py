@@ -18,6 +18,7 @@ import ctypes
 import hashlib
 import itertools
 import logging
+import math
 import os
 import platform
 import shutil
@@ -52,7 +53,7 @@ class Slices:
     Args:
         sizes: How many numbers each holds.
         locs: The means of the priors.
-        scales: Their standard deviations.
+        scales: Their standard deviations; infinite for none.
 
     Example:
         >>> Slices([6, 2], locs=[0.0, 0.0], scales=[0.1, 1.0]).struct.count
@@ -63,11 +64,22 @@ class Slices:
         self, sizes: Sequence[int], locs: Sequence[float], scales: Sequence[float]
     ) -> None:
         count = len(sizes)
+        self.sizes, self.locs, self.scales = list(sizes), list(locs), list(scales)
         self._starts = (ctypes.c_int64 * (count + 1))(0, *itertools.accumulate(sizes))
         self._locs = (ctypes.c_float * count)(*locs)
         self._precisions = (ctypes.c_float * count)(*(1 / scale**2 for scale in scales))
         addresses = [ctypes.addressof(self._starts), ctypes.addressof(self._locs)]
         self.struct = _Slices(count, *addresses, ctypes.addressof(self._precisions))
+
+    def totals(self, sums: ctypes.Array[ctypes.c_double], chunk: int) -> list[float]:
+        """The sum over each slice, of sums over what it shares with each chunk.
+
+        That of chunk c and slice s is number c + s.
+        """
+        return [
+            sum(sums[slice(start // chunk + s, (stop - 1) // chunk + s + 1)])
+            for s, (start, stop) in enumerate(itertools.pairwise(self._starts))
+        ]
 
 
 class _Slices(ctypes.Structure):
@@ -88,7 +100,7 @@ class Library:
         self._fill.argtypes = [pointer, ctypes.c_size_t, pointer]
         self._fill.restype = None
         self._draw = library.lightning_bnn_draw
-        self._draw.argtypes = [*[pointer] * 3, slices, *[pointer] * 2, ctypes.c_int]
+        self._draw.argtypes = [*[pointer] * 3, slices, *[pointer] * 3, ctypes.c_int]
         self._draw.restype = ctypes.c_double
         self._gradients = library.lightning_bnn_gradients
         self._gradients.argtypes = [
@@ -105,21 +117,25 @@ class Library:
 
     def draw(
         self, weights: Tensor, mean: Tensor, rho: Tensor, slices: Slices, key: tuple[int, int]
-    ) -> float:
+    ) -> tuple[float, list[float]]:
         """Write mean + exp(rho)·z into ``weights``, with z from the key.
 
         Returns:
-            Σ ((mean − loc)² + exp(2 rho)) / (2 scale²) − rho: the KL up to constants.
+            Σ ((mean − loc)² + exp(2 rho)) / (2 scale²) − rho: the KL up to constants; and
+            Σ (mean − loc)² + exp(2 rho) of each slice.
         """
-        size = mean.numel()
+        size, chunk = mean.numel(), self._chunk
         words = (ctypes.c_uint64 * 2)(*key)
-        sums = (ctypes.c_double * -(-size // self._chunk))()
+        chunks = -(-size // chunk)
+        sums = (ctypes.c_double * chunks)()
+        squares = (ctypes.c_double * (chunks + len(slices.sizes)))()
         total = self._draw(
             weights.data_ptr(), mean.data_ptr(), rho.data_ptr(), slices.struct,
-            ctypes.addressof(words), ctypes.addressof(sums), _threads(size),
+            ctypes.addressof(words), ctypes.addressof(sums), ctypes.addressof(squares),
+            _threads(size),
         )  # fmt: skip
         torch.autograd.graph.increment_version(weights)
-        return float(total)
+        return float(total), slices.totals(squares, chunk)
 
     def gradients(
         self,
@@ -170,7 +186,7 @@ def load() -> Library | None:
         except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
             _log.info("Compiling with %s failed: %s", variant, error)
             continue
-        if _fingerprint(library) == _EXPECTED:
+        if _fingerprint(library) == _EXPECTED and _sums_squares(library):
             return library
         _log.warning("What was compiled with %s gives wrong numbers and is not used.", variant)
     _log.info("Noise comes from PyTorch's generator.")
@@ -199,11 +215,20 @@ def _fingerprint(library: Library) -> str:
     rho = 0.25 * rho - 2
     slices = Slices([50, 8050, 200], [0.0, 0.5, -1.0], [1.0, 0.25, 2.0])
     weights, by_mean, by_rho = (torch.empty_like(mean) for _ in range(3))
-    kl = library.draw(weights, mean, rho, slices, (1, 2**64 - 2))
+    kl, _ = library.draw(weights, mean, rho, slices, (1, 2**64 - 2))
     by_slices = [None, *by_weights[50:].split([8050, 200])]
     library.gradients(by_mean, by_rho, by_slices, 0.125, mean, rho, weights, slices)
     results = [tensor.numpy().tobytes() for tensor in (numbers, weights, by_mean, by_rho)]
     return hashlib.sha256(b"".join(results) + kl.hex().encode()).hexdigest()[:16]
+
+
+def _sums_squares(library: Library) -> bool:
+    """Whether sums over slices that end inside of chunks, and over none, are right."""
+    sizes = [3, 8189, 1, 9000]  # the second ends with a chunk
+    mean = torch.arange(sum(sizes), device="cpu", dtype=torch.float32) % 7
+    slices = Slices(sizes, [0.0] * 4, [math.inf] * 4)
+    _, found = library.draw(torch.empty_like(mean), mean, mean - 90, slices, (0, 0))
+    return found == [part.square().sum().item() for part in mean.split(sizes)]
 
 
 def _compiler() -> str | None:

@@ -81,37 +81,47 @@ static struct lanes start_of_chunk(const uint64_t *key, int64_t chunk)
     return lanes;
 }
 
-static inline float draw_one(float *weight, float mean, float rho, float noise, float loc,
-                             float half)
+/* Write a weight; give d^2 + s^2. */
+static inline float draw_one(float *weight, float mean, float rho, float noise, float loc)
 {
     float sd = exponential(rho);
     float distance = mean - loc;
     *weight = mean + sd * noise;
-    return half * (distance * distance + sd * sd) - rho;
+    return distance * distance + sd * sd;
 }
 
-/* At most ROOM weights under one prior, and their part of the KL. */
+/* At most ROOM weights under one prior, and their part of the KL; their d^2 + s^2 are added to
+ * *squares, from which a prior whose scale is learned is made. */
 static double draw_piece(float *restrict weights, const float *restrict means,
                          const float *restrict rhos, const float *restrict noise, int64_t count,
-                         float loc, float precision)
+                         float loc, float precision, double *squares)
 {
     float half = 0.5f * precision;
-    float sums[LANES] = {0};
+    float sums[LANES] = {0}, plain[LANES] = {0};
     int64_t whole = count - count % LANES;
     for (int64_t i = 0; i < whole; i += LANES)
-        for (int lane = 0; lane < LANES; lane++)
-            sums[lane] += draw_one(weights + i + lane, means[i + lane], rhos[i + lane],
-                                   noise[i + lane], loc, half);
-    for (int64_t i = whole; i < count; i++)
-        sums[i - whole] += draw_one(weights + i, means[i], rhos[i], noise[i], loc, half);
+        for (int lane = 0; lane < LANES; lane++) {
+            float square = draw_one(weights + i + lane, means[i + lane], rhos[i + lane],
+                                    noise[i + lane], loc);
+            sums[lane] += half * square - rhos[i + lane];
+            plain[lane] += square;
+        }
+    for (int64_t i = whole; i < count; i++) {
+        float square = draw_one(weights + i, means[i], rhos[i], noise[i], loc);
+        sums[i - whole] += half * square - rhos[i];
+        plain[i - whole] += square;
+    }
     double sum = 0;
-    for (int lane = 0; lane < LANES; lane++)
+    for (int lane = 0; lane < LANES; lane++) {
         sum += sums[lane];
+        *squares += plain[lane];
+    }
     return sum;
 }
 
 static double draw_chunk(float *weights, const float *means, const float *rhos,
-                         const struct slices *slices, const uint64_t *key, int64_t chunk)
+                         const struct slices *slices, const uint64_t *key, int64_t chunk,
+                         double *squares)
 {
     struct lanes lanes = start_of_chunk(key, chunk);
     float noise[ROOM];
@@ -128,23 +138,26 @@ static double draw_chunk(float *weights, const float *means, const float *rhos,
                 slice++;
             int64_t stop = smaller(slices->starts[slice + 1], last);
             sum += draw_piece(weights + place, means + place, rhos + place, noise + (place - first),
-                              stop - place, slices->locs[slice], slices->precisions[slice]);
+                              stop - place, slices->locs[slice], slices->precisions[slice],
+                              squares + chunk + slice);
             place = stop;
         }
     }
     return sum;
 }
 
-/* Write a draw, and give the KL up to constants. `sums` has room for one number a chunk. */
+/* Write a draw, and give the KL up to constants. `sums` has room for one number a chunk. Sums of
+ * d^2 + s^2 are added to `squares`, which has room for one number a chunk and a slice: those of
+ * chunk c and slice s to number c + s, which no other two have that meet. */
 double lightning_bnn_draw(float *weights, const float *means, const float *rhos,
                           const struct slices *slices, const uint64_t *key, double *sums,
-                          int threads)
+                          double *squares, int threads)
 {
     int64_t chunks = (slices->starts[slices->count] + CHUNK - 1) / CHUNK;
     (void)threads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t chunk = 0; chunk < chunks; chunk++)
-        sums[chunk] = draw_chunk(weights, means, rhos, slices, key, chunk);
+        sums[chunk] = draw_chunk(weights, means, rhos, slices, key, chunk, squares);
     double total = 0;
     for (int64_t chunk = 0; chunk < chunks; chunk++)
         total += sums[chunk];

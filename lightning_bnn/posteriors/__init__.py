@@ -6,6 +6,7 @@ from lightning_bnn.posteriors.gaussian import GaussianPosterior
 from lightning_bnn.posteriors.low_rank import LowRankPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
 from lightning_bnn.posteriors.moments import Moments
+from lightning_bnn.posteriors.scales import prior_scales
 from lightning_bnn.posteriors.weights import WeightPosterior
 from lightning_bnn.storage.stream import DrawStream
 
@@ -18,4 +19,5 @@ __all__ = [
     "Moments",
     "Posterior",
     "WeightPosterior",
+    "prior_scales",
 ]

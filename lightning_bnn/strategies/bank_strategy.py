@@ -200,6 +200,17 @@ class BankStrategy(Strategy):
         """
         return self.bank.current()
 
+    def prior_scales(self) -> dict[str, Tensor]:
+        """By name, the learned scales of the prior as they fit the sets now, 1/√E[τ | w], (K,)."""
+        return self._fitted_scales()
+
+    @torch.no_grad()
+    def _fitted_scales(self) -> dict[str, Tensor]:
+        scales = self.prior.fitted_scales(self.bank.weights)
+        if self.point_prior is not None and self.bank.points is not None:
+            scales |= self.point_prior.fitted_scales(self.bank.points)
+        return scales
+
     def forward(self, inputs: Any) -> Tensor:
         """The outputs of every set's network, (K, batch, ...)."""
         outputs: Tensor = self.bank(inputs)

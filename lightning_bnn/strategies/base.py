@@ -90,13 +90,15 @@ __all__ = [
 allow(torch.optim, Optimizer)
 allow(torch.optim.lr_scheduler, LRScheduler)
 allow(likelihoods, Likelihood)
-allow(priors, priors.Prior)
+allow(priors, priors.Prior | priors.Learned)
 allow(samplers, Optimizer | LRScheduler)
 
 _NO_BATCHES = (
     "There is nothing to train on: the training data gave no batch. The data set is empty, or it "
     "has fewer examples than a batch and drop_last=True."
 )
+
+_MANY_SCALES = 32  # learned scales of a prior that are logged one by one
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 _ADAM = "Adam"
@@ -407,6 +409,14 @@ class Strategy(pl.LightningModule, InBar, ABC):
         copy what must outlive the next step.
         """
         return {name: t.detach()[None] for name, t in network_tensors(self.net).items()}
+
+    def prior_scales(self) -> dict[str, Tensor]:
+        """By name, the learned scales of the prior as they fit now, of each member, (K,).
+
+        They are 1/√E[τ], τ the precision. Empty where the prior has no
+        :class:`~lightning_bnn.priors.Learned` scale.
+        """
+        return {}
 
     def split(self, batch: Any) -> tuple[Any, Any]:
         """Inputs and targets of a batch, as ``split=`` says."""
@@ -862,6 +872,8 @@ class Strategy(pl.LightningModule, InBar, ABC):
         """Finish the last epoch of a fit before its checkpoint is written."""
         self._read_diverged()
         trainer = self.trainer
+        if scales := logged_scales(self._fitted_scales()):
+            self.log_dict(scales, sync_dist=True)
         if self._restart is not None:
             self._restart.end_epoch(trainer)
         elif trainer.fit_loop.epoch_loop.batch_progress.current.ready == 0:
@@ -880,9 +892,16 @@ class Strategy(pl.LightningModule, InBar, ABC):
             self._finish()
 
     def on_train_end(self) -> None:
-        """Finish a fit that ended in another way."""
+        """Finish a fit that ended in another way, and say which prior scales were found."""
         self._read_diverged()
         self._finish()
+        if scales := logged_scales(self._fitted_scales()):
+            shown = ", ".join(f"{k.partition('/')[2]} {v:.3g}" for k, v in scales.items())
+            rank_zero_info(f"The scales of the prior were learned: {shown}.")
+
+    def _fitted_scales(self) -> dict[str, Tensor]:
+        """The learned scales of the prior as the weights stand, (K,)."""
+        return self.prior_scales()
 
     def on_fit_end(self) -> None:
         """Finish a fit that took no step because none was left; refuse one without data.
@@ -1042,6 +1061,21 @@ def _text(value: Any) -> Any:
     if isinstance(value, type) or inspect.isfunction(value):
         return value.__name__
     return f"{value!r:.200}"
+
+
+def logged_scales(scales: Mapping[str, Tensor]) -> dict[str, float]:
+    """Learned scales for a logger, as means over members; of many the range and the median.
+
+    Example:
+        >>> logged_scales({"fc.weight": torch.tensor([0.25, 0.75])})
+        {'prior_scale/fc.weight': 0.5}
+    """
+    means = {name: scale.float().mean().item() for name, scale in scales.items()}
+    if len(means) > _MANY_SCALES:
+        ordered = sorted(means.values())
+        places = {"smallest": 0, "median": len(ordered) // 2, "largest": -1}
+        means = {name: ordered[place] for name, place in places.items()}
+    return {f"prior_scale/{name}": mean for name, mean in means.items()}
 
 
 def _check_network(net: Any) -> None:

@@ -53,7 +53,7 @@ from lightning_bnn.lightning import (
     rank_zero_warn,
 )
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.posteriors import DrawsPosterior, Posterior
+from lightning_bnn.posteriors import DrawsPosterior, Posterior, prior_scales
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import Prior
 from lightning_bnn.random import NormalStream, member_seed, random_seed
@@ -566,6 +566,32 @@ class SGMCMC(BankStrategy):
         current = self.current_draws()
         draws = [{name: t[k] for name, t in current.items()} for k in range(self.chains)]
         return DrawsPosterior(self.net, self.likelihood, draws, chains=self.chains)
+
+    def prior_scales(self, seed: int = 0) -> dict[str, Tensor]:
+        """By name, a draw of each learned scale of the prior to each collected draw, (draws,).
+
+        The chains sample the weights with the scales integrated out; given the weights, the scales
+        are drawn from their conditional. Together they are draws of the joint posterior. Scales of
+        point estimates are those that fit the chains now, (K,).
+
+        Args:
+            seed: Seed of the draws.
+
+        Example:
+            >>> from lightning_bnn.likelihoods import Gaussian
+            >>> from lightning_bnn.priors import Learned, Normal
+            >>> chains = SGMCMC(nn.Linear(3, 1), Gaussian(0.1), Normal(scale=Learned()), chains=2)
+            >>> {name: scale.shape for name, scale in chains.prior_scales().items()}
+            {'weight': torch.Size([2]), 'bias': torch.Size([2])}
+        """
+        scales: dict[str, Tensor] = {}
+        if self.prior.learned is not None:
+            posterior = self.posterior()
+            assert isinstance(posterior, DrawsPosterior)
+            scales = prior_scales(posterior, self.prior, seed=seed)
+        if self.point_prior is not None and self.bank.points is not None:
+            scales |= self.point_prior.fitted_scales(self.bank.points.detach())
+        return scales
 
     def member_posteriors(self) -> Mapping[int, Posterior]:
         """By number, the draws of each chain."""

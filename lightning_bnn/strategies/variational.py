@@ -13,8 +13,9 @@ KL: q approximates the posterior of the likelihood to the power 1/T. With ``temp
 the prior in the KL is :math:`p^{1/T}`, and q approximates the cold posterior exp(−U/T); the two
 are side by side in :mod:`lightning_bnn.target`. β rises linearly to 1 over the
 first ``kl_warmup`` steps. Weights that are not Bayesian are point estimates under the same prior,
-as if their σ were 0. (Blundell et al., 2015, *Weight Uncertainty in Neural Networks*.) Pruned
-weights (:meth:`VariationalBNN.prune`) are zero from then on and take no part in the KL.
+as if their σ were 0, and so is what a likelihood learns under a prior of its own. (Blundell et al.,
+2015, *Weight Uncertainty in Neural Networks*.) Pruned weights (:meth:`VariationalBNN.prune`) are
+zero from then on and take no part in the KL.
 """
 
 from __future__ import annotations
@@ -202,18 +203,22 @@ class VariationalBNN(Strategy):
             kl_weight: β, the weight of the KL.
         """
         inputs, targets = self.split(batch)
-        energies, divergences = [], []
+        energies, divergences, noise_energies = [], [], []
         for index in range(self.train_draws):
             outputs, kl = self._run_draw(index, inputs)
             self.check("train", outputs, targets)
             energies.append(self.target.data_energy(outputs[None], targets)[0])
             divergences.append(kl)
+            if (noise := self.target.noise_energy(outputs[None])) is not None:
+                noise_energies.append(noise[0])
         energy, kl = _mean(energies), _mean(divergences)
         self._last = (energy.detach(), kl.detach())
         if self.point_prior is not None:
             own = dict(self.net.named_parameters())
             flat = torch.cat([own[name].reshape(-1) for name in self._points.names])
             kl = kl + self.point_prior.energy(flat, self._kept_points())
+        if noise_energies:
+            kl = kl + _mean(noise_energies)
         return energy + (kl_weight * self.target.temperature / self.target.num_data) * kl
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -387,6 +392,29 @@ class VariationalBNN(Strategy):
         others = {name: tensor.detach()[None] for name, tensor in self._zeroed().items()}
         draw = self.posterior().sample(1, generator)
         return {**super().current_draws(), **others, **draw}
+
+    @torch.no_grad()
+    def prior_scales(self) -> dict[str, Tensor]:
+        """By name, the learned scales of the prior, 1/√E[τ] under q(τ) at its optimum, (1,).
+
+        Example:
+            >>> from lightning_bnn.likelihoods import Gaussian
+            >>> from lightning_bnn.priors import Learned
+            >>> net = nn.Linear(50, 1, bias=False)
+            >>> nn.init.constant_(net.weight, 0.5).shape
+            torch.Size([1, 50])
+            >>> VariationalBNN(net, Gaussian(0.1), Normal(scale=Learned())).prior_scales()
+            {'weight': tensor([0.4943])}
+        """
+        scales: dict[str, Tensor] = {}
+        if self.prior.learned is not None:
+            moments, layout = self.posterior().moments(), self.family.layout
+            mean, variance = layout.flatten(moments.mean), layout.flatten(moments.variance)
+            scales = self.prior.fitted_scales(mean, variance.sqrt(), self.family.keep)
+        if self.point_prior is not None and self.point_prior.learned is not None:
+            flat = self._points.flatten(dict(self.net.named_parameters()))
+            scales |= self.point_prior.fitted_scales(flat, keep=self._kept_points())
+        return {name: scale[None] for name, scale in scales.items()}
 
     @torch.no_grad()
     def elbo(self, batch: Any, draws: int = 32) -> Tensor:

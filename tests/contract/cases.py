@@ -20,12 +20,13 @@ from lightning_bnn.likelihoods import (
     Likelihood,
     Poisson,
 )
-from lightning_bnn.priors import Normal
+from lightning_bnn.priors import Learned, Normal
 from lightning_bnn.samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, SGNHT
 from lightning_bnn.strategies import Strategy
 from tests.contract import toys
 
 PRIOR = Normal(0.0, 1.0)
+LEARNED = Normal(scale=Learned(by="layer"))
 MakeStrategy = Callable[[nn.Module, Likelihood], Strategy]
 
 SAMPLERS: dict[str, Any] = {s.__name__: s for s in (SGLD, PSGLD, SGHMC, SGNHT, BAOA)}
@@ -40,6 +41,11 @@ STRATEGIES: dict[str, MakeStrategy] = {
     "chunks": partial(DeepEnsemble, prior=PRIOR, members=3, chunk=2, seed=0, bootstrap=True),
     "flipout": partial(VariationalBNN, prior=PRIOR, estimator="flipout", seed=0),
     "HMC": partial(SGMCMC, prior=PRIOR, sampler=partial(HMC, lr=1e-4), chains=2, seed=0),
+    "learned scales, VI": partial(VariationalBNN, prior=LEARNED, seed=0),
+    "learned scales, ensemble": partial(DeepEnsemble, prior=LEARNED, members=3, chunk=2, seed=0),
+    "learned scales, SGLD": partial(
+        SGMCMC, prior=LEARNED, sampler=partial(SGLD, lr=1e-4), chains=2, seed=0
+    ),
 }
 
 _KINDS = {

@@ -15,7 +15,7 @@ from torch.distributions import kl_divergence
 from lightning_bnn.families.mean_field import MeanField
 from lightning_bnn.families.workspace import Workspace
 from lightning_bnn.native import library
-from lightning_bnn.priors import BoundPrior, Laplace, Normal, Prior
+from lightning_bnn.priors import BoundPrior, Laplace, Learned, Normal, Prior
 from lightning_bnn.random import NormalStream
 from tests.native.compiler import needs_compiler
 from tests.random.normal_checks import check_distribution, check_moments
@@ -122,7 +122,7 @@ def test_the_scale_is_the_exponential():
 def test_extreme_scales_stay_numbers_and_nan_stays_nan():
     rho = torch.tensor([-math.inf, -1e4, 1e4, math.inf, math.nan])
     mean, weights = torch.ones(5), torch.empty(5)
-    kl = library.load().draw(weights, mean, rho, library.Slices([5], [0.0], [1.0]), KEY)
+    kl, _ = library.load().draw(weights, mean, rho, library.Slices([5], [0.0], [1.0]), KEY)
     assert torch.equal(weights[:2], mean[:2])
     assert weights[2:4].abs().min() > 1e37
     assert weights[4].isnan()
@@ -139,6 +139,11 @@ PRIORS = {
         "1.*": Normal(0.0, 0.1, fan_in=True),
         "*": Normal(),
     },
+    "learned": Normal(scale=Learned()),
+    "learned by layer": {
+        "0.bias": Normal(-1.0, 2.0),
+        "*": Normal(0.2, Learned(2.0, 0.5, by="layer"), fan_in=True),
+    },
 }
 
 
@@ -150,7 +155,35 @@ def reference(family: MeanField, bound: BoundPrior, gradient: Tensor, weight: fl
     locs, scales = torch.empty(2, len(mean), dtype=torch.float64)
     for start, stop, _, loc, scale in bound.segments():
         locs[start:stop], scales[start:stop] = loc, scale
-    kl = kl_divergence(TorchNormal(mean, rho.exp()), TorchNormal(locs, scales)).sum()
+    kl = 0.0
+    groups = [] if bound.learned is None else bound.learned.groups
+    segments = bound.segments()
+    own = [segment for segment in segments if isinstance(segment[2].scale, Learned)]
+    for group in groups:  # the KL of w and τ at q(τ) = Gamma(k, b + E[s]/2)
+        parts = [slice(*own[tensor][:2]) for tensor in group.tensors]
+        squares = torch.cat(
+            [((mean - locs) ** 2 + (2 * rho).exp())[p] / scales[p] ** 2 for p in parts]
+        )
+        k, rate = group.shape + len(squares) / 2, group.rate + squares.sum() / 2
+        kl = kl + torch.distributions.kl_divergence(
+            torch.distributions.Gamma(torch.tensor(k).double(), rate),
+            torch.distributions.Gamma(
+                *torch.tensor([group.shape, group.rate], dtype=torch.float64)
+            ),
+        )
+        log_tau = torch.digamma(torch.tensor(k).double()) - rate.log()
+        for p in parts:
+            variance = ((mean - locs) ** 2 + (2 * rho).exp())[p] / scales[p] ** 2 * k / rate
+            log_ratio = 2 * rho[p] - 2 * scales[p].log() + log_tau
+            kl = kl + 0.5 * (variance - 1 - log_ratio).sum()
+    for start, stop, *_ in (segment for segment in segments if segment not in own):
+        part = slice(start, stop)
+        kl = (
+            kl
+            + kl_divergence(
+                TorchNormal(mean[part], rho[part].exp()), TorchNormal(locs[part], scales[part])
+            ).sum()
+        )
     by_mean, by_rho = torch.autograd.grad(
         (draw * gradient.double()).sum() + weight * kl, (mean, rho)
     )
@@ -226,7 +259,7 @@ def test_any_size_and_nothing_else_is_written(size: int, count: int):
     mean, rho, gradient = torch.randn(3, size, generator=generator)
     rooms = torch.full((3, size + 64), 7.0)
     weights, by_mean, by_rho = (room[32 : 32 + size] for room in rooms)
-    kl = library.load().draw(weights, mean, rho, slices, KEY)
+    kl, sums = library.load().draw(weights, mean, rho, slices, KEY)
     library.load().gradients(
         by_mean, by_rho, gradient.split(sizes), 0.5, mean, rho, weights, slices
     )
@@ -239,6 +272,8 @@ def test_any_size_and_nothing_else_is_written(size: int, count: int):
     noise = noise_of(KEY, size).double()
     squares = (m - loc) ** 2 + (2 * r).exp()
     close(weights, m + r.exp() * noise)
+    expected = [part.sum().item() for part in squares.split(sizes)]
+    assert sums == pytest.approx(expected, rel=1e-6)
     assert kl == pytest.approx(float((precision * squares / 2 - r).sum()), rel=1e-6, abs=1e-5)
     close(by_mean, g + 0.5 * precision * (m - loc))
     close(by_rho, g * r.exp() * noise + 0.5 * (precision * (2 * r).exp() - 1))

@@ -42,6 +42,7 @@ def fit(
     temperature: float = 1.0,
     tempers: Tempers = "likelihood",
     prior: Prior | None = None,
+    steps: int = STEPS,
 ) -> VariationalBNN:
     inputs, targets = problem.inputs.to(dtype), problem.targets.to(dtype)
     targets = targets.expand(-1, COPIES).contiguous()
@@ -63,11 +64,11 @@ def fit(
         estimator=estimator,
         initial_scale=0.1 * temperature,
         optimizer=optimizer,
-        scheduler=lambda made: LambdaLR(made, lambda step: min(1.0, 2 * (1 - step / STEPS))),
+        scheduler=lambda made: LambdaLR(made, lambda step: min(1.0, 2 * (1 - step / steps))),
         scheduler_interval="step",
         seed=seed,
     )
-    trainer = quiet_trainer(max_steps=STEPS, limit_val_batches=0)
+    trainer = quiet_trainer(max_steps=steps, limit_val_batches=0)
     trainer.fit(bnn, DataLoader(TensorDataset(inputs, targets), batch_size=count))
     return bnn
 
