@@ -523,9 +523,10 @@ class SWAGMoments(pl.Callback, InBar):
         weight = (1 - math.cos(math.pi * share)) / 2
         begins = self._state.first_rates is None
         first_rates = self._state.first_rates = self._state.first_rates or now
+        peaks = self._state.largest_rates or first_rates  # a checkpoint of before has none
         held = [
             max(first, _LEAST_RATE * largest) if self.lr == "auto" else float(self.lr or 0)
-            for first, largest in zip(first_rates, self._state.largest_rates, strict=False)
+            for first, largest in zip(first_rates, peaks, strict=False)
         ]
         if begins and self.lr == "auto":
             rates = ", ".join(f"{rate:.3g}" for rate in dict.fromkeys(held))

@@ -402,8 +402,6 @@ class SGMCMC(BankStrategy):
     def _epochs(self) -> float:
         """The epochs of the fit, as many as its steps are."""
         batches = self.trainer.num_training_batches
-        if batches == math.inf:  # not loaded yet, where max_steps= alone says how long a fit is
-            return 1.0
         each = math.ceil(batches / self.trainer.accumulate_grad_batches)
         return max(1.0, steps_of_fit(self.trainer) / max(1, each))
 
