@@ -47,6 +47,7 @@ class View:
         counts: How much each example counts for each set, (k, B); by default 1.
         prior: The prior of these sets, where it is not that of the target.
         attack: Computes the data energy in another way, from a function that gives it at inputs.
+        watch: Gets the outputs of these sets at the inputs, once.
     """
 
     inputs: Any
@@ -56,6 +57,7 @@ class View:
     counts: Tensor | None = None
     prior: FlatPrior | None = None
     attack: Callable[[DataEnergy, Any, bool, Mapping[str, Tensor]], Tensor] | None = None
+    watch: Callable[[Tensor], None] | None = None
 
 
 class Bank(nn.Module):
@@ -232,6 +234,9 @@ class Bank(nn.Module):
                 outputs = self.stack(tensors, inputs, own_inputs=own_inputs)
             first = each_tensor(lambda t: t[0], seen.targets) if seen.own_targets else seen.targets
             check(outputs[0], first)
+            if seen.watch is not None:
+                seen.watch(outputs.detach())
+                seen.watch = None  # what follows is an attack's
             if (noise := target.noise_energy(outputs, learned)) is not None:
                 noise_energies.append(noise)
             return target.data_energy(outputs, seen.targets, seen.own_targets, seen.counts, learned)

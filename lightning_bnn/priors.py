@@ -655,12 +655,12 @@ class BoundPrior(nn.Module):
     def _current_scales(self, keep: Tensor | None, *flats: Tensor) -> list[Any]:
         """The scale of each segment at flat weights: a number, or if learned a tensor (..., 1)."""
         if self.learned is None:
-            return [scale for _, _, _, scale in self._segments]
+            return [scale for _, _, _, scale in self._tempered()]
         precisions = self.learned.precisions(self.squares(keep, *flats), self._counts(keep))
         learned = iter(precisions.rsqrt()[..., None].unbind(-2))
         return [
             next(learned) if isinstance(prior.scale, Learned) else scale
-            for _, _, prior, scale in self._segments
+            for _, _, prior, scale in self._tempered()
         ]
 
     def _fixed_segments(self) -> list[tuple[int, int, Prior, Tensor | float, float]]:

@@ -10,7 +10,14 @@ of :class:`~lightning_bnn.posteriors.LowRankPosterior`. Over a stacked ensemble 
 moments of its own, and the posterior is the mixture of the members' Gaussians: MultiSWAG.
 
 A position is a number of epochs or of optimizer steps that were completed. Averaging begins at the
-position ``start``, and a snapshot is taken after each ``every`` from there.
+position ``start``, and a snapshot is taken after each ``every`` from there: by default each epoch
+where that makes at least 30 of them, else so many steps apart that there are 30.
+
+**The learning rate** decides how far the weights move about, so the averaging phase has a rate of
+its own. By default it is the one that the loss has been brought down with: the rate at which the
+phase begins is held, where a schedule would let it fall on and the weights come to stand; but it is
+at least a tenth of the largest rate of the fit. After a cosine that is at three quarters of its way
+this is 0.15 of the peak.
 
 Maddox et al. (2019), *A Simple Baseline for Bayesian Uncertainty in Deep Learning*; Izmailov et al.
 (2018), *Averaging Weights Leads to Wider Optima and Better Generalization* (SWA, the mean alone);
@@ -24,12 +31,13 @@ import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import zip_longest
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lightning_bnn.callbacks.progress import Unit, completed, training_length
+from lightning_bnn.callbacks.progress import Unit, completed, steps_per_epoch, training_length
 from lightning_bnn.callbacks.running_moments import RunningMoments
 from lightning_bnn.callbacks.sources import (
     PlainModule,
@@ -40,7 +48,7 @@ from lightning_bnn.callbacks.sources import (
 )
 from lightning_bnn.checks import check_number, check_whole, is_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.lightning import pl, rank_zero_warn
+from lightning_bnn.lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network
 from lightning_bnn.posteriors import (
@@ -52,6 +60,8 @@ from lightning_bnn.posteriors import (
 from lightning_bnn.posteriors.batch_norm import training_batch_norm
 from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.posteriors.weights import Weights
+from lightning_bnn.samplers import Sampler
+from lightning_bnn.samplers.warm_up import WarmUp
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.strategies import Strategy
 from lightning_bnn.strategies.bar import InBar, show_phase
@@ -61,6 +71,8 @@ __all__ = ["SWAGMoments"]
 
 _RANK = 20
 _DRAWS = 30
+_SNAPSHOTS = 30
+_LEAST_RATE = 0.1  # of the largest one
 
 
 @dataclass
@@ -75,6 +87,9 @@ class _State:
     step: int = 0  # of the last snapshot
     pending: int | None = None  # a snapshot that was still to come when the checkpoint was made
     first_rates: list[float] | None = None  # when averaging began
+    unit: Unit | None = None  # of positions, and how far snapshots are apart, where it was found
+    every: int | None = None
+    largest_rates: list[float] = field(default_factory=list)  # before averaging began
     # BatchNorm's, by kind of draws and by row, of those that were made since the last snapshot
     statistics: dict[str, dict[int, Weights]] = field(default_factory=dict)
 
@@ -96,13 +111,13 @@ class SWAGMoments(pl.Callback, InBar):
     Args:
         start: When averaging begins: a share of training (a float from 0 to less than 1), or after
             how many epochs (an int; steps, if ``every_n_steps`` is given).
-        every_n_epochs: Epochs from one snapshot to the next; 1 if neither is given.
+        every_n_epochs: Epochs from one snapshot to the next; found as above if neither is given.
         every_n_steps: Optimizer steps from one snapshot to the next.
         rank: How many deviations are kept, the last ones; 0 for the diagonal alone. None keeps 20,
             or as many as there are snapshots.
         scale: What the covariance is multiplied by; 1 is that of the snapshots.
-        lr: The learning rate in the averaging phase, whatever a scheduler says; None leaves it
-            alone.
+        lr: The learning rate in the averaging phase, whatever a scheduler says; ``"auto"``: as
+            above (but that of a sampler is left alone); None leaves it alone.
         anneal: In how many epochs (or steps) learning rates go to ``lr``, along a cosine, from what
             they are when averaging begins. None takes those before the first snapshot, so that all
             snapshots are of one learning rate.
@@ -121,7 +136,7 @@ class SWAGMoments(pl.Callback, InBar):
         >>> from lightning_bnn import SGMCMC
         >>> from lightning_bnn.likelihoods import Gaussian
         >>> loader = DataLoader(TensorDataset(torch.randn(8, 2), torch.randn(8, 1)), batch_size=4)
-        >>> swag = SWAGMoments(start=0.5, rank=3)
+        >>> swag = SWAGMoments(start=0.5, every_n_epochs=1, rank=3)
         >>> trainer = pl.Trainer(max_epochs=6, accelerator="cpu", logger=False,
         ...                      enable_checkpointing=False, enable_progress_bar=False,
         ...                      enable_model_summary=False, callbacks=[swag])
@@ -137,7 +152,7 @@ class SWAGMoments(pl.Callback, InBar):
         every_n_steps: int | None = None,
         rank: int | None = None,
         scale: float = 1.0,
-        lr: float | None = None,
+        lr: float | Literal["auto"] | None = "auto",
         anneal: int | None = None,
         net: str | None = None,
         likelihood: Likelihood | None = None,
@@ -153,18 +168,18 @@ class SWAGMoments(pl.Callback, InBar):
             raise ConfigurationError("Give every_n_epochs= or every_n_steps=, not both.")
         if rank is not None and check_whole("rank", rank, 0) == 1:
             raise ConfigurationError("rank= is at least 2, or 0 for the diagonal alone; got 1.")
-        if lr is not None:
+        if lr is not None and lr != "auto":
             check_number("lr", lr)
         if refresh_batch_norm is not None:
             check_whole("refresh_batch_norm", refresh_batch_norm, 1)
-        if anneal is not None and lr is None:
+        if anneal is not None and (lr is None or lr == "auto"):
             raise ConfigurationError(f"anneal={anneal} says how to get to lr=, which is not given.")
-        self.unit: Unit = "epochs" if every_n_steps is None else "steps"
+        self._unit: Unit = "epochs" if every_n_steps is None else "steps"
         given = every_n_epochs if every_n_steps is None else every_n_steps
-        self.every = 1 if given is None else check_whole(f"every_n_{self.unit}", given, 1)
+        self._every = None if given is None else check_whole(f"every_n_{self._unit}", given, 1)
         self.start, self.rank, self.scale = start, rank, check_number("scale", scale)
         self.lr = lr
-        self.anneal = self.every if anneal is None else check_whole("anneal", anneal, 0)
+        self._anneal = None if anneal is None else check_whole("anneal", anneal, 0)
         self.net, self.likelihood = net, likelihood
         self.refresh_batch_norm = refresh_batch_norm
         self._source: Any = None  # a Source, from the first setup on
@@ -176,6 +191,21 @@ class SWAGMoments(pl.Callback, InBar):
         self._in_batch = self._checked = False
 
     # ---------------------------------------------------------------- what it leaves behind
+
+    @property
+    def unit(self) -> Unit:
+        """What positions are counted in."""
+        return self._state.unit or self._unit
+
+    @property
+    def every(self) -> int:
+        """How far snapshots are apart."""
+        return self._state.every or self._every or 1
+
+    @property
+    def anneal(self) -> int:
+        """How long the learning rate takes to that of the averaging phase."""
+        return self.every if self._anneal is None else self._anneal
 
     @property
     def snapshots(self) -> int:
@@ -389,9 +419,13 @@ class SWAGMoments(pl.Callback, InBar):
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         show_phase(trainer)
-        length = training_length(trainer, pl_module, self.unit)
         begun = self.snapshots or self._state.first_rates
         if self._state.start is None or not begun:
+            self._state.start = None
+            if self._every is None:
+                self._space(trainer, pl_module)
+        length = training_length(trainer, pl_module, self.unit)
+        if self._state.start is None:
             self._state.start = self._resolve_start(length)
         if self._state.pending is not None:
             self._take(trainer, self._state.pending)
@@ -400,6 +434,20 @@ class SWAGMoments(pl.Callback, InBar):
         self._state.seen = max(self._state.seen, now)
         if length is not None:
             self._check_length(length)
+
+    def _space(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Choose how far snapshots are apart, by the length of the averaging phase."""
+        self._state.unit = self._state.every = None
+        epochs, steps = (training_length(trainer, module, unit) for unit in ("epochs", "steps"))
+        per_epoch = steps_per_epoch(trainer, module)
+        if epochs is None or steps is None or per_epoch is None:
+            return
+        if epochs - self._resolve_start(epochs) >= _SNAPSHOTS:
+            return
+        share = isinstance(self.start, float)
+        start = self._resolve_start(steps) if share else self.start * per_epoch
+        self._state.unit, self._state.start = "steps", int(start)
+        self._state.every = max(1, (int(steps) - int(start)) // _SNAPSHOTS)
 
     def _resolve_start(self, length: float | None) -> int:
         """The position at which averaging begins."""
@@ -445,10 +493,12 @@ class SWAGMoments(pl.Callback, InBar):
             self._check_data(trainer, batch)
             self._keep_data(trainer)
         self._checked = True
-        if self.lr is not None:
-            self._set_rates(trainer, batch_idx, self.lr)
+        # schedules of samplers have a meaning of their own
+        sampled = any(isinstance(one, Sampler | WarmUp) for one in trainer.optimizers)
+        if self.lr is not None and not (self.lr == "auto" and sampled):
+            self._set_rates(trainer, batch_idx)
 
-    def _set_rates(self, trainer: pl.Trainer, batch_idx: int, last: float) -> None:
+    def _set_rates(self, trainer: pl.Trainer, batch_idx: int) -> None:
         """Anneal learning rates, or hold them.
 
         They are set before every batch, so that a scheduler's values are never used, and are a
@@ -461,14 +511,27 @@ class SWAGMoments(pl.Callback, InBar):
             # of an epoch of unknown length all is one step
             position = trainer.current_epoch + (batch_idx / batches if batches < math.inf else 1)
         gone = position - self._state.start
+        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        now = [float(group["lr"]) for group in groups]
+        if gone < 0 or self._state.first_rates is None:
+            before = self._state.largest_rates
+            largest = [max(pair) for pair in zip_longest(before, now, fillvalue=0.0)]
+            self._state.largest_rates = largest
         if gone < 0:
             return
         share = gone / self.anneal if self.anneal else 1.0
         weight = (1 - math.cos(math.pi * share)) / 2
-        groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
-        if self._state.first_rates is None:
-            self._state.first_rates = [float(group["lr"]) for group in groups]
-        for group, first in zip(groups, self._state.first_rates, strict=False):
+        begins = self._state.first_rates is None
+        first_rates = self._state.first_rates = self._state.first_rates or now
+        peaks = self._state.largest_rates or first_rates  # a checkpoint of before has none
+        held = [
+            max(first, _LEAST_RATE * largest) if self.lr == "auto" else float(self.lr or 0)
+            for first, largest in zip(first_rates, peaks, strict=False)
+        ]
+        if begins and self.lr == "auto":
+            rates = ", ".join(f"{rate:.3g}" for rate in dict.fromkeys(held))
+            rank_zero_info(f"SWAGMoments averages at the learning rate {rates}.")
+        for group, first, last in zip(groups, first_rates, held, strict=False):
             value = last if share >= 1 else first + (last - first) * weight
             if isinstance(group["lr"], Tensor):  # as compiled and capturable optimizers have it
                 group["lr"].fill_(value)
@@ -547,7 +610,7 @@ class SWAGMoments(pl.Callback, InBar):
     def state_key(self) -> str:
         """Under which the checkpoint has the state: other options are another callback."""
         return self._generate_state_key(
-            start=self.start, unit=self.unit, every=self.every, rank=self.rank, net=self.net
+            start=self.start, unit=self._unit, every=self._every or 1, rank=self.rank, net=self.net
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,7 +6,8 @@ Each member minimises an energy with perturbations of its own,
     \tfrac1n\sum_i\frac{(y_i + \sigma\xi_{mi} - f_w(x_i))^2}{2\sigma^2}
     + \tfrac1N\sum_j\frac{(w_j - a_{mj})^2}{2\tau_j^2},
 
-with targets moved by noise :math:`\xi_{mi}\sim N(0,1)` of the likelihood's own size and a Gaussian
+with targets moved by noise :math:`\xi_{mi}\sim N(0,1)` of the likelihood's own size (with
+``Gaussian(learn=True)`` found by a pilot: :mod:`lightning_bnn.ensembles.pilot`) and a Gaussian
 prior centred at an anchor :math:`a_m` that is drawn from the prior (Bardsley, Solonen, Haario and
 Laine, 2014, *Randomize-Then-Optimize*; for neural networks, Pearce et al., 2020, *Uncertainty in
 Neural Networks: Approximately Bayesian Ensembling*).
@@ -42,9 +43,10 @@ def check_randomise(kind: str, likelihood: Likelihood, prior: BoundPrior) -> Non
     """Raise unless targets and prior can be randomised as asked.
 
     Example:
+        >>> from lightning_bnn.likelihoods import Bernoulli
         >>> net = torch.nn.Linear(2, 1)
         >>> prior = BoundPrior(Normal(), net, dict(net.named_parameters()))
-        >>> check_randomise("targets and anchors", Gaussian(learn=True), prior)
+        >>> check_randomise("targets and anchors", Bernoulli(), prior)
         Traceback (most recent call last):
         lightning_bnn.errors.ConfigurationError: randomise='targets and anchors' moves each ...
     """
@@ -69,12 +71,6 @@ def check_randomise(kind: str, likelihood: Likelihood, prior: BoundPrior) -> Non
             "likelihood's own size, which only Gaussian(scale) has the same for all examples; got "
             f"{type(likelihood).__name__}. Use randomise='anchors', or bootstrap=True, which takes "
             "any likelihood."
-        )
-    if likelihood.learn:
-        raise ConfigurationError(
-            "randomise='targets and anchors' moves each member's targets by noise of a known size; "
-            "Gaussian(learn=True) learns it. Give the noise, as Gaussian(scale=0.1), or use "
-            "randomise='anchors'."
         )
 
 
@@ -102,18 +98,21 @@ def draw_offsets(prior: BoundPrior, seeds: Tensor, like: Tensor) -> Tensor:
     return offsets
 
 
-def noisy_targets(likelihood: Gaussian, targets: Tensor, seeds: Tensor, indices: Tensor) -> Tensor:
+def noisy_targets(
+    scale: float | list[float] | Tensor, targets: Tensor, seeds: Tensor, indices: Tensor
+) -> Tensor:
     """Every member's targets, each moved by noise of the likelihood's size, (M, B, ...).
 
     Args:
-        likelihood: Gives σ, one number or one for each output.
+        scale: σ: one number, or one for each output; for each member its own as a tensor (M, 1),
+            or (M, outputs).
         targets: (B, ...) where all members see one batch, else (M, B, ...).
         seeds: One seed for each member, (M,) int64.
         indices: The examples' indices in the data set: (B,) for all members, or (M, B).
 
     Example:
         >>> y = torch.zeros(3, 1)
-        >>> noisy_targets(Gaussian(0.1), y, torch.tensor([1, 2]), torch.arange(3)).shape
+        >>> noisy_targets(0.1, y, torch.tensor([1, 2]), torch.arange(3)).shape
         torch.Size([2, 3, 1])
     """
     event = targets.shape[indices.dim() :]
@@ -124,7 +123,9 @@ def noisy_targets(likelihood: Gaussian, targets: Tensor, seeds: Tensor, indices:
         )
     noise = normals(stream_seeds(seeds, _TARGETS), indices, event.numel())
     noise = noise.view(*noise.shape[:2], *event)
-    scale = torch.tensor(likelihood.initial_scale, dtype=torch.float64, device=targets.device)
+    scale = torch.as_tensor(scale, dtype=torch.float64, device=targets.device)
+    if scale.dim() == 2:  # (M, D) beside (M, B, ..., D)
+        scale = scale.view(len(scale), *[1] * max(1, len(event)), *scale.shape[1:][: len(event)])
     return targets + (scale * noise).to(targets.dtype)
 
 

@@ -72,6 +72,7 @@ class Sampler(Optimizer):
     calls_closure_again = False  # whether a step needs the gradient at more than one point
     reads_after_step = False  # whether the temperature is that of what a step leaves
     adapt_steps = 0  # the first steps, which find a step size and give no draws
+    plans_adaptation = False  # whether their number is left to a strategy, as a share of its fit
     acceptance: Tensor | None = None  # where moves are accepted or rejected: how likely, by chain
 
     def __init__(
@@ -173,6 +174,15 @@ class Sampler(Optimizer):
         """What a strategy logs of the last step, by name; a subclass adds its own."""
         return {}
 
+    def found(self) -> str | None:
+        """What a strategy says of its step sizes, where it accepts or rejects and found them."""
+        return None
+
+    def take_over(self, earlier: Sampler) -> None:
+        """Go on with the step sizes that an earlier sampler of the same chains has found."""
+        if self.step_sizes is not None and earlier.step_sizes is not None:
+            self.step_sizes.load_state_dict(earlier.step_sizes.state_dict())
+
     # ---------------------------------------------------------------- for the subclasses
 
     def noise(self, group: Group, weights: list[Tensor], key: str = "noise") -> list[Tensor]:
@@ -227,6 +237,21 @@ class Sampler(Optimizer):
         """The sum of tensors' elements, one for each chain."""
         rows = [tensor.reshape(self.chains, -1).sum(1) for tensor in tensors]
         return torch.stack(rows).sum(0)
+
+    def row_squares(self, tensors: list[Tensor]) -> Tensor:
+        """The squared norm of each chain's row over all tensors, (K,).
+
+        Chain by chain: the sum over a row of a matrix may differ in its last bit from that over a
+        vector, and a chain must move as it would alone.
+        """
+        total = None
+        for tensor in tensors:
+            rows = tensor.reshape(self.chains, -1).unbind()
+            dtype = torch.promote_types(tensor.dtype, torch.float32)
+            squares = torch.stack(torch._foreach_norm(rows, 2, dtype)).square()
+            total = squares if total is None else total + squares
+        assert total is not None
+        return total
 
     def read_temperature(
         self, group: Group, weights: list[Tensor], gradients: list[Tensor]
@@ -349,7 +374,7 @@ class MomentumSampler(Sampler):
             )
         weights = sum(weight.numel() for weight in groups[0]["params"]) // self.chains
         self.step_sizes = StepSizes(self.chains, weights, groups[0]["friction"])
-        self.adapt_steps = 1000  # a strategy that knows how long it runs sets it
+        self.adapt_steps, self.plans_adaptation = 1000, True
         self._back: list[Tensor] = []  # where each chain's window began
         self._before: list[Tensor] = []  # the gradient that the next is compared with
 
@@ -393,7 +418,7 @@ class MomentumSampler(Sampler):
         reading = self.measured_temperature / temperature
         squares = None
         if sizes.begins(self._moves()):
-            squares = self._row_squares([weight.detach() for weight in weights]) / sizes.weights
+            squares = self.row_squares([weight.detach() for weight in weights]) / sizes.weights
         begins, lost = sizes.update(
             noise, reading, temperature, self.num_data, self._moves(), squares
         )
@@ -439,27 +464,12 @@ class MomentumSampler(Sampler):
         self, group: Group, weights: list[Tensor], gradients: list[Tensor]
     ) -> tuple[Tensor, int]:
         """N|v|²/η for each chain, and the number of weights."""
-        rate, squares = self.rate(group), self._row_squares(self.velocities(weights))
+        rate, squares = self.rate(group), self.row_squares(self.velocities(weights))
         if isinstance(rate, Tensor):  # 0 before a chain's first step
             scale = torch.where(rate > 0, self.num_data / rate, 0.0).to(squares)
         else:
             scale = self.num_data / rate
         return squares * scale, self._size(weights)
-
-    def _row_squares(self, tensors: list[Tensor]) -> Tensor:
-        """The squared norm of each chain's row over all tensors, (K,).
-
-        Chain by chain: the sum over a row of a matrix may differ in its last bit from that over a
-        vector, and a chain must move as it would alone.
-        """
-        total = None
-        for tensor in tensors:
-            rows = tensor.reshape(self.chains, -1).unbind()
-            dtype = torch.promote_types(tensor.dtype, torch.float32)
-            squares = torch.stack(torch._foreach_norm(rows, 2, dtype)).square()
-            total = squares if total is None else total + squares
-        assert total is not None
-        return total
 
     def state_dict(self) -> dict[str, Any]:
         """The sampler's state, with where each chain's window began."""

@@ -14,10 +14,14 @@ distributed as :math:`\exp(-U/T)` whatever η is: it decides only how fast.
 one, so a trajectory has the length Lh. It is stable for ηλ < 4, λ the largest curvature of the mean
 energy. With L = 1 it is SGLD at the learning rate η/2, corrected by accept/reject.
 
-Two things keep a user from tuning. *Dual averaging* (Hoffman and Gelman, 2014, section 3.2, with
-their constants) moves log h of each chain until its acceptance is the one asked for, then holds
-it. *Jitter* multiplies h in each transition by a uniform number around 1: a trajectory of fixed
-length can end, for some direction of a Gaussian posterior, where it began, and then never forgets.
+Nothing has to be tuned. Without a learning rate each chain finds its own: its first transition
+doubles or halves h until one leapfrog step is accepted with probability 0.8. *Dual averaging*
+(Hoffman and Gelman, 2014, section 3.2, with their constants) then moves log h until the acceptance
+is the one asked for, and holds it. *Jitter* multiplies h in each transition by a uniform number
+around 1: a trajectory of fixed length can end, for some direction of a Gaussian posterior, where it
+began, and then never forgets. L is what a transition costs. The step fits the direction in which
+the posterior is narrowest, so 50 steps go through one that is up to 50 times wider, and more than
+that is walked in several transitions.
 """
 
 from __future__ import annotations
@@ -31,12 +35,15 @@ from torch import Tensor
 
 from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.errors import ConfigurationError, NonFiniteError
-from lightning_bnn.samplers.base import Closure, Sampler
+from lightning_bnn.samplers.base import Closure, Group, Sampler
 
 __all__ = ["HMC", "DualAveraging", "dual_averaging", "leapfrog", "log_acceptance"]
 
 # An acceptance of exp(-1000): the trajectory has left the posterior for good.
 _DIVERGED = -1000.0
+_FIRST = math.log(0.8)  # the acceptance of one leapfrog step that the first step size is found by
+_TRIALS = 60  # the most steps that are tried, each half or twice the one before
+_ADAPT = 200  # transitions of adaptation, where nobody says how many
 
 
 class DualAveraging(NamedTuple):
@@ -48,8 +55,16 @@ class DualAveraging(NamedTuple):
     average: Tensor
 
 
-def dual_averaging(state: DualAveraging, acceptance: Tensor, target: float) -> DualAveraging:
+def dual_averaging(
+    state: DualAveraging, acceptance: Tensor, target: float, centre: float = math.log(10)
+) -> DualAveraging:
     """The state after a transition with this probability of acceptance.
+
+    Args:
+        state: The state before it.
+        acceptance: How likely each chain was to accept.
+        target: How likely it should be.
+        centre: The log h that is tried first and drawn to; large, for a start that is too small.
 
     Example:
         >>> state = DualAveraging(0, *torch.zeros(3, 1))
@@ -61,7 +76,7 @@ def dual_averaging(state: DualAveraging, acceptance: Tensor, target: float) -> D
     transitions = state.transitions + 1
     share = 1 / (transitions + 10)
     error = (1 - share) * state.error + share * (target - acceptance)
-    log_step = math.log(10) - math.sqrt(transitions) / 0.05 * error
+    log_step = centre - math.sqrt(transitions) / 0.05 * error
     recent = transitions**-0.75
     average = recent * log_step + (1 - recent) * state.average
     return DualAveraging(transitions, error, log_step, average)
@@ -120,17 +135,19 @@ class HMC(Sampler):
 
     The closure clears the gradients, computes the mean energy of *all* examples at the weights as
     they are, calls backward on it and returns it: a number for one chain, for K stacked chains
-    the K energies (backward then goes through their sum). A step calls it L + 1 times and
-    returns what the first call returned.
+    the K energies (backward then goes through their sum). A step calls it L + 1 times (the first,
+    to find a step size, up to 60 times more) and returns what the first call returned.
 
     Args:
         params: Parameters, or groups of them; groups may differ in ``lr``.
-        lr: η = N h², with h the leapfrog step; where the adaptation starts from, if there is one.
+        lr: η = N h², with h the leapfrog step, where the adaptation starts from; by default each
+            chain finds its own.
         num_data: N, the number of training examples.
         leapfrog_steps: L, the leapfrog steps of a transition.
         temperature: T, above 0; 1 is the Bayes posterior.
-        adapt_steps: Transitions over which each chain's step adapts. Draws before their end are
-            not of the posterior.
+        adapt_steps: Transitions over which each chain's step adapts; 0: none. Draws before their
+            end are not of the posterior. By default 200, in an SGMCMC strategy a quarter of the
+            fit (of what its warm-up leaves).
         target_acceptance: The probability of acceptance that the adaptation aims at, and comes to
             from above: 0.9 is common after a few hundred transitions that aim at 0.8.
         jitter: The step of each transition lies within this share of h.
@@ -146,7 +163,7 @@ class HMC(Sampler):
 
     Example:
         >>> weight = torch.zeros(3, requires_grad=True)
-        >>> sampler = HMC([weight], lr=0.5, num_data=100, seed=0)
+        >>> sampler = HMC([weight], num_data=100, seed=0)
         >>> def closure():
         ...     sampler.zero_grad()
         ...     energy = (0.5 * weight**2).sum()                  # the mean energy
@@ -163,16 +180,16 @@ class HMC(Sampler):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float,
+        lr: float | None = None,
         num_data: int | None = None,
-        leapfrog_steps: int = 10,
+        leapfrog_steps: int = 50,
         temperature: float = 1.0,
-        adapt_steps: int = 0,
+        adapt_steps: int | None = None,
         target_acceptance: float = 0.8,
         jitter: float = 0.2,
         seed: int | Sequence[int] | None = None,
     ) -> None:
-        super().__init__(params, {"lr": lr}, num_data, temperature, seed)
+        super().__init__(params, {"lr": 1.0 if lr is None else lr}, num_data, temperature, seed)
         check_number("jitter", jitter, positive=False)
         check_number("target_acceptance", target_acceptance)
         if not (target_acceptance < 1 and jitter < 1):
@@ -181,12 +198,20 @@ class HMC(Sampler):
                 f"{target_acceptance} and {jitter}."
             )
         self.leapfrog_steps = check_whole("leapfrog_steps", leapfrog_steps, 1)
-        self.adapt_steps = check_whole("adapt_steps", adapt_steps, 0)
+        self.plans_adaptation = adapt_steps is None
+        self.adapt_steps = (
+            _ADAPT if adapt_steps is None else check_whole("adapt_steps", adapt_steps, 0)
+        )
         self.target_acceptance = target_acceptance
         self.jitter = jitter
         self.acceptance: Tensor | None = None
         self.divergences = torch.zeros(self.chains, dtype=torch.int64)
         self._adaptation = DualAveraging(0, *torch.zeros(3, self.chains, dtype=torch.float64))
+        self._finds_rate = lr is None
+        # a few transitions do not come back from ten times a step that was no guess
+        self._centre = 0.0 if lr is None or adapt_steps is None else math.log(10)
+        # log h where the adaptation starts, relative to lr; found in the first transition if None
+        self._first = None if lr is None else torch.zeros(self.chains, dtype=torch.float64)
         self._check_temperature()
 
     @property
@@ -195,10 +220,18 @@ class HMC(Sampler):
         return self._adaptation.transitions < self.adapt_steps
 
     @property
+    def finds_rate(self) -> bool:
+        """Whether its learning rate was left to it."""
+        return self._finds_rate
+
+    @property
     def lr_scale(self) -> Tensor:
-        """The factor on ``lr`` that the adaptation has found, one for each chain."""
+        """The factor on ``lr`` that was found, one for each chain."""
         state = self._adaptation
-        return (2 * (state.log_step if self.adapting else state.average)).exp()
+        log_step = state.log_step if self.adapting else state.average
+        return (
+            2 * (log_step if self._first is None else self._first.to(log_step) + log_step)
+        ).exp()
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
@@ -223,14 +256,13 @@ class HMC(Sampler):
             reading, count = self.read_temperature(self.param_groups[0], weights, gradients)
             self.measured_temperature = reading / count
 
+        if self._first is None:
+            self._first = self._first_steps(closure, moving, energies[0], gradients, temperature)
         normal = self.noise(self.param_groups[0], weights)
         to_jitter, to_accept = self._uniform(weights[0].device)
         scale = self.lr_scale.to(to_jitter.device) * (1 + self.jitter * (2 * to_jitter - 1)) ** 2
         rates = [self.along(group["lr"] * scale, w).to(w.dtype) for w, group in moving]
-        velocities = [
-            number * (rate * temperature / self.num_data).sqrt()
-            for number, rate in zip(normal, rates, strict=True)
-        ]
+        velocities = self._velocities(normal, rates, temperature)
 
         def gradient() -> list[Tensor]:
             with torch.enable_grad():
@@ -250,13 +282,66 @@ class HMC(Sampler):
         self._record(ratio.clamp(max=0).exp().masked_fill(diverged, 0), diverged)
         return first
 
+    def take_over(self, earlier: Sampler) -> None:
+        """Go on with the step sizes that an earlier HMC of the same chains has found."""
+        if isinstance(earlier, HMC):
+            self._first, self._adaptation = earlier._first, earlier._adaptation
+            self.adapt_steps = earlier.adapt_steps
+
+    def _first_steps(
+        self,
+        closure: Closure,
+        moving: list[tuple[Tensor, Group]],
+        energies: Tensor,
+        gradients: list[Tensor],
+        temperature: float,
+    ) -> Tensor:
+        """By chain, log h relative to ``lr`` at which one leapfrog step is accepted with 0.8.
+
+        It is doubled, or halved, until the acceptance crosses that (Hoffman and Gelman, 2014,
+        algorithm 4), always with the same momenta; chains that have found theirs wait.
+        """
+        weights = [weight for weight, _ in moving]
+        before = [weight.clone() for weight in weights]
+        gradients = [gradient.clone() for gradient in gradients]
+        normal = [noise.clone() for noise in self.noise(self.param_groups[0], weights)]
+        log_step, up = torch.zeros_like(energies), None
+        searching = torch.ones_like(energies, dtype=torch.bool)
+
+        tried = [energies]
+
+        def gradient() -> list[Tensor]:
+            with torch.enable_grad():
+                tried.append(self._energies(closure()))
+            return self._gradients(weights)
+
+        for _ in range(_TRIALS):
+            scale = (2 * log_step).exp()
+            rates = [self.along(group["lr"] * scale, w).to(w.dtype) for w, group in moving]
+            velocities = self._velocities(normal, rates, temperature)
+            start = energies + self._kinetic(velocities, rates)
+            leapfrog(weights, velocities, rates, gradients, gradient, 1)
+            end = tried[-1] + self._kinetic(velocities, rates)
+            ratio = log_acceptance(start, end, self.num_data, temperature)
+            for weight, old in zip(weights, before, strict=True):
+                weight.copy_(old)
+            accepted = ratio > _FIRST
+            up = accepted if up is None else up
+            searching = searching & (accepted == up)
+            if not searching.any():
+                break
+            moved = log_step + torch.where(up, math.log(2), -math.log(2))
+            log_step = torch.where(searching, moved, log_step)
+        return log_step
+
     def _record(self, acceptance: Tensor, diverged: Tensor) -> None:
         self.acceptance = acceptance
         if self.adapting:
             state = self._adaptation
             tensors = (tensor.to(acceptance.device) for tensor in state[1:])
             state = DualAveraging(state.transitions, *tensors)
-            self._adaptation = dual_averaging(state, acceptance, self.target_acceptance)
+            target, centre = self.target_acceptance, self._centre
+            self._adaptation = dual_averaging(state, acceptance, target, centre)
         else:
             self.divergences = self.divergences.to(diverged.device) + diverged
 
@@ -267,7 +352,20 @@ class HMC(Sampler):
         return {
             "acceptance": self.acceptance.mean().float(),
             "divergences": self.divergences.sum().float(),
+            "step_size": self._rates().mean().float(),
         }
+
+    def found(self) -> str | None:
+        """The learning rates, if they were found or adapted, and the divergences."""
+        if not self.finds_rate and self.adapt_steps == 0:
+            return None
+        rates = ", ".join(f"{rate:.2g}" for rate in self._rates().tolist())
+        count = int(self.divergences.sum())
+        return f"HMC found the step sizes {rates} (with {count or 'no'} divergences since)"
+
+    def _rates(self) -> Tensor:
+        """η of each chain, that of the first group of parameters."""
+        return self.param_groups[0]["lr"] * self.lr_scale
 
     # ---------------------------------------------------------------- one value for each chain
 
@@ -280,9 +378,18 @@ class HMC(Sampler):
             )
         return value.detach().double().reshape(self.chains)
 
+    def _velocities(
+        self, normal: list[Tensor], rates: list[Tensor], temperature: float
+    ) -> list[Tensor]:
+        """Fresh velocities, of the variance ηT/N."""
+        return [
+            number * (rate * temperature / self.num_data).sqrt()
+            for number, rate in zip(normal, rates, strict=True)
+        ]
+
     def _kinetic(self, velocities: list[Tensor], rates: list[Tensor]) -> Tensor:
-        squares = (v.double().square() / (2 * r) for v, r in zip(velocities, rates, strict=True))
-        return self.per_chain(squares)
+        pairs = zip(velocities, rates, strict=True)
+        return self.row_squares([v.double() / (2 * rate.double()).sqrt() for v, rate in pairs])
 
     def _uniform(self, device: torch.device) -> Tensor:
         """Two uniform numbers for each chain, from the normal ones of its stream."""
@@ -325,6 +432,7 @@ class HMC(Sampler):
         """The sampler's state, with the adaptation and the count of divergences."""
         state = super().state_dict()
         state["adaptation"] = self._adaptation._asdict()
+        state["first"], state["adapt_steps"] = self._first, self.adapt_steps
         state["divergences"] = self.divergences.clone()
         return state
 
@@ -334,4 +442,7 @@ class HMC(Sampler):
         saved = state_dict["adaptation"]
         tensors = (saved[name].cpu() for name in DualAveraging._fields[1:])
         self._adaptation = DualAveraging(saved["transitions"], *tensors)
+        first = state_dict.get("first")
+        self._first = self._first if first is None else first.cpu()
+        self.adapt_steps = state_dict.get("adapt_steps", self.adapt_steps)
         self.divergences = state_dict["divergences"].cpu().clone()

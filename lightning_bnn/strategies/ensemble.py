@@ -48,6 +48,7 @@ from lightning_bnn.ensembles.optimizers import (
     make_optimizer,
     make_schedulers,
 )
+from lightning_bnn.ensembles.pilot import HELD_OUT, NoisePilot, held_out, pilot_steps
 from lightning_bnn.ensembles.prior_function import start_both, with_prior_function
 from lightning_bnn.ensembles.randomise import (
     AnchoredPrior,
@@ -72,6 +73,7 @@ from lightning_bnn.lightning import (
     rank_zero_warn,
 )
 from lightning_bnn.likelihoods import Gaussian, Likelihood
+from lightning_bnn.mixtures import reshape_targets
 from lightning_bnn.network import plain_network, warn_if_compiled
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
 from lightning_bnn.predictive import Predictive
@@ -87,6 +89,8 @@ from lightning_bnn.strategies.schedule import (
     NamedSchedule,
     SchedulerFactory,
     check_scheduler,
+    fit_schedules,
+    steps_of_fit,
 )
 from lightning_bnn.target import each_tensor
 
@@ -134,9 +138,11 @@ class DeepEnsemble(BankStrategy):
             N times a draw of Dirichlet(1, ..., 1) (see :mod:`lightning_bnn.ensembles.bootstrap`).
         randomise: Randomised MAP. ``"targets and anchors"``: each member's prior is centred at a
             draw of it, and its targets carry noise of the likelihood's size; on a linear model
-            the members are then draws of the exact posterior. ``"anchors"``: the former only,
-            which is not exact: the spread is too small (see
-            :mod:`lightning_bnn.ensembles.randomise`).
+            the members are then draws of the exact posterior. The size is that of
+            ``Gaussian(scale)``; with ``Gaussian(learn=True)`` a pilot finds it, in the first
+            quarter of the fit, after which the members begin anew (see
+            :mod:`lightning_bnn.ensembles.pilot`). ``"anchors"``: the former only, which is not
+            exact: the spread is too small (see :mod:`lightning_bnn.ensembles.randomise`).
         prior_function: β, to add β times a fixed random network to each member (see
             :class:`~lightning_bnn.ensembles.RandomPriorFunction`, which the members then are).
         snapshots: Train in so many cycles of the learning rate and keep the members at the end of
@@ -245,6 +251,15 @@ class DeepEnsemble(BankStrategy):
                 "snapshots= has a learning-rate schedule of its own, cosine cycles; leave "
                 "scheduler= out."
             )
+        self.pilot: NoisePilot | None = None
+        if randomise == "targets and anchors" and self.bank.learned is not None:
+            if snapshots is not None:
+                raise ConfigurationError(
+                    "randomise='targets and anchors' with Gaussian(learn=True) begins anew after a "
+                    "pilot, and snapshots= has cycles over the whole fit. Give the noise, as "
+                    "Gaussian(scale=0.1), or leave snapshots= out."
+                )
+            self.pilot = NoisePilot(*self.bank.learned.shape)
         self.seed = root
         self.independent_batches = check_flag("independent_batches", independent_batches)
         self.bootstrap = check_flag("bootstrap", bootstrap)
@@ -299,20 +314,98 @@ class DeepEnsemble(BankStrategy):
                 for part in (inputs, targets, indices)
             )
         seen = View(inputs, targets, own_inputs=own, own_targets=own)
-        if self.randomise is not None:
-            seen.prior = AnchoredPrior(self.prior, self._offsets()[rows])
-        if self.randomise == "targets and anchors":
-            assert isinstance(self.likelihood, Gaussian)
-            assert indices is not None
-            seeds = self._seeds()[rows]
-            seen.targets = noisy_targets(self.likelihood, targets, seeds, indices)
-            seen.own_targets = True
         if self.bootstrap:
             assert indices is not None
             seen.counts = self._counts(rows, indices)
+        if self.piloting:
+            assert self.pilot is not None
+            assert indices is not None
+            self._hold_out(self.pilot, rows, seen, indices)
+        elif self.randomise is not None:
+            seen.prior = AnchoredPrior(self.prior, self._offsets()[rows])
+        if self.randomise == "targets and anchors" and not self.piloting:
+            assert isinstance(self.likelihood, Gaussian)
+            assert indices is not None
+            noise = None if self.pilot is None else self.pilot.noise
+            scale = self.likelihood.initial_scale if noise is None else noise[rows]
+            seen.targets = noisy_targets(scale, targets, self._seeds()[rows], indices)
+            seen.own_targets = True
         if self.adversarial is not None:
             seen.attack = partial(self._attack, rows)
         return seen
+
+    # ---------------------------------------------------------------- the pilot
+
+    @property
+    def piloting(self) -> bool:
+        """Whether the noise of targets is still to be found."""
+        return self.pilot is not None and self.pilot.running
+
+    def _hold_out(self, pilot: NoisePilot, rows: slice, seen: View, indices: Tensor) -> None:
+        """Leave examples out of what members learn from, and let the pilot see their residuals."""
+        held = held_out(self._seeds()[rows], indices)
+        counts = (~held).to(torch.promote_types(self.weights.dtype, torch.float32)) / (1 - HELD_OUT)
+        seen.counts = counts if seen.counts is None else seen.counts * counts
+
+        def watch(outputs: Tensor) -> None:
+            shape = outputs.shape if seen.own_targets else outputs.shape[1:]
+            pilot.add(rows, outputs - reshape_targets(seen.targets, shape), held)
+
+        seen.watch = watch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The summed energies of a batch, each checked; in the pilot also the residuals."""
+        loss = super().training_step(batch, batch_idx)
+        if self.pilot is None:
+            return loss
+        if self.pilot.noise is None:
+            together = partial(self.trainer.strategy.reduce, reduce_op="sum")
+            one = self.trainer.world_size == 1
+            self.pilot.end_step(self.global_step, (lambda sums: sums) if one else together)
+        else:
+            self.log("noise_sd", self.pilot.noise.mean().float())
+        return loss
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Begin anew where the pilot is over."""
+        pilot = self.pilot
+        if pilot is None or not pilot.running or self.global_step < pilot.steps:
+            return
+        assert self.bank.learned is not None
+        noise, learned = pilot.end(), self.bank.learned.detach().double().exp().cpu()
+        if noise.isinf().any():
+            rank_zero_warn(
+                "The pilot of randomise='targets and anchors' held out no example of "
+                f"{self.target.num_data}: the noise is that of the training residuals, which is "
+                "too small. Give it, as Gaussian(scale=0.1)."
+            )
+        noise = torch.where(noise.isinf(), learned, noise)
+        with torch.no_grad():
+            for name, tensor in self._bank_tensors().items():
+                tensor.copy_(pilot.initial[name])
+            self.bank.learned.copy_(noise.log())
+        pilot.noise, pilot.initial = noise, {}
+        if self.best is not None:
+            self.best = BestWeights(self.members)
+        self.trainer.strategy.setup_optimizers(self.trainer)  # rates and schedules begin anew
+        fit_schedules(self.trainer, self.lr)
+        shown = "; ".join(", ".join(f"{sd:.3g}" for sd in row) for row in noise.tolist())
+        rank_zero_info(
+            f"A pilot of {pilot.steps} steps found the noise {shown} (sd) of the targets, for the "
+            f"members {self.ids}, which now begin anew with it."
+        )
+
+    def _bank_tensors(self) -> dict[str, Tensor]:
+        """All that members have of their own, but whether they are alive."""
+        bank = self.bank
+        tensors = {**dict(bank.named_parameters()), **dict(bank.named_buffers())}
+        return {name: tensor.detach() for name, tensor in tensors.items() if name != "alive"}
+
+    def phase(self) -> dict[str, str]:
+        """The pilot in the progress bar."""
+        if self.pilot is None or not self.pilot.running:
+            return {}
+        return {"phase": f"pilot {self.global_step}/{self.pilot.steps}"}
 
     def _counts(self, rows: slice, indices: Tensor) -> Tensor:
         """How much examples count for the members in some rows, by their bootstrap weights."""
@@ -469,6 +562,10 @@ class DeepEnsemble(BankStrategy):
         """Take away the gradients of dropped members, and show each optimizer its own."""
         if not self.reads_are_free(self.alive) or not self.alive.all():
             self.bank.drop_gradients()
+        if self.pilot is not None and not self.pilot.running:
+            assert self.bank.learned is not None
+            if self.bank.learned.grad is not None:  # held; replicas expect that there is a gradient
+                self.bank.learned.grad.zero_()
         optimizer = self.optimizers(use_pl_optimizer=False)
         if isinstance(optimizer, MemberOptimizers) and self._loss_scaler() is not None:
             optimizer.hand_out_gradients()
@@ -574,7 +671,7 @@ class DeepEnsemble(BankStrategy):
         """The members that validation predicts with; none where a callback averages weights."""
         callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
         averaging = WeightAveraging | StochasticWeightAveraging
-        if any(isinstance(callback, averaging) for callback in callbacks):
+        if self.piloting or any(isinstance(callback, averaging) for callback in callbacks):
             return None
         return self._good_rows()
 
@@ -619,6 +716,9 @@ class DeepEnsemble(BankStrategy):
     def on_train_start(self) -> None:
         """Find N, and where cycles end."""
         super().on_train_start()
+        if self.pilot is not None and self.pilot.running and not self.pilot.initial:
+            self.pilot.steps = pilot_steps(steps_of_fit(self.trainer))
+            self.pilot.initial = {name: t.clone() for name, t in self._bank_tensors().items()}
         if self.snapshots is None:
             return
         if not self._saved:
@@ -629,6 +729,19 @@ class DeepEnsemble(BankStrategy):
             total = max(total, self.snapshots.cycles)
         self._cycle_ends = cycle_ends(total, self.snapshots.cycles)
         self._compare_with_saved()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add where the pilot stands, or what it found."""
+        super().on_save_checkpoint(checkpoint)
+        if self.pilot is not None:
+            checkpoint["lightning_bnn"]["pilot"] = self.pilot.state_dict()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Know what a pilot found, or where it stands."""
+        super().on_load_checkpoint(checkpoint)
+        saved = checkpoint.get("lightning_bnn", {}).get("pilot")
+        if self.pilot is not None and saved is not None:
+            self.pilot.load_state_dict(saved)
 
     def facts(self) -> dict[str, Any]:
         """What must be the same for a run to resume, as far as it is known yet."""

@@ -24,9 +24,9 @@ Draws are kept by a :class:`~lightning_bnn.callbacks.SampleCollector`.
 3. *Burn-in*, ended by the collector when the chains agree, or a third of the rest is over.
 4. *Sampling*, with draws as far apart as their autocorrelation says.
 
-One or two chains go through them in up to four cycles: each warm-up carries them to another place,
-and draws are taken in the last half of what follows it. A sampler whose rate is given has none of
-this but what ``warm_up`` says, and the collector's part.
+One or two chains (not of HMC) go through them in up to four cycles: each warm-up carries them to
+another place, and draws are taken in the last half of what follows it. A sampler whose rate is
+given has none of this but what ``warm_up`` says, and the collector's part; HMC also adapts then.
 """
 
 from __future__ import annotations
@@ -234,9 +234,9 @@ class SGMCMC(BankStrategy):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The summed energies of a batch, each chain's checked."""
-        full_batch = self.sampler.full_batch and not self._warming_up
-        if full_batch:
+        if self.sampler.full_batch:  # in the warm-up, too: not to learn of it when that is over
             self._check_full(batch)
+        full_batch = self.sampler.full_batch and not self._warming_up
         energies = self.energies(batch)
         self._last_energies = energies.detach()
         # an exact sampler calls this at trial moves too; it may reject them, so only its start
@@ -268,8 +268,10 @@ class SGMCMC(BankStrategy):
         expected = self.target.num_data
         if size is not None and size * self.trainer.world_size != expected:
             raise DataError(
-                f"{name} needs the energy of all {expected} training examples in each step; the "
-                f"batch has {size}. Set batch_size={expected}."
+                f"{name} accepts or rejects by the energy of all {expected} training examples, and "
+                f"needs them in each step; the batch has {size}. Set batch_size={expected} of the "
+                "DataLoader; for data that are too many for that take SGHMC, the default sampler, "
+                "which goes by minibatches."
             )
         if self._energy_is_exact:
             return
@@ -304,9 +306,8 @@ class SGMCMC(BankStrategy):
             sampler.streams = self._streams  # a second fit goes on with the noise, not again
         # a trainer that fits again goes on sampling
         taken = self.trainer.global_step if self._trainer is not None else 0
-        earlier = None if self._sampler is None else self._sampler.step_sizes
-        if taken and earlier is not None and sampler.step_sizes is not None:
-            sampler.step_sizes.load_state_dict(earlier.state_dict())
+        if taken and self._sampler is not None:
+            sampler.take_over(self._sampler)
         self._sampler, self._streams = sampler, sampler.streams
         optimizer: Optimizer = sampler
         if self.warm_up != 0:
@@ -379,7 +380,9 @@ class SGMCMC(BankStrategy):
         if warm_up is not None:
             cycles = self.cycles
             if cycles is None:
-                few = self.chains <= 2 and self.finds_rate and total < math.inf
+                # what accepts or rejects may stay in one place for all of a fit
+                few = self.chains <= 2 and self.finds_rate and not self.sampler.full_batch
+                few &= total < math.inf
                 cycles = max(1, min(_CYCLES, int(total) // _SHORTEST)) if few else 1
             if cycles > 1 and total == math.inf:
                 raise ConfigurationError(
@@ -389,7 +392,7 @@ class SGMCMC(BankStrategy):
             length = total if cycles == 1 else total // cycles
             steps = warm_up.steps if self.warm_up is not None else self._warm_up_steps(length)
             warm_up.steps, warm_up.cycle = steps, int(length) if cycles > 1 else None
-        if self.finds_rate and self.sampler.adapt_steps is not None:
+        if self.sampler.plans_adaptation:
             left = _UNKNOWN / _ADAPT if length == math.inf else length - steps
             self.sampler.adapt_steps = max(1, round(_ADAPT * left))
 
@@ -640,6 +643,9 @@ class SGMCMC(BankStrategy):
         if self._accepted is None:
             return
         rates = self._accepted[0] / self._accepted[1]
+        if (message := self.sampler.found()) is not None:
+            shown = ", ".join(f"{rate:.2f}" for rate in rates.tolist())
+            rank_zero_info(f"{message} for the chains {self.ids}, and accepted {shown} on average.")
         stuck = [k for k, r in zip(self.ids, rates.tolist(), strict=True) if r < 0.1]
         if stuck:
             warnings.warn(

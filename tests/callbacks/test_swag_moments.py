@@ -42,8 +42,14 @@ PLAIN = partial(fits.Plain, False)  # without BatchNorm
 ENDLESS = partial(DataLoader, Endless(), BATCH)
 
 
+def each_epoch(**options: Any) -> SWAGMoments:
+    """With a snapshot after each epoch, where nothing else is said."""
+    every = {} if "every_n_steps" in options else {"every_n_epochs": 1}
+    return SWAGMoments(**{**every, **options})
+
+
 def plain_swag(**options: Any) -> SWAGMoments:
-    return SWAGMoments(**{"net": "body", "likelihood": Gaussian(0.5), **options})
+    return each_epoch(**{"net": "body", "likelihood": Gaussian(0.5), **options})
 
 
 def flat(weights: dict[str, Tensor]) -> np.ndarray:
@@ -89,7 +95,7 @@ def test_moments_are_those_of_numpy(kind: str, unit: str) -> None:
     module: Any = chains() if kind == "strategy" else PLAIN()
     if kind == "ensemble":
         module = DeepEnsemble(network, Gaussian(0.5), members=3, seed=3, mode="loop")
-    swag = plain_swag(**options) if kind == "plain" else SWAGMoments(**options)
+    swag = plain_swag(**options) if kind == "plain" else each_epoch(**options)
     recorder = fit(module, swag, precision="64-true", max_epochs=12)
     steps = (30, 42, 54, 66) if unit == "epochs" else range(21, 73, 3)
     moments = swag.moments
@@ -203,6 +209,85 @@ def test_a_learning_rate_that_is_a_tensor_and_data_without_a_length() -> None:
     assert [round(rates[s], 6) for s in range(24)] == [0.01] * 12 + [0.02] * 12
 
 
+def with_cosine(steps: int) -> Any:
+    """A module whose rate falls to 0 over so many steps, from 0.01, step by step."""
+    module = PLAIN()
+
+    def configure() -> Any:
+        optimizer = SGD(module.parameters(), lr=0.01)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    module.configure_optimizers = configure
+    return module
+
+
+@pytest.mark.parametrize(
+    ("start", "held"),
+    [
+        (0.75, 0.005 * (1 + np.cos(0.75 * np.pi))),  # as it stands
+        (0.9, 0.001),  # a tenth of the peak
+        (0.0, 0.01),
+    ],
+)
+def test_a_rate_that_falls_is_held(start: float, held: float) -> None:
+    swag = SWAGMoments(start, net="body", likelihood=Gaussian(0.5), every_n_steps=1)
+    rates = fit(with_cosine(480), swag, max_epochs=80).rates
+    first = round(480 * start)
+    falling = 0.005 * (1 + np.cos(np.pi * np.arange(480) / 480))
+    np.testing.assert_allclose([rates[s] for s in range(first)], falling[:first])
+    np.testing.assert_allclose([rates[s] for s in range(first + 1, 480)], held)
+
+
+def test_a_rate_that_is_left_alone() -> None:
+    """By lr=None; and always where a sampler moves, whose schedule has a meaning."""
+    rates = fit(with_cosine(48), plain_swag(start=0.5, lr=None)).rates
+    np.testing.assert_allclose([rates[s] for s in range(48)],
+                               0.005 * (1 + np.cos(np.pi * np.arange(48) / 48)))  # fmt: skip
+    schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+    rates = fit(chains(scheduler=schedule), each_epoch(start=0.5)).rates
+    assert len(set(rates.values())) == 48
+
+
+def test_the_rate_that_was_found_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        fit(with_cosine(48), plain_swag(start=0.5))
+    assert "averages at the learning rate 0.005." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("epochs", "start", "snapshots", "first"),
+    [
+        (8, 0.75, 12, 37),  # 12 steps are left: each
+        (40, 0.5, 30, 124),  # 120 steps: every fourth
+        (40, 30, 30, 182),  # as a number of epochs
+        (80, 0.5, 40, 246),  # 40 epochs: each
+    ],
+)
+def test_snapshots_are_as_far_apart_as_the_length_allows(
+    epochs: int, start: float, snapshots: int, first: int
+) -> None:
+    swag = SWAGMoments(start, net="body", likelihood=Gaussian(0.5))
+    recorder = fit(PLAIN(), swag, max_epochs=epochs)
+    every = (6 * epochs - first) // (snapshots - 1)
+    assert swag.posterior().rank == min(20, snapshots)
+    assert_mean(swag, recorder, range(first, first + every * snapshots, every))
+
+
+@pytest.mark.parametrize("step", [20, 36, 41])
+def test_what_was_found_is_resumed(tmp_path: Path, step: int) -> None:
+    """The rate that is held and the spacing, from before and in the averaging phase."""
+
+    cosine = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=48)
+    make = partial(ensemble, scheduler=cosine, scheduler_interval="step")
+    whole, resumed, path = SWAGMoments(), SWAGMoments(), tmp_path / "run.ckpt"
+    first = fit(make(), whole, save(path, step))
+    second = fit(make(), resumed, ckpt=path)
+    assert resumed.snapshots == whole.snapshots == 12
+    assert_same(whole.moments, resumed.moments)
+    assert all(first.rates[s] == rate for s, rate in second.rates.items())
+
+
 # -------------------------------------------------------------------- resume
 
 
@@ -225,7 +310,7 @@ def test_resume_is_bit_equal(tmp_path: Path, unit: str, order: str, step: int) -
     every = {"every_n_epochs": 1} if unit == "epochs" else {"every_n_steps": 3}
 
     def make() -> SWAGMoments:
-        return SWAGMoments(start=0.5, rank=3, lr=0.02, **every)
+        return each_epoch(start=0.5, rank=3, lr=0.02, **every)
 
     whole, resumed, path = make(), make(), tmp_path / "run.ckpt"
     saver, recorder = save(path, step), Recorder()
@@ -242,7 +327,7 @@ def test_resume_from_a_model_checkpoint(tmp_path: Path, at_epoch_end: bool) -> N
     """ModelCheckpoint saves after the snapshot of its epoch, or at the end of its validation."""
 
     def run(ckpt: Any = None) -> tuple[SWAGMoments, list[Path]]:
-        swag = SWAGMoments(start=0.5, rank=4)
+        swag = each_epoch(start=0.5, rank=4)
         folder = tmp_path / ("whole" if ckpt is None else ckpt.stem)
         saver = ModelCheckpoint(
             folder, "{step}", save_top_k=-1, save_on_train_epoch_end=at_epoch_end
@@ -261,20 +346,20 @@ def test_resume_from_a_model_checkpoint(tmp_path: Path, at_epoch_end: bool) -> N
 def test_averaging_that_is_new_in_a_resumed_fit(tmp_path: Path) -> None:
     """It takes the snapshots that are due from there on, and no others."""
     fits.fit(chains(), save(tmp_path / "run.ckpt", 30), max_epochs=8)
-    swag = SWAGMoments(start=2, every_n_epochs=3)
+    swag = each_epoch(start=2, every_n_epochs=3)
     recorder = fit(chains(), swag, ckpt=tmp_path / "run.ckpt", max_epochs=12)
     assert_mean(swag, recorder, [48, 66])
 
 
 def test_a_test_of_an_earlier_checkpoint_loses_nothing(tmp_path: Path) -> None:
-    swag, module = SWAGMoments(start=0.5), chains()
+    swag, module = each_epoch(start=0.5), chains()
     trainer = fits.fit(module, swag, save(tmp_path / "run.ckpt", 36), max_epochs=8)
     before = swag.moments
     trainer.test(module, loader(shuffle=False), ckpt_path=tmp_path / "run.ckpt", verbose=False)
     assert swag.moments is before
     assert swag.snapshots == 4
     # a new process takes what the checkpoint has
-    fresh = SWAGMoments(start=0.5)
+    fresh = each_epoch(start=0.5)
     trainer = quiet_trainer(callbacks=[fresh])
     trainer.test(chains(), loader(shuffle=False), ckpt_path=tmp_path / "run.ckpt", verbose=False)
     assert fresh.snapshots == 2
@@ -282,7 +367,7 @@ def test_a_test_of_an_earlier_checkpoint_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_new_fit_starts_anew_and_the_same_trainer_continues() -> None:
-    swag, module = SWAGMoments(start=4), chains()
+    swag, module = each_epoch(start=4), chains()
     trainer = fits.fit(module, swag, max_epochs=8)
     trainer.fit_loop.max_epochs = 10
     trainer.fit(module, loader())
@@ -312,7 +397,7 @@ def test_a_plain_module_gives_a_gaussian(tmp_path: Path) -> None:
 
 
 def test_the_average_is_the_mean_and_deterministic() -> None:
-    swag = SWAGMoments(start=0.5)
+    swag = each_epoch(start=0.5)
     fit(chains(), swag)
     average = swag.average()
     assert [len(part) for part in average.components] == [1, 1, 1]
@@ -339,7 +424,7 @@ def ensemble(middle: Any = None, **options: Any) -> DeepEnsemble:
 
 def test_a_deep_ensemble_gives_multiswag(tmp_path: Path) -> None:
     """Each member has a Gaussian and the noise that it learned; alone it would have the same."""
-    module, swag = ensemble(), SWAGMoments(start=0.5)
+    module, swag = ensemble(), each_epoch(start=0.5)
     recorder = fit(module, swag, save(tmp_path / "run.ckpt", 33))
     assert_mean(swag, recorder, (30, 36, 42, 48))
     posterior = swag.posterior()
@@ -352,7 +437,7 @@ def test_a_deep_ensemble_gives_multiswag(tmp_path: Path) -> None:
     loaded = Posterior.load(tmp_path / "posterior", network())
     inputs = torch.randn(5, 3)
     torch.testing.assert_close(loaded.predict(inputs).variance, posterior.predict(inputs).variance)
-    resumed, alone = SWAGMoments(start=0.5), SWAGMoments(start=0.5)
+    resumed, alone = each_epoch(start=0.5), each_epoch(start=0.5)
     fit(ensemble(), resumed, ckpt=tmp_path / "run.ckpt")
     assert_same(swag.moments, resumed.moments)
     fit(ensemble(members=[2]), alone)
@@ -369,7 +454,7 @@ def test_a_deep_ensemble_gives_multiswag(tmp_path: Path) -> None:
     ],
 )
 def test_members_that_diverge_are_left_out(step: int, options: Any) -> None:
-    whole, swag = SWAGMoments(**options), SWAGMoments(**options)
+    whole, swag = each_epoch(**options), each_epoch(**options)
     fit(ensemble(), whole)
     if step == 48:
         fit(ensemble(), swag, spoil(48, row=1, column=13))
@@ -390,7 +475,7 @@ def with_batch_norm(kind: str, **options: Any) -> tuple[Any, SWAGMoments]:
     """A module whose network has BatchNorm, and its SWAG."""
     if kind == "plain":
         return fits.Plain(), plain_swag(start=0.5, **options)
-    return fits.chains(chains=3), SWAGMoments(start=0.5, **options)
+    return fits.chains(chains=3), each_epoch(start=0.5, **options)
 
 
 @pytest.mark.parametrize("kind", ["strategy", "plain"])
@@ -437,7 +522,7 @@ class OwnData:
 
 def test_batch_norm_of_an_ensemble_with_other_examples_for_each_member() -> None:
     """Members are refreshed with what they see."""
-    swag, batches = SWAGMoments(start=0.5, refresh_batch_norm=1), OwnData()
+    swag, batches = each_epoch(start=0.5, refresh_batch_norm=1), OwnData()
     module = ensemble(lambda: [nn.BatchNorm1d(4)], num_data=24, independent_batches=True)
     fit(module, swag, max_epochs=4, batches=batches)
     for row, part in enumerate(swag.posterior(draws=2).components):
@@ -516,7 +601,7 @@ def test_frozen_batch_norm_stays_as_it_is() -> None:
     around = DeepEnsemble(
         module.body, Gaussian(0.5), members=2, start="around", mode="loop", seed=1
     )
-    for fitted, swag in ((module, plain_swag(start=0.5)), (around, SWAGMoments(start=0.5))):
+    for fitted, swag in ((module, plain_swag(start=0.5)), (around, each_epoch(start=0.5))):
         fit(fitted, swag, Freeze(1))
         gaussian, average = parts_of(swag.posterior())[0], parts_of(swag.average())[0]
         assert isinstance(gaussian, LowRankPosterior)
@@ -525,7 +610,7 @@ def test_frozen_batch_norm_stays_as_it_is() -> None:
 
 
 def test_a_prior_function_is_neither_averaged_nor_refreshed() -> None:
-    swag = SWAGMoments(start=0.5)
+    swag = each_epoch(start=0.5)
     module = ensemble(lambda: [nn.BatchNorm1d(4)], members=2, prior_function=1.0)
     fit(module, swag, max_epochs=4)
     assert swag.moments.mean.shape == module.weights.shape
@@ -580,7 +665,7 @@ def test_the_refresh_sees_data_as_training_does(where: str) -> None:
 
 def test_the_rest_is_that_of_the_last_snapshot(tmp_path: Path) -> None:
     """A test of an earlier checkpoint changes the module, and nothing of the posterior."""
-    swag = SWAGMoments(start=0.5)
+    swag = each_epoch(start=0.5)
     adam = partial(torch.optim.Adam, lr=0.05)
     module = ensemble(lambda: [nn.BatchNorm1d(4)], members=2, optimizer=adam)
     trainer = fits.fit(module, swag, save(tmp_path / "run.ckpt", 3), max_epochs=4)
@@ -620,6 +705,7 @@ def test_a_module_that_is_the_network_itself() -> None:
         ({"rank": 1}, "rank= is at least 2, or 0 for the diagonal alone; got 1"),
         ({"scale": 0.0}, "scale= is a number greater than 0; got 0.0"),
         ({"lr": "0.1"}, "lr= is a number greater than 0; got '0.1'"),
+        ({"anneal": 3, "lr": None}, "anneal=3 says how to get to lr=, which is not given"),
         ({"anneal": 3}, "anneal=3 says how to get to lr=, which is not given"),
         ({"refresh_batch_norm": 0}, "refresh_batch_norm= is a whole number, at least 1; got 0"),
     ],
@@ -716,7 +802,7 @@ def test_training_that_stopped_early() -> None:
 
 
 def test_a_snapshot_that_is_not_finite() -> None:
-    swag = SWAGMoments(start=0.5)
+    swag = each_epoch(start=0.5)
     message = "'0.bias' of member 7 is not finite after step 42"
     with pytest.raises(NonFiniteError, match=message):
         fit(chains(chains=[0, 7]), swag, spoil(42, row=1, column=13))

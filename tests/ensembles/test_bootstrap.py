@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler
 from lightning_bnn import DeepEnsemble
 from lightning_bnn.ensembles.bootstrap import bootstrap_means, bootstrap_weights
 from lightning_bnn.ensembles.randomise import noisy_targets
-from lightning_bnn.likelihoods import Categorical, Gaussian
+from lightning_bnn.likelihoods import Categorical
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
 
@@ -113,6 +113,6 @@ def test_a_fit_with_a_sampler_of_a_part_has_mean_one_over_it() -> None:
 def test_they_are_not_those_of_the_noise_of_targets(weights: torch.Tensor) -> None:
     """One uniform number behind both would give a weight and the size of a noise one order."""
     targets = torch.zeros(EXAMPLES, 1, dtype=torch.float64)
-    noise = noisy_targets(Gaussian(1.0), targets, SEEDS, torch.arange(EXAMPLES))
+    noise = noisy_targets(1.0, targets, SEEDS, torch.arange(EXAMPLES))
     pair = torch.stack([weights.flatten(), noise.flatten().abs()])
     assert torch.corrcoef(pair)[0, 1].abs() < 4.5 / math.sqrt(weights.numel())

@@ -339,7 +339,7 @@ FITS: dict[str, Fit] = {
     "plain_swag": Fit(
         Plain,
         dict,
-        lambda folder: [SWAGMoments(0.25, net="model", likelihood=Categorical(), rank=4)],
+        lambda folder: [SWAGMoments(0.25, 1, net="model", likelihood=Categorical(), rank=4)],
         likelihood=Categorical(),
         batch_size=24,
     ),

@@ -46,7 +46,9 @@ def make(seeds: int | list[int], **options: Any) -> tuple[HMC, Tensor, Tensor]:
     weight = torch.ones((*shape, 2), dtype=torch.float64, requires_grad=True)
     bias = torch.ones(shape, dtype=torch.float64, requires_grad=True)
     groups = [{"params": [weight]}, {"params": [bias], "lr": 0.15}]
-    defaults: dict[str, Any] = {"lr": 0.2, "num_data": COUNT, "leapfrog_steps": 4, "seed": seeds}
+    defaults: dict[str, Any] = {
+        "lr": 0.2, "num_data": COUNT, "leapfrog_steps": 4, "adapt_steps": 0, "seed": seeds
+    }  # fmt: skip
     return HMC(groups, **{**defaults, **options}), weight, bias
 
 
@@ -79,10 +81,11 @@ def test_a_transition_is_the_rule_of_the_docstring(leapfrog_steps: int) -> None:
     assert np.abs(np.array([*weight.tolist(), bias.item()]) - where).max() < 1e-12
 
 
-def test_stacked_chains_move_as_they_would_alone() -> None:
-    """Two groups, jitter and adaptation included."""
-    together, weights, biases = make(SEEDS, adapt_steps=10)
-    alone = [make(seed, adapt_steps=10) for seed in SEEDS]
+@pytest.mark.parametrize("lr", [0.2, None])
+def test_stacked_chains_move_as_they_would_alone(lr: float | None) -> None:
+    """Two groups, jitter, adaptation and the search for a first step included."""
+    together, weights, biases = make(SEEDS, adapt_steps=10, lr=lr)
+    alone = [make(seed, adapt_steps=10, lr=lr) for seed in SEEDS]
     rejected = 0
     for _ in range(25):
         before = weights.detach().clone()
@@ -100,10 +103,11 @@ def test_stacked_chains_move_as_they_would_alone() -> None:
     assert len(scales.unique()) == 4
 
 
+@pytest.mark.parametrize("lr", [0.2, None])
 @pytest.mark.parametrize("stop", [3, 8])
-def test_resume_is_bit_exact(stop: int) -> None:
-    """In the middle of the adaptation and after it."""
-    sampler, weight, bias = make(SEEDS, adapt_steps=6)
+def test_resume_is_bit_exact(stop: int, lr: float | None) -> None:
+    """In the middle of the adaptation and after it, from a rate that was given or found."""
+    sampler, weight, bias = make(SEEDS, adapt_steps=6, lr=lr)
     closure = closure_of(sampler, weight, bias)
     for _ in range(stop):
         sampler.step(closure)
@@ -115,7 +119,7 @@ def test_resume_is_bit_exact(stop: int) -> None:
 
     file.seek(0)
     state, *parameters = torch.load(file, weights_only=True)
-    other, *theirs = make([6, 7, 8, 9], adapt_steps=6)
+    other, *theirs = make([6, 7, 8, 9], adapt_steps=7, lr=lr)
     other.load_state_dict(state)
     with torch.no_grad():
         for one, saved in zip(theirs, parameters, strict=True):
@@ -206,6 +210,62 @@ def test_each_chain_follows_dual_averaging_and_then_holds_the_average() -> None:
     assert len(sampler.lr_scale.unique()) == 4
     assert not torch.equal(state.log_step, state.average)
     assert torch.equal(make(SEEDS)[0].lr_scale, torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("curvature", [1e-8, 1.0, 1e8])
+def test_the_first_step_is_the_one_at_which_acceptance_crosses_four_fifths(
+    curvature: float,
+) -> None:
+    """By NumPy, from the same momenta: h and the step before it lie on both sides.
+
+    The mean energy is c·w²/2 and its leapfrog step is h² = η/N; whatever c is, h is found.
+    """
+    seeds = list(range(1, 9))
+    weight = torch.full((8, 3), curvature**-0.5, dtype=torch.float64, requires_grad=True)
+    sampler = HMC([weight], num_data=COUNT, adapt_steps=0, jitter=0.0, seed=seeds)
+
+    def closure() -> Tensor:
+        sampler.zero_grad()
+        energies = 0.5 * curvature * weight.square().sum(1)
+        energies.sum().backward()
+        return energies
+
+    begin = weight.detach().numpy().copy()
+    streams = [NormalStream(seed) for seed in seeds]
+    noise = [stream.fill_(torch.empty(3, dtype=torch.float64)) for stream in streams]
+    momenta = torch.stack(noise).numpy()
+    sampler.step(closure)
+
+    def log_ratio(rate: np.ndarray) -> np.ndarray:
+        rate = rate[:, None]
+        velocity = np.sqrt(rate / COUNT) * momenta
+        before = 0.5 * curvature * begin**2 + velocity**2 / (2 * rate)
+        velocity = velocity - rate / 2 * curvature * begin
+        end = begin + velocity
+        velocity = velocity - rate / 2 * curvature * end
+        after = 0.5 * curvature * end**2 + velocity**2 / (2 * rate)
+        return COUNT * (before - after).sum(1)
+
+    found, bar = sampler.lr_scale.numpy(), math.log(0.8)
+    grew = found > 1  # h was doubled from 1/√N: the step before it is half of it
+    last = np.where(grew, found / 4, found * 4)
+    assert ((log_ratio(found) > bar) != (log_ratio(last) > bar)).all()
+    assert (grew == (log_ratio(np.ones(8)) > bar)).all()
+
+
+def test_a_search_without_end_is_given_up() -> None:
+    """An energy that is the same everywhere accepts every step; the search stops by itself."""
+    weight = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    sampler, calls = HMC([weight], num_data=COUNT, leapfrog_steps=2, seed=1), []
+
+    def closure() -> Tensor:
+        sampler.zero_grad()
+        (0 * weight).sum().backward()
+        calls.append(1)
+        return torch.zeros(())
+
+    sampler.step(closure)
+    assert len(calls) == 1 + 60 + 2
 
 
 def test_dual_averaging_by_hand() -> None:

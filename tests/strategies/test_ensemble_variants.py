@@ -179,7 +179,7 @@ def test_energies_are_those_of_the_formula(own: bool, options: dict[str, Any]) -
         shares = bootstrap_weights(seeds, indices, bootstrap_means(seeds, EXAMPLES))
         assert shares.std() > 0.5
     else:
-        moved = noisy_targets(Gaussian(NOISE), targets, seeds, indices)
+        moved = noisy_targets(NOISE, targets, seeds, indices)
         offsets = draw_offsets(ensemble.prior, seeds, ensemble.weights)
         assert 0.3 < (moved - targets).std() < 0.7
         assert 0.6 < offsets.std() < 1.0

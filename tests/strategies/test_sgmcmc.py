@@ -318,13 +318,66 @@ def test_hmc_refuses_an_energy_that_is_not_that_of_the_weights(net: Any, why: st
 
 
 def test_hmc_that_stands_still_is_noticed_and_its_loss_is_of_what_is_kept() -> None:
-    bnn = make(net=plain_mlp(), chains=2, sampler=partial(HMC, lr=1e4))
+    bnn = make(net=plain_mlp(), chains=2, sampler=partial(HMC, lr=1e4, adapt_steps=0))
     with pytest.warns(
         UserWarning, match=r"less than one in ten transitions in the chains \[0, 1\]"
     ):
         trainer = fit(bnn, steps=4, batch_size=48, log_every_n_steps=1)
     assert trainer.callback_metrics["train_loss"] < 10
     assert trainer.callback_metrics["acceptance"] < 0.1
+
+
+def fit_hmc(chains: Any, steps: int = 40, ckpt: Any = None, save: Any = None) -> SGMCMC:
+    """HMC that is given no number, with a checkpoint at a step."""
+    bnn = make(net=plain_mlp(), chains=chains, mode="loop", sampler=partial(HMC, leapfrog_steps=4))
+    trainer = quiet_trainer(max_steps=steps, max_epochs=-1, callbacks=save and [save])
+    data = make_data("mlp", "classification")
+    trainer.fit(bnn, DataLoader(data, batch_size=48), ckpt_path=ckpt)
+    return bnn
+
+
+class SaveAt(Callback):
+    def __init__(self, step: int, path: Any) -> None:
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+
+
+def test_hmc_without_numbers_warms_up_adapts_and_moves_each_chain_as_alone() -> None:
+    """Of 40 steps 16 warm up and 6 adapt; chain 3 alone is the fourth of six, to the bit."""
+    together, alone = fit_hmc(6), fit_hmc([3])
+    assert together.settling_steps == 22
+    assert torch.equal(together.weights[3], alone.weights[0])
+    assert torch.equal(together.sampler.lr_scale[3], alone.sampler.lr_scale[0])
+    assert len(together.sampler.lr_scale.unique()) == 6
+    accepted = together.trainer.callback_metrics["acceptance"]
+    assert accepted > 0.4
+
+
+@pytest.mark.parametrize("step", [10, 16, 18, 30])
+def test_hmc_resumes_exactly_in_each_of_its_phases(step: int, tmp_path: Any) -> None:
+    """In the warm-up, at its end, in the adaptation and after it."""
+    path = tmp_path / "run.ckpt"
+    whole = fit_hmc(3, save=SaveAt(step, path))
+    resumed = fit_hmc(3, ckpt=path)
+    assert torch.equal(whole.weights, resumed.weights)
+    assert torch.equal(whole.sampler.lr_scale, resumed.sampler.lr_scale)
+
+
+def test_hmc_goes_on_with_its_steps_when_a_trainer_fits_again() -> None:
+    bnn = fit_hmc(2, steps=20)
+    found, trainer = bnn.sampler.lr_scale, bnn.trainer
+    trainer.fit_loop.epoch_loop.max_steps = 25
+    trainer.fit(bnn, DataLoader(make_data("mlp", "classification"), batch_size=48))
+    assert torch.equal(found, bnn.sampler.lr_scale)
+    assert not bnn.sampler.adapting
+
+
+def test_minibatches_are_refused_before_the_warm_up() -> None:
+    with pytest.raises(DataError, match=r"(?s)batch has 16.*batch_size=48.*SGHMC"):
+        fit(make(net=plain_mlp(), sampler=HMC), steps=40)
 
 
 def test_draws_count_once_the_step_size_of_hmc_is_settled() -> None:

@@ -88,22 +88,22 @@ def test_without_either_members_agree() -> None:
     assert np.abs(members - PROBLEM.mean).max() < 1e-4
 
 
-def too_much_noise(likelihood: Any, targets: Tensor, seeds: Tensor, indices: Tensor) -> Tensor:
+def too_much_noise(scale: Any, targets: Tensor, seeds: Tensor, indices: Tensor) -> Tensor:
     plain = targets.expand(len(seeds), *targets.shape)
-    noisy = NOISY_TARGETS(likelihood, targets, seeds, indices)
+    noisy = NOISY_TARGETS(scale, targets, seeds, indices)
     return plain + (noisy - plain) * 2**0.5
 
 
-def other_noise_each_step(likelihood: Any, targets: Tensor, seeds: Tensor, indices: Tensor) -> Any:
-    return NOISY_TARGETS(likelihood, targets, torch.randint(2**62, seeds.shape), indices)
+def other_noise_each_step(scale: Any, targets: Tensor, seeds: Tensor, indices: Tensor) -> Any:
+    return NOISY_TARGETS(scale, targets, torch.randint(2**62, seeds.shape), indices)
 
 
-def without_noise(likelihood: Any, targets: Tensor, seeds: Tensor, indices: Tensor) -> Tensor:
+def without_noise(scale: Any, targets: Tensor, seeds: Tensor, indices: Tensor) -> Tensor:
     return targets.expand(len(seeds), *targets.shape)
 
 
-def noise_of_one_member(likelihood: Any, targets: Tensor, seeds: Tensor, indices: Tensor) -> Any:
-    return NOISY_TARGETS(likelihood, targets, seeds[:1].expand_as(seeds), indices)
+def noise_of_one_member(scale: Any, targets: Tensor, seeds: Tensor, indices: Tensor) -> Any:
+    return NOISY_TARGETS(scale, targets, seeds[:1].expand_as(seeds), indices)
 
 
 def without_anchors(prior: Any, seeds: Tensor, like: Tensor) -> Tensor:

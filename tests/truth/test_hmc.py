@@ -54,6 +54,7 @@ def sample(
 ) -> tuple[np.ndarray, float, HMC]:
     """Draws of all chains (draws, K, ...), the mean acceptance, and the sampler."""
     weights = start.clone().requires_grad_()
+    options = {"adapt_steps": 0, **options}
     sampler = HMC(
         [weights], seed=[member_seed(seed, chain) for chain in range(len(start))], **options
     )
@@ -136,6 +137,17 @@ def test_the_posterior_stays_right_after_adaptation() -> None:
     draws, _, sampler = regress(2e-4, leapfrog_steps=3, adapt_steps=60, burn_in=80)
     assert not sampler.adapting
     assert len(sampler.lr_scale.unique()) == CHAINS  # each its own
+    assert within_tolerance(draws), errors(draws)
+
+
+def test_the_posterior_is_right_with_a_step_that_was_found() -> None:
+    """Without any number: the same tolerance as above."""
+    start = torch.zeros(CHAINS, PROBLEM.inputs.shape[1], dtype=torch.float64)
+    draws, accepted, sampler = sample(
+        regression_energy(PROBLEM), start, burn_in=80, num_data=10, leapfrog_steps=3, adapt_steps=60
+    )
+    assert 0.65 < accepted < 0.95
+    assert sampler.divergences.sum() == 0
     assert within_tolerance(draws), errors(draws)
 
 

@@ -257,7 +257,9 @@ def test_batch_norm_needs_the_refresh() -> None:
     inputs, targets = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
     train, test = slice(0, 1200), slice(1200, None)
     torch.manual_seed(0)
-    swag = SWAGMoments(start=4, rank=6, lr=0.2, net="model", likelihood=Categorical())
+    swag = SWAGMoments(
+        start=4, every_n_epochs=1, rank=6, lr=0.2, net="model", likelihood=Categorical()
+    )
     loader = DataLoader(TensorDataset(inputs[train], targets[train]), 64, shuffle=True)
     quiet_trainer(max_epochs=10, callbacks=[swag]).fit(Classifier(), loader)
 
