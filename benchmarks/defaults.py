@@ -47,11 +47,12 @@ __all__ = ["main"]
 
 TEMPERATURE = 1.0
 OFF_AT_MOST = 0.1  # of T
-LOGGERS = ("pytorch_lightning", "lightning", "lightning_fabric", "lightning_utilities")
+LOGGERS = ("pytorch_lightning", "lightning.pytorch", "lightning.fabric", "lightning_utilities")
 # what Lightning says in every fit
 USUAL = (
     "does not have many workers", "LeafSpec", "logging interval", "GPU available", "TPU available",
     "litlogger", "`Trainer.fit` stopped", "Seed set to", "HPU available",
+    "have no logger configured", "exists and is not empty",
 )  # fmt: skip
 COLUMNS = {
     "classification": {

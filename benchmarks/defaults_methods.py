@@ -68,10 +68,10 @@ class Fitted:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def _train(trainer: pl.Trainer, module: pl.LightningModule, data: Any) -> tuple[float, float]:
-    """Fit; the seconds on the wall and of the processor."""
+def _timed(train: Callable[[], None]) -> tuple[float, float]:
+    """Train; the seconds on the wall and of the processor."""
     begin, cpu_begin = time.perf_counter(), time.process_time()
-    trainer.fit(module, data)
+    train()
     return time.perf_counter() - begin, time.process_time() - cpu_begin
 
 
@@ -118,7 +118,7 @@ def plain_adam(problem: Problem) -> Fitted:
         stop = EarlyStopping("val_nll", patience=patience)
         keep = ModelCheckpoint(folder, monitor="val_nll", save_weights_only=True)
         trainer = _trainer(problem.epochs, stop, keep, enable_checkpointing=True)
-        seconds = _train(trainer, module, problem.data())
+        seconds = _timed(partial(trainer.fit, module, problem.data()))
         best = torch.load(keep.best_model_path, weights_only=True)["state_dict"]
         module.load_state_dict(best)
     module.eval()
@@ -170,7 +170,7 @@ def _fit_ours(
     problem: Problem, bnn: Any, *callbacks: pl.Callback, full_batch: bool = False
 ) -> Fitted:
     trainer = _trainer(problem.transitions if full_batch else problem.epochs, *callbacks)
-    seconds = _train(trainer, bnn, problem.data(full_batch))
+    seconds = _timed(partial(trainer.fit, bnn, problem.data(full_batch)))
     moments = next((one for one in callbacks if isinstance(one, SWAGMoments)), None)
     posterior = bnn.posterior() if moments is None else moments.posterior()
     facts: dict[str, Any] = {"steps": trainer.global_step, "draws": posterior.default_draws}
@@ -206,9 +206,8 @@ OURS: dict[str, Callable[[Problem], Fitted]] = {
 
 
 def _peer(name: str, problem: Problem) -> Fitted:
-    begin, cpu_begin = time.perf_counter(), time.process_time()
-    predict = PEERS[name].fit(problem)
-    return Fitted(predict, time.perf_counter() - begin, time.process_time() - cpu_begin)
+    train, predict = PEERS[name].prepare(problem)
+    return Fitted(predict, *_timed(train))
 
 
 METHODS: Mapping[str, Callable[[Problem], Fitted]] = {
