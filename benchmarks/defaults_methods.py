@@ -1,7 +1,7 @@
 """The methods of :mod:`benchmarks.defaults`, each as its first program would be written.
 
 No number is chosen here but the trainer's ``max_epochs`` and the batch size, which all methods of a
-set share; HMC needs all examples in a batch. What a method cannot do without is in ``NEEDED``.
+set share; HMC needs all examples in a batch.
 
 ``adam`` is plain Lightning: Adam at its usual rate of 1e-3, early stopping on the validation NLL (a
 fifth of the epochs, at least 10, without a better one) and the best weights restored.
@@ -42,12 +42,6 @@ from lightning_bnn.samplers import HMC
 __all__ = ["ADAM", "METHODS", "OURS", "Fitted", "applies", "fit", "score"]
 
 ADAM = "adam"
-NEEDED: dict[str, Callable[[Problem], dict[str, Any]]] = {
-    "hmc": lambda problem: {
-        "sampler": partial(HMC, lr=1e-4, adapt_steps=problem.transitions // 5),
-        "warm_up": problem.transitions // 5,
-    },
-}
 PATIENCE, LEAST_PATIENCE = 0.2, 10
 BATCH = 500  # of a prediction
 
@@ -143,8 +137,7 @@ def sgmcmc(problem: Problem) -> Fitted:
 
 
 def hmc(problem: Problem) -> Fitted:
-    needed = NEEDED["hmc"](problem) if "hmc" in NEEDED else {}
-    bnn = SGMCMC(problem.net(), problem.likelihood(), **{"sampler": HMC, **needed})
+    bnn = SGMCMC(problem.net(), problem.likelihood(), sampler=HMC)
     return _fit_ours(problem, bnn, SampleCollector(), full_batch=True)
 
 
@@ -162,7 +155,8 @@ def multi_swag(problem: Problem) -> Fitted:
 
 
 def randomised_map(problem: Problem) -> Fitted:
-    bnn = DeepEnsemble(problem.net(outputs=1), Gaussian(), randomise="targets and anchors")
+    likelihood = Gaussian(learn=True)  # a pilot finds the noise of targets
+    bnn = DeepEnsemble(problem.net(outputs=1), likelihood, randomise="targets and anchors")
     return _fit_ours(problem, bnn)
 
 
@@ -174,9 +168,10 @@ def _fit_ours(
     moments = next((one for one in callbacks if isinstance(one, SWAGMoments)), None)
     posterior = bnn.posterior() if moments is None else moments.posterior()
     facts: dict[str, Any] = {"steps": trainer.global_step, "draws": posterior.default_draws}
-    temperatures = getattr(bnn, "measured_temperatures", None)
-    if temperatures is not None:
-        facts["temperatures"] = temperatures.tolist()
+    if isinstance(bnn, SGMCMC) and (measured := bnn.measured_temperatures):
+        facts["temperatures"] = measured["temperature"].tolist()
+        if (positions := measured.get("configurational_temperature")) is not None:
+            facts["configurational_temperatures"] = positions.tolist()
     if isinstance(bnn, DeepEnsemble):
         facts["dropped_members"] = int((~bnn.alive).sum())
     if isinstance(bnn, SGMCMC):

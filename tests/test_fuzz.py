@@ -126,7 +126,7 @@ SKIPPED = {
     "BoundPrior", "PriorLike", "check_prior", "MomentumSampler", "Moments", "MemberBatch",
     "Splits", "collate_rows", "toy_curve", "TensorRows", "PruneCurve", "PruningResult", "Diagnosis",
     "Statistics", "rank_figure", "trace_figure", "to_arviz", "export_network", "Strategy",
-    "MeanScore", "Target", "DrawStream", "Sampler",
+    "MeanScore", "Target", "DrawStream", "Sampler", "prior_scales",
 }  # fmt: skip
 OF_WRITERS = {
     "from_stored", "from_manifest", "from_stream", "from_collected", "made_from", "number_of",

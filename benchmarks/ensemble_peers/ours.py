@@ -24,6 +24,7 @@ def make_module(network: Network, mode: str) -> Any:
         members=MEMBERS,
         num_data=NUM_DATA,
         mode=mode,
+        scheduler=None,  # a plain step, as the others take it
         seed=0,
     )
 

@@ -25,6 +25,7 @@ def make_module(problem: Problem) -> Any:
         likelihood=Categorical(),
         prior=Normal(0.0, 0.1),
         num_data=NUM_DATA,
+        scheduler=None,  # a plain step, as the others take it
     )
 
 

@@ -68,7 +68,7 @@ def noise_log_prior(scales: Tensor, weight: float, reference: Tensor | float) ->
     Example:
         >>> scales = torch.tensor([0.1, 1.0, 10.0])
         >>> noise_log_prior(scales, 2.0, 1.0)                  # largest at the reference
-        tensor([-97.6974,   0.0000,  -3.6152])
+        tensor([-94.3948,   0.0000,  -3.6152])
     """
     ratio = reference / scales
     return 0.5 * weight * (2 * ratio.log() - ratio.square() + 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_bnn.checks import check_whole
+from lightning_bnn.checks import check_kind, check_whole
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.posteriors.weights import WeightPosterior
 from lightning_bnn.priors import BoundPrior, PriorLike, check_prior
@@ -43,6 +43,7 @@ def prior_scales(
         >>> prior_scales(posterior, Normal(scale=Learned()))
         {'weight': tensor([0.1010, 0.2132])}
     """
+    check_kind("posterior", posterior, WeightPosterior, "a posterior over weights")
     if not isinstance(prior, BoundPrior):
         prior = _bind(posterior, prior)
     if prior.learned is None:

@@ -502,7 +502,11 @@ class Strategy(pl.LightningModule, InBar, ABC):
                 shown["optimizer"] = f"{_ADAM}(lr={lr:.3g})"
         mixed = self._trainer is not None and "mixed" in str(self.trainer.precision)
         on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
-        return Adam(parameters, lr=lr, fused=on_cpu and not mixed)
+        return Adam(parameters, lr=lr, fused=on_cpu and not mixed and self._may_fuse(parameters))
+
+    def _may_fuse(self, parameters: list[nn.Parameter]) -> bool:
+        """Whether a fused optimizer does what it should; a strategy of several sets has a say."""
+        return True
 
     def _adam(self, schedule: Any) -> OptimizerFactory:
         """What makes the default optimizer, whose rate depends on whether it is annealed."""

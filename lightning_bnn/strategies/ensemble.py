@@ -719,6 +719,8 @@ class DeepEnsemble(BankStrategy):
         if self.pilot is not None and self.pilot.running and not self.pilot.initial:
             self.pilot.steps = pilot_steps(steps_of_fit(self.trainer))
             self.pilot.initial = {name: t.clone() for name, t in self._bank_tensors().items()}
+        if self.pilot is not None and self.pilot.running:  # rates fall to 0 at its end, too
+            fit_schedules(self.trainer, self.lr, self.pilot.steps)
         if self.snapshots is None:
             return
         if not self._saved:

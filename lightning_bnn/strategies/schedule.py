@@ -233,7 +233,9 @@ def default_schedules(trainer: pl.Trainer) -> list[WarmUpCosine]:
     return [one for one in each if isinstance(one, WarmUpCosine)]
 
 
-def fit_schedules(trainer: pl.Trainer, peak: float | None = None) -> None:
+def fit_schedules(
+    trainer: pl.Trainer, peak: float | None = None, total: float | None = None
+) -> None:
     """Give the default schedules the length of the fit that begins now.
 
     A schedule that was not resumed begins here, also in a later fit of the same trainer, and ends
@@ -242,8 +244,10 @@ def fit_schedules(trainer: pl.Trainer, peak: float | None = None) -> None:
     Args:
         trainer: One that has loaded its training data, and a checkpoint, if any.
         peak: The rate that a tuner has found, for schedules that have not begun.
+        total: The step at which they end; by default the last of the fit.
     """
+    end = steps_of_fit(trainer) if total is None else total
     for schedule in default_schedules(trainer):
         before = trainer.global_step - schedule.last_epoch
         begun = schedule.last_epoch > 0
-        schedule.follow(steps_of_fit(trainer) - before, None if begun else peak)
+        schedule.follow(end - before, None if begun else peak)

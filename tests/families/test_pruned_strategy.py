@@ -91,7 +91,7 @@ def test_training_goes_on_without_what_was_pruned(options: Any) -> None:
 
 def test_momentum_does_not_move_it() -> None:
     """The steps of one optimizer before and after, without a trainer in between."""
-    bnn = make_bnn()
+    bnn = make_bnn(scheduler=None)
     trainer = fit(bnn)
     (optimizer,) = trainer.optimizers
     bnn.loss(BATCH).backward()

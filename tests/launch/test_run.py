@@ -73,7 +73,7 @@ def test_chains_equal_those_run_by_hand_draw_for_draw(tmp_path: Path) -> None:
 
 
 def test_restarts_of_a_strategy_without_numbers_and_swag(tmp_path: Path) -> None:
-    trainer = {**TRAINER, "callbacks": [SWAGMoments(start=0)]}
+    trainer = {**TRAINER, "callbacks": [SWAGMoments(start=0, lr=None)]}
     run = start(make_variational, make_data, 2, storage=tmp_path, trainer=trainer)
     run.wait()
     first, second = run.posterior().components
@@ -85,7 +85,7 @@ def test_restarts_of_a_strategy_without_numbers_and_swag(tmp_path: Path) -> None
 
 
 def test_a_stack_gives_every_member_the_same_weight(tmp_path: Path) -> None:
-    trainer = {**TRAINER, "callbacks": [SWAGMoments(start=0)]}
+    trainer = {**TRAINER, "callbacks": [SWAGMoments(start=0, lr=None)]}
     run = start(make_ensemble, make_data, 5, stack=2, storage=tmp_path, trainer=trainer)
     results = run.wait()
     assert [result.member for result in results] == [0, 1, 2, 3, 4]

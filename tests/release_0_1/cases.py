@@ -206,7 +206,7 @@ def _variational() -> dict[str, Any]:
     """Point estimates beside Bayesian weights, dropout, and noise that is learned."""
     return {
         "net": dropout_net(),
-        "likelihood": Gaussian(0.3, learn=True),
+        "likelihood": Gaussian(0.3, learn=True, noise_prior=0.0),
         "prior": {"*.bias": Normal(0.0, 1.0), "*": Normal(0.0, 2.0, fan_in=True)},
         "bayesian": "3.*",
         "kl_warmup": 12,
@@ -258,7 +258,7 @@ def _optimizers() -> dict[str, Any]:
     return {
         "net": mlp(),
         "start": "around",
-        "likelihood": Gaussian(0.3, learn=True),
+        "likelihood": Gaussian(0.3, learn=True, noise_prior=0.0),
         "members": 2,
         "mode": "loop",
         "independent_batches": True,
@@ -303,7 +303,7 @@ def _sghmc() -> dict[str, Any]:
     """A warm-up that trains the noise and the point estimates, then cycles."""
     return _chains(
         partial(SGHMC, lr=0.01),
-        likelihood=Gaussian(0.5, learn=True),
+        likelihood=Gaussian(0.5, learn=True, noise_prior=0.0),
         bayesian="2.*",
         warm_up=4,
         warm_up_optimizer=partial(Adam, lr=0.03),

@@ -98,6 +98,7 @@ def test_a_compact_posterior_takes_the_small_network_too() -> None:
 # -------------------------------------------------------------------- checkpoints
 
 
+@pytest.mark.filterwarnings("ignore:The chains sampled at another temperature")
 @pytest.mark.parametrize("name", FITS)
 def test_a_checkpoint_resumes_to_the_same_end(name: str, tmp_path: Path) -> None:
     fit = FITS[name]

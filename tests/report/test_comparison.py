@@ -84,7 +84,8 @@ def test_the_best_and_the_tied(two):
         assert not any(value["best"] and value["tied"] for value in row["values"])
         known = [v["value"] for v in row["values"] if not math.isnan(v["value"])]
         best = next(value["value"] for value in row["values"] if value["best"])
-        assert best == (max if row["better"] == "higher" else min)(known)
+        # equal models may differ in the last bit
+        assert best == pytest.approx((max if row["better"] == "higher" else min)(known), rel=1e-12)
 
 
 def test_a_model_without_the_loader_has_no_value(two):

@@ -205,10 +205,10 @@ def test_a_chain_that_stands_still_is_named() -> None:
 def test_the_whole_of_it_on_linear_regression() -> None:
     """The program without numbers, against the closed form.
 
-    Eight chains of some 50 draws, each about one autocorrelation time apart: the mean of a weight
-    has a standard error of about sd/√200 = 0.07 sd, a variance one of 10 %, and the mean over the
-    five variances one of 5 %; the step that was found heats by 5 %. Tolerances are at 4.5 standard
-    errors and more, five weights: false alarms below 1e-4.
+    Eight chains of some 1,000 steps with an autocorrelation time of about 100: the mean of a weight
+    has a standard error of about sd/√80 = 0.11 sd, a variance one of 16 %, and the mean over the
+    five variances one of 7 %; the step that was found heats by 5 %. Tolerances are at 4.5 standard
+    errors (3.6 of a mean below), five weights: false alarms below 1e-3.
     """
     problem = LinearRegression.make()
     torch.manual_seed(0)
@@ -225,9 +225,9 @@ def test_the_whole_of_it_on_linear_regression() -> None:
     covariance = np.linalg.inv(problem.precision)
     sd = np.sqrt(np.diag(covariance))
     assert len(drawn) >= 80
-    assert np.abs((drawn.mean(0) - problem.mean) / sd).max() < 0.35
+    assert np.abs((drawn.mean(0) - problem.mean) / sd).max() < 0.5
     ratio = drawn.var(0) / sd**2
-    assert np.abs(ratio - 1).max() < 0.5
-    assert 0.75 < ratio.mean() < 1.3
+    assert np.abs(ratio - 1).max() < 0.75
+    assert 0.75 < ratio.mean() < 1.35
     measured = bnn.measured_temperatures["temperature"]
     assert ((measured > 0.9) & (measured < 1.1)).all()

@@ -104,6 +104,7 @@ def noise_without_n(self: Sampler, group: Any, variance: float) -> float:
         (Sampler, "noise_scale", noise_without_n),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The chains sampled at another temperature")
 def test_seeded_bugs_are_caught(
     owner: Any, name: str, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
