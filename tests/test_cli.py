@@ -389,8 +389,7 @@ def test_draws_that_lie_on_the_disk_are_not_copied(
     monkeypatch.chdir(tmp_path)
     config = Path(__file__).parents[1] / "configs" / "digits_sgmcmc.yaml"
     options = {
-        "model.init_args.warm_up": 2, "model.init_args.chains": 2,
-        "model.init_args.scheduler.init_args.cycle_length": 4, "trainer.max_epochs": 1,
+        "model.init_args.warm_up": 2, "model.init_args.chains": 2, "trainer.max_epochs": 1,
         "trainer.limit_val_batches": 0, "trainer.accelerator": "cpu",
         "trainer.enable_progress_bar": "false", "trainer.enable_model_summary": "false",
     }  # fmt: skip

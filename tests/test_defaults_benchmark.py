@@ -110,6 +110,7 @@ class Killer:
         return os._exit, (3,)
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_recorded() -> None:
     records: dict[str, dict[str, Any]] = {}
     job = Job("digits", "adam", 0, Killer())  # type: ignore[arg-type]

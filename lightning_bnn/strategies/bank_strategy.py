@@ -27,8 +27,6 @@ from lightning_bnn.target import Target
 
 __all__ = ["BankStrategy"]
 
-_LARGE = 2**17  # weights of all sets
-
 
 class BankStrategy(Strategy):
     """A strategy that trains K sets of weights of one network; a subclass builds its bank."""
@@ -140,15 +138,6 @@ class BankStrategy(Strategy):
         nll = self.bank.total(self.bank.data_energies) / alive
         self.log("train_loss", loss, prog_bar=True, batch_size=size)
         self.log("train_nll", nll, batch_size=size)
-
-    def _may_fuse(self, parameters: list[nn.Parameter]) -> bool:
-        """A fused optimizer rounds the last numbers of a tensor otherwise than the others.
-
-        A set beside others would then differ in the last bit from the set alone. Of large banks,
-        where it gains much, that is put up with: matrix products round otherwise there, too.
-        """
-        total = sum(parameter.numel() for parameter in parameters)
-        return total >= _LARGE or all(p[0].numel() % 16 == 0 for p in parameters if p.dim() > 1)
 
     def configure_gradient_clipping(
         self,

@@ -77,6 +77,7 @@ _PATIENCE = 0.2  # the share of a warm-up without a better validation NLL that e
 _CYCLES, _SHORTEST = 4, 400  # at most so many cycles, of at least so many steps
 _SAMPLES = 0.5  # the share of a cycle's rest that is sampled
 _UNKNOWN = 1000  # steps of warm-up, and of adaptation, where the length of a fit is not known
+_LARGE = 2**17  # weights of all chains
 _HOT = 1.5  # times T: a chain that is hotter does not sample the posterior
 
 
@@ -322,6 +323,15 @@ class SGMCMC(BankStrategy):
             optimizer = WarmUp(first, sampler, self.warm_up or 0, taken, shape=shape)
         self._compare_with_saved()
         return self._with_schedule(optimizer, self._scheduler, "step")
+
+    def _may_fuse(self, parameters: list[nn.Parameter]) -> bool:
+        """A fused optimizer rounds the last numbers of a tensor otherwise than the others.
+
+        A chain beside others would then differ in the last bit from the chain alone. Of many
+        weights, where it gains much, that is put up with: products of matrices do the same.
+        """
+        total = sum(parameter.numel() for parameter in parameters)
+        return total >= _LARGE or all(p[0].numel() % 16 == 0 for p in parameters if p.dim() > 1)
 
     def optimizer_step(
         self,

@@ -202,6 +202,7 @@ def test_a_chain_that_stands_still_is_named() -> None:
         fit(make(), Hold(), SampleCollector())
 
 
+@pytest.mark.slow
 def test_the_whole_of_it_on_linear_regression() -> None:
     """The program without numbers, against the closed form.
 
