@@ -206,10 +206,10 @@ def test_a_chain_that_stands_still_is_named() -> None:
 def test_the_whole_of_it_on_linear_regression() -> None:
     """The program without numbers, against the closed form.
 
-    Eight chains of some 1,000 steps with an autocorrelation time of about 100: the mean of a weight
+    Eight chains of some 1,000 steps, an autocorrelation time estimated as 100: the mean of a weight
     has a standard error of about sd/√80 = 0.11 sd, a variance one of 16 %, and the mean over the
     five variances one of 7 %; the step that was found heats by 5 %. Tolerances are at 4.5 standard
-    errors (3.6 of a mean below), five weights: false alarms below 1e-3.
+    errors, five weights: false alarms below 1e-3 if that estimate holds.
     """
     problem = LinearRegression.make()
     torch.manual_seed(0)
