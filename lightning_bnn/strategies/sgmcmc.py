@@ -16,7 +16,7 @@ Draws are kept by a :class:`~lightning_bnn.callbacks.SampleCollector`.
 
 **Phases.** Left to itself, a fit of S steps has these, by shares of S that Lightning knows:
 
-1. *Warm-up*, 0.4 S: Adam, with a warm-up and a cosine of its rate, carries each chain to the
+1. *Warm-up*, 0.6 S: Adam, with a warm-up and a cosine of its rate, carries each chain to the
    posterior. At its end a chain goes back to its best weights by validation; where its validation
    NLL has not improved for a fifth of the warm-up, that end is now, for this chain alone.
 2. *Adaptation*, a quarter of the rest: each chain finds its step size by the temperature it shows
@@ -71,7 +71,7 @@ __all__ = ["SGMCMC"]
 
 SamplerFactory = Callable[[Iterable[nn.Parameter]], Sampler]
 
-_WARM_UP = 0.4  # the share of a cycle
+_WARM_UP = 0.6  # the share of a cycle
 _ADAPT = 0.25  # the share of what is left of it
 _PATIENCE = 0.2  # the share of a warm-up without a better validation NLL that ends it
 _CYCLES, _SHORTEST = 4, 400  # at most so many cycles, of at least so many steps

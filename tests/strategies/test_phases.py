@@ -81,12 +81,12 @@ class Save(Callback):
 
 
 def test_the_shares_of_the_phases() -> None:
-    """Of 300 steps 0.4 warm up, a quarter of the rest adapts; without validation none ends early"""
+    """Of 300 steps 0.6 warm up, a quarter of the rest adapts; without validation none ends early"""
     phases, collector, bnn = Phases(), SampleCollector(), make()
     fit(bnn, phases, collector, validation=False)
-    assert phases.warm == [3] * 119 + [0] * 181  # as it stands after a step
-    assert phases.sampling == [False] * (120 + 45) + [True] * 135
-    assert collector.steps[0] > 165 + 13
+    assert phases.warm == [3] * 179 + [0] * 121  # as it stands after a step
+    assert phases.sampling == [False] * (180 + 30) + [True] * 90
+    assert collector.steps[0] > 210 + 9
     assert 10 <= len(collector.steps) <= 50
     assert bnn.measured_temperatures.keys() == {"temperature", "configurational_temperature"}
 
@@ -107,10 +107,10 @@ def test_a_warm_up_ends_early_where_validation_stops_to_improve() -> None:
     ("options", "fits", "steps"),
     [
         # in the warm-up, while some chains still warm up, adaptation, burn-in, sampling
-        ({}, {}, (23, 61, 130, 180, 251)),
-        ({"warm_up_optimizer": partial(torch.optim.Adam, lr=0.1)}, {}, (40, 70, 95, 110)),
+        ({}, {}, (23, 150, 195, 225, 271)),
+        ({"warm_up_optimizer": partial(torch.optim.Adam, lr=0.1)}, {}, (40, 100, 135, 155, 250)),
         # one chain in cycles: in the second warm-up, and in the second sampling
-        ({"chains": 1, "cycles": 2}, {"validation": False}, (173, 260)),
+        ({"chains": 1, "cycles": 2}, {"validation": False}, (173, 280)),
     ],
 )
 def test_resume_is_exact_through_every_phase(
@@ -145,8 +145,8 @@ def test_few_chains_go_through_cycles() -> None:
     phases, collector, bnn = Phases(), SampleCollector(), make(chains=1)
     fit(bnn, phases, collector, validation=False, epochs=160)  # 800 steps: two cycles of 400
     assert [step for step in range(1, 800) if phases.warm[step] > phases.warm[step - 1]] == [400]
-    assert phases.sampling[160:400] == [False] * 120 + [True] * 120
-    assert phases.sampling[560:800] == [False] * 120 + [True] * 120
+    assert phases.sampling[240:400] == [False] * 80 + [True] * 80
+    assert phases.sampling[640:800] == [False] * 80 + [True] * 80
     assert 35 <= len(collector.steps) <= 50
     assert {step > 400 for step in collector.steps} == {True, False}
 

@@ -18,14 +18,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.optim import SGD
-from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import DeepEnsemble
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import Normal
 from lightning_bnn.strategies import ensemble as variants
 from tests.trainers import quiet_trainer
-from tests.truth.linear_regression import LinearRegression
+from tests.truth.linear_regression import LinearRegression, full_batches
 
 MEMBERS, STEPS = 4000, 60
 PROBLEM = LinearRegression.make(examples=8)
@@ -45,11 +44,8 @@ def members_of(randomise: Any) -> np.ndarray:
         start=[net] * MEMBERS, optimizer=heavy_ball(), randomise=randomise,
         mode="stacked", seed=11,
     )  # fmt: skip
-    data = TensorDataset(PROBLEM.inputs, PROBLEM.targets)
     trainer = quiet_trainer(max_steps=STEPS, max_epochs=-1)
-    # epochs of one step each would take most of the time
-    everything = [list(range(len(data)))] * STEPS
-    trainer.fit(ensemble, DataLoader(data, batch_sampler=everything))
+    trainer.fit(ensemble, full_batches(PROBLEM.inputs, PROBLEM.targets, epoch=STEPS))
     weights: Tensor = ensemble.current_draws()["weight"]
     return weights[:, 0].numpy()
 

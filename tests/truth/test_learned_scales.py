@@ -25,7 +25,7 @@ from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import BoundPrior, Learned, Normal
 from lightning_bnn.samplers import HMC
 from tests.trainers import quiet_trainer
-from tests.truth.linear_regression import LinearRegression
+from tests.truth.linear_regression import LinearRegression, full_batches
 from tests.truth.test_hmc import BURN_IN, DRAWS, sample
 from tests.truth.test_variational import COPIES, fit, moments
 
@@ -95,7 +95,7 @@ def test_an_ensemble_is_at_the_fixed_point_of_em() -> None:
         problem.net(), Gaussian(problem.noise_sd), Normal(scale=Learned(SHAPE, RATE)), members=2,
         optimizer=partial(SGD, lr=count / largest), restore_best=False, seed=0,
     )  # fmt: skip
-    loader = DataLoader(TensorDataset(problem.inputs, problem.targets), batch_size=count)
+    loader = full_batches(problem.inputs, problem.targets)
     quiet_trainer(max_steps=400, limit_val_batches=0).fit(ensemble, loader)
     for found in ensemble.weights.detach().numpy():
         np.testing.assert_allclose(found, weights, rtol=1e-8)

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import DrawsPosterior, GaussianPosterior, Posterior, VariationalBNN
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import Normal
 from lightning_bnn.pruning import prune, signal_to_noise, support
 from tests.trainers import quiet_trainer
-from tests.truth.linear_regression import LinearRegression
+from tests.truth.linear_regression import LinearRegression, full_batches
 
 SEEDS, COEFFICIENTS, EXAMPLES, STEPS = range(20), 100, 500, 250
 
@@ -143,7 +142,7 @@ def trained() -> GaussianPosterior:
     )
     inputs = torch.stack([one.inputs for one in problems], 1)
     targets = torch.cat([one.targets for one in problems], 1)
-    batches = DataLoader(TensorDataset(inputs, targets), batch_size=EXAMPLES)
+    batches = full_batches(inputs, targets)
     quiet_trainer(max_steps=STEPS, limit_val_batches=0).fit(bnn, batches)
     posterior = bnn.posterior()
     assert isinstance(posterior, GaussianPosterior)

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import SGMCMC, bank
 from lightning_bnn.callbacks import SampleCollector
@@ -26,7 +25,7 @@ from lightning_bnn.priors import Normal
 from lightning_bnn.samplers import HMC, SGHMC, Sampler
 from lightning_bnn.target import Target, Tempers
 from tests.trainers import quiet_trainer
-from tests.truth.linear_regression import LinearRegression
+from tests.truth.linear_regression import LinearRegression, full_batches
 
 SAMPLERS = {
     "SGHMC": (partial(SGHMC, lr=0.01, friction=0.2), 800, 150, 25),
@@ -46,13 +45,9 @@ def check(
         problem.net(), Gaussian(problem.noise_sd), Normal(0.0, problem.prior_sd), make_sampler,
         chains=256, temperature=temperature, tempers=tempers, mode="stacked", seed=5,
     )  # fmt: skip
-    data = TensorDataset(problem.inputs, problem.targets)
     collector = SampleCollector(burn_in=burn_in, every=every)
     trainer = quiet_trainer(max_steps=steps, max_epochs=-1, callbacks=[collector])
-    everything = [
-        list(range(len(data)))
-    ] * 50  # epochs of one step each would take most of the time
-    trainer.fit(bnn, DataLoader(data, batch_sampler=everything))
+    trainer.fit(bnn, full_batches(problem.inputs, problem.targets, epoch=50))
     posterior = bnn.posterior()
     draws = posterior.sample(len(posterior))["weight"][:, 0].numpy()
     mean, covariance = draws.mean(0), np.cov(draws.T)

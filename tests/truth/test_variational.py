@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_bnn import VariationalBNN
 from lightning_bnn.likelihoods import Gaussian
@@ -29,7 +28,7 @@ from lightning_bnn.native.library import load
 from lightning_bnn.priors import Normal, Prior
 from lightning_bnn.target import Tempers
 from tests.trainers import quiet_trainer
-from tests.truth.linear_regression import LinearRegression
+from tests.truth.linear_regression import LinearRegression, full_batches
 
 COPIES, STEPS = 512, 2000
 
@@ -69,7 +68,7 @@ def fit(
         seed=seed,
     )
     trainer = quiet_trainer(max_steps=steps, limit_val_batches=0)
-    trainer.fit(bnn, DataLoader(TensorDataset(inputs, targets), batch_size=count))
+    trainer.fit(bnn, full_batches(inputs, targets))
     return bnn
 
 
