@@ -83,6 +83,12 @@ class BankStrategy(Strategy):
         """Which sets have not been dropped, (K,)."""
         return self.bank.alive
 
+    @property
+    def restores_best(self) -> bool:
+        """Whether each set goes back to its best weights by validation, which the fit has."""
+        fits = self._trainer is not None and self.trainer.enable_validation
+        return self.best is not None and fits
+
     holder = "bank"
 
     @property

@@ -496,13 +496,18 @@ class Strategy(pl.LightningModule, InBar, ABC):
         """
         if lr is None:
             widest = max((fan_in(self.net, name) for name in self.trained), default=1)
-            lr = peak_rate(widest, self._untrained)
+            lr = peak_rate(widest, self._untrained, self.restores_best)
         for shown in (self.hparams, self._hparams_initial):
             if str(shown.get("optimizer", "")).startswith(_ADAM):
                 shown["optimizer"] = f"{_ADAM}(lr={lr:.3g})"
         mixed = self._trainer is not None and "mixed" in str(self.trainer.precision)
         on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
         return Adam(parameters, lr=lr, fused=on_cpu and not mixed and self._may_fuse(parameters))
+
+    @property
+    def restores_best(self) -> bool:
+        """Whether the best weights by validation are restored; a strategy of several sets may."""
+        return False
 
     def _may_fuse(self, parameters: list[nn.Parameter]) -> bool:
         """Whether a fused optimizer does what it should; a strategy of several sets has a say."""

@@ -416,7 +416,8 @@ class SGMCMC(BankStrategy):
         if length == math.inf:
             return _UNKNOWN
         steps, epoch = _WARM_UP * length, steps_of_fit(self.trainer) / self._epochs()
-        return max(1, round(round(steps / epoch) * epoch if steps >= 3 * epoch else steps))
+        steps = round(round(steps / epoch) * epoch if steps >= 3 * epoch else steps)
+        return int(max(1, min(steps, length - 2)))  # a step to adapt in, and one to draw
 
     def _epochs(self) -> float:
         """The epochs of the fit, as many as its steps are."""

@@ -321,8 +321,7 @@ class VariationalBNN(Strategy):
     def _check_search(self) -> None:
         """Raise unless a temperature can be chosen in this fit."""
         wanted = "temperature='validation' chooses T by the validation NLL in the course of a fit, "
-        source = self.trainer.fit_loop.epoch_loop.val_loop._data_source
-        if not (self.trainer.enable_validation and source.is_defined()):
+        if not self.trainer.enable_validation:
             raise ConfigurationError(
                 f"{wanted}which has no validation data. Pass val_dataloaders= (or a data module "
                 "with val_dataloader) to fit, or a number as temperature=."

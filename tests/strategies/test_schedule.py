@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_p
 ROWS = TensorDataset(torch.randn(24, 4, generator=torch.Generator().manual_seed(0)), torch.ones(24))
 BATCHES = 6  # in an epoch
 PEAK = 0.005
+RESTORED = 0.01  # the peak where the best weights by validation are restored
 
 
 class Stream(IterableDataset):
@@ -268,6 +269,21 @@ def test_wide_layers_get_a_lower_rate() -> None:
         fit(bnn, max_epochs=1)
         assert bnn.peak_lr == pytest.approx(0.003125)
         assert bnn.hparams["optimizer"] == "Adam(lr=0.00313)"
+
+
+def test_members_that_go_back_to_their_best_weights_may_go_faster() -> None:
+    """But not without the validation rows by which they would go back."""
+    loader = DataLoader(ROWS, batch_size=4)
+    for make, validated, rate in (
+        (partial(ensemble, restore_best=True), True, RESTORED),
+        (partial(ensemble, restore_best=True), False, PEAK),
+        (ensemble, True, PEAK),
+        (variational, True, PEAK),
+    ):
+        trainer = quiet_trainer(max_epochs=1)
+        trainer.fit(bnn := make(), loader, loader if validated else None)
+        assert bnn.peak_lr == rate
+    assert peak_rate(625, restores=True) == pytest.approx(0.005), "wide layers are the bound"
 
 
 def test_a_later_fit_of_the_same_strategy_has_the_same_peak() -> None:
