@@ -56,7 +56,9 @@ def mlp(outputs: int) -> nn.Module:
 
 
 def resnet(outputs: int) -> nn.Module:
-    return torchvision.models.resnet18(num_classes=outputs)
+    """ResNet-18 with half its blocks, which takes a third of the time."""
+    blocks = torchvision.models.resnet.BasicBlock
+    return torchvision.models.ResNet(blocks, [1, 1, 1, 1], num_classes=outputs)
 
 
 def _rows(generator: torch.Generator) -> Tensor:
@@ -77,7 +79,7 @@ def _tokens(generator: torch.Generator) -> Tensor:
 
 NETS: dict[str, tuple[Callable[[int], nn.Module], Callable[[torch.Generator], Tensor]]] = {
     "mlp": (mlp, _rows),
-    "resnet18": (resnet, _images),
+    "resnet": (resnet, _images),
     "transformer": (SequenceTransformer, _sequences),
     "lstm": (SequenceLSTM, _sequences),
     "embedding": (TokenEmbedding, _tokens),

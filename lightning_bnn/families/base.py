@@ -56,6 +56,12 @@ class Family(Kept, ABC):
         self.setup(self.layout.flatten(tensors), check_number("initial_scale", initial_scale))
         return self
 
+    def begin(self, initial_scale: float) -> None:
+        """Begin with another standard deviation of each weight, unless q has changed meanwhile.
+
+        A family that knows how does so: a fit knows its length later than q is made.
+        """
+
     # ---------------------------------------------------------------- what a family adds
 
     @abstractmethod

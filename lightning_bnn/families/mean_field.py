@@ -83,9 +83,27 @@ class MeanField(Family):
     def setup(self, flat: Tensor, initial_scale: float) -> None:
         """Make μ and ρ."""
         self.mean = nn.Parameter(flat.clone())
-        rho = inverse_scale(initial_scale, self.scale_form)
-        self.rho = nn.Parameter(torch.full_like(flat, rho))
+        self._first = initial_scale
+        self.rho = nn.Parameter(self._starting(flat))
         self._workspaces: list[Workspace] = []
+
+    def _starting(self, like: Tensor) -> Tensor:
+        """The flat ρ that q was made with."""
+        return torch.full_like(like, inverse_scale(self._first, self.scale_form))
+
+    @torch.no_grad()
+    def begin(self, initial_scale: float) -> None:
+        """Set ρ, if it is what q was made with.
+
+        Example:
+            >>> family = MeanField().bind({"w": torch.zeros(2)}, initial_scale=0.5)
+            >>> family.begin(0.25)
+            >>> family.sd().detach()
+            tensor([0.2500, 0.2500])
+        """
+        if torch.equal(self.rho, self._starting(self.rho)):
+            self._first = initial_scale
+            self.rho.copy_(self._starting(self.rho))
 
     def sd(self) -> Tensor:
         """The flat vector of standard deviations, differentiable in ρ; parked where pruned."""

@@ -30,10 +30,16 @@ STRATEGIES: dict[str, Any] = {
     "chains": partial(SGMCMC, sampler=partial(SGHMC, lr=1e-4), chains=2, predict_draws=3),
     "ensemble": partial(DeepEnsemble, members=3, start="around"),
 }
+LONG = ("flipout", "local")  # with millions of weights
+
+PAIRS = [
+    pytest.param(name, kind, marks=pytest.mark.slow if name == "resnet" and kind in LONG else ())
+    for name in NETS
+    for kind in STRATEGIES
+]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(("name", "strategy"), PAIRS)
 def test_fit_test_predict_save_load(name: str, strategy: str, tmp_path: Path) -> None:
     """Each network has one of the tasks with one strategy, and the other with the next."""
     place = list(NETS).index(name) + list(STRATEGIES).index(strategy)

@@ -70,15 +70,15 @@ def conv_net() -> nn.Module:
 
 CASES: dict[str, tuple[Callable[[], Posterior], Any]] = {
     **{name: (make, INPUTS) for name, make in KINDS.items()},
-    "convolutions": (lambda: gaussian(conv_net()), make_data("resnet18", "regression").tensors[0]),
-    "a head": (lambda: gaussian(conv_net(), "3."), make_data("resnet18", "regression").tensors[0]),
+    "convolutions": (lambda: gaussian(conv_net()), make_data("resnet", "regression").tensors[0]),
+    "a head": (lambda: gaussian(conv_net(), "3."), make_data("resnet", "regression").tensors[0]),
     "transformer": (
         lambda: gaussian(SequenceTransformer(3)), make_data("lstm", "regression").tensors[0]
     ),
     "lstm": (lambda: gaussian(SequenceLSTM(3)), make_data("lstm", "regression").tensors[0]),
     "resnet18": (
         lambda: gaussian(torchvision.models.resnet18(num_classes=3), "fc."),
-        make_data("resnet18", "regression").tensors[0],
+        make_data("resnet", "regression").tensors[0],
     ),
     "leaves": (lambda: gaussian(Leaves()), INPUTS),
     "counts": (lambda: gaussian(Counts()), INPUTS),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning import Callback
 from torch import nn
 from torch.distributions import Normal as Gauss
 from torch.distributions import kl_divergence
 
 from lightning_bnn import VariationalBNN
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.families import MeanField
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.native import library
 from lightning_bnn.priors import Laplace, Normal, ScaleMixture
@@ -226,3 +230,38 @@ def test_a_current_draw_is_decided_by_seed_and_step_and_takes_no_noise() -> None
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert first["weight"].shape == (1, 3)
     assert not torch.equal(first["weight"][0], bnn.net.weight)
+
+
+class FirstScale(Callback):
+    """Note the largest σ when the first step begins."""
+
+    def __init__(self, stops: bool = False) -> None:
+        self.stops = stops
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        if trainer.global_step == 0:
+            self.seen = float(module.family.sd().detach().max())
+        trainer.should_stop |= self.stops
+
+
+def first_scale(bnn: VariationalBNN, steps: int) -> float:
+    trainer = quiet_trainer(max_steps=steps, max_epochs=-1, callbacks=[noted := FirstScale()])
+    trainer.fit(bnn, loader(make_data("mlp", "classification")))
+    return noted.seen
+
+
+def test_scales_begin_where_the_fit_lets_them_rise_as_far_as_they_should() -> None:
+    """exp(-2 - 0.005 steps / 2), within bounds; only of a q that is as it was made."""
+    made = partial(VariationalBNN, mlp(3), Categorical(), seed=1)
+    assert first_scale(bnn := made(), 1200) == pytest.approx(math.exp(-5), rel=1e-5)
+    assert first_scale(bnn, 2) > 0.02, "a later fit goes on with what it finds"
+    assert first_scale(made(), 30) == pytest.approx(0.01)
+    for options, expected in (
+        ({"initial_scale": 0.2}, 0.2),
+        ({"optimizer": partial(torch.optim.Adam, lr=0.005)}, 0.01),
+        ({"scheduler": None}, 0.01),
+        ({"family": MeanField("softplus")}, math.exp(-5)),
+    ):
+        trainer = quiet_trainer(max_steps=1200, max_epochs=-1, callbacks=[stop := FirstScale(True)])
+        trainer.fit(made(**options), loader(make_data("mlp", "classification")))
+        assert stop.seen == pytest.approx(expected, rel=1e-4), options

@@ -186,6 +186,7 @@ class AveragedKL(VariationalBNN):
         return super().loss(batch, kl_weight / 2)
 
 
+@pytest.mark.slow
 def test_an_averaged_kl_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.truth.test_variational.VariationalBNN", AveragedKL)
     problem = LinearRegression.make()
