@@ -39,9 +39,11 @@ from lightning_bnn.metrics import (
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.samplers import HMC
 
-__all__ = ["ADAM", "METHODS", "OURS", "Fitted", "applies", "fit", "score"]
+__all__ = ["ADAM", "BASELINES", "METHODS", "OURS", "Fitted", "applies", "fit", "score"]
 
-ADAM = "adam"
+ADAM, ADAM_ONE_NOISE = "adam", "adam-one-noise"
+# what a method is compared with, if not with plain Adam: the same likelihood, by plain Adam
+BASELINES = {"rmap": ADAM_ONE_NOISE}
 PATIENCE, LEAST_PATIENCE = 0.2, 10
 BATCH = 500  # of a prediction
 
@@ -106,7 +108,14 @@ class Plain(pl.LightningModule):
 
 
 def plain_adam(problem: Problem) -> Fitted:
-    module = Plain(problem.net(), problem.likelihood())
+    return _fit_plain(problem, Plain(problem.net(), problem.likelihood()))
+
+
+def plain_adam_one_noise(problem: Problem) -> Fitted:
+    return _fit_plain(problem, Plain(problem.net(outputs=1), Gaussian(learn=True)))
+
+
+def _fit_plain(problem: Problem, module: Plain) -> Fitted:
     patience = max(LEAST_PATIENCE, int(PATIENCE * problem.epochs))
     with tempfile.TemporaryDirectory() as folder:
         stop = EarlyStopping("val_nll", patience=patience)
@@ -207,6 +216,7 @@ def _peer(name: str, problem: Problem) -> Fitted:
 
 METHODS: Mapping[str, Callable[[Problem], Fitted]] = {
     ADAM: plain_adam,
+    ADAM_ONE_NOISE: plain_adam_one_noise,
     **OURS,
     **{name: partial(_peer, name) for name in PEERS},
 }
@@ -216,7 +226,7 @@ def applies(method: str, name: str) -> bool:
     """Whether a method is measured on a set."""
     if method == "hmc":
         return SETS[name].transitions > 0
-    if method == "rmap":
+    if method in ("rmap", ADAM_ONE_NOISE):
         return SETS[name].task == "regression"
     return method not in PEERS or SETS[name].task in PEERS[method].tasks
 

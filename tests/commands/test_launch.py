@@ -108,7 +108,10 @@ def test_what_is_refused(words: list[str], match: str, tmp_path: Path) -> None:
 
 def slow_trainer(members: list[int]) -> dict[str, Any]:
     seconds = 0.0 if members[0] == 0 else 0.5
-    return {"max_epochs": 50, "callbacks": [SampleCollector(burn_in=0, every=1, dirpath="draws"), Slowly(seconds)]}
+    return {
+        "max_epochs": 50,
+        "callbacks": [SampleCollector(burn_in=0, every=1, dirpath="draws"), Slowly(seconds)],
+    }
 
 
 @pytest.mark.usefixtures("local_ray")
