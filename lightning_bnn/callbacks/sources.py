@@ -69,6 +69,10 @@ class PlainModule:
         self.likelihood = known if isinstance(known, Likelihood) else None
         self.ids, self.alive = [0], torch.ones(1, dtype=torch.bool)
 
+    def go_back_to_best(self) -> list[int]:
+        """It keeps no weights."""
+        return []
+
     @property
     def net(self) -> nn.Module:
         """The network."""

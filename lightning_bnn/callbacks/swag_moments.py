@@ -19,6 +19,11 @@ phase begins is held, where a schedule would let it fall on and the weights come
 at least a tenth of the largest rate of the fit. After a cosine that is at three quarters of its way
 this is 0.15 of the peak.
 
+Members of an ensemble that keep their best weights by validation go back to them when averaging
+begins: a network that has overfitted by then would have its moments there. NLL on rows cut from the
+training data of boston, wine and yacht (one seed): 6.24, 1.31 and -2.53 without, and 0.73, 1.17 and
+-2.63 with it.
+
 Maddox et al. (2019), *A Simple Baseline for Bayesian Uncertainty in Deep Learning*; Izmailov et al.
 (2018), *Averaging Weights Leads to Wider Optima and Better Generalization* (SWA, the mean alone);
 Wilson and Izmailov (2020), *Bayesian Deep Learning and a Probabilistic Perspective of
@@ -86,6 +91,7 @@ class _State:
     seen: int = 0  # the last position that was looked at
     step: int = 0  # of the last snapshot
     pending: int | None = None  # a snapshot that was still to come when the checkpoint was made
+    begun: bool = False  # averaging
     first_rates: list[float] | None = None  # when averaging began
     unit: Unit | None = None  # of positions, and how far snapshots are apart, where it was found
     every: int | None = None
@@ -493,24 +499,39 @@ class SWAGMoments(pl.Callback, InBar):
             self._check_data(trainer, batch)
             self._keep_data(trainer)
         self._checked = True
+        gone = self._gone(trainer, batch_idx)
+        if gone >= 0 and not (self._state.begun or self._state.first_rates or self.snapshots):
+            self._begin()
         # schedules of samplers have a meaning of their own
         sampled = any(isinstance(one, Sampler | WarmUp) for one in trainer.optimizers)
         if self.lr is not None and not (self.lr == "auto" and sampled):
-            self._set_rates(trainer, batch_idx)
+            self._set_rates(trainer, gone)
 
-    def _set_rates(self, trainer: pl.Trainer, batch_idx: int) -> None:
-        """Anneal learning rates, or hold them.
-
-        They are set before every batch, so that a scheduler's values are never used, and are a
-        function of how far training has gone, so that they are the same after a resume.
-        """
+    def _gone(self, trainer: pl.Trainer, batch_idx: int) -> float:
+        """How far training is beyond the position at which averaging begins."""
         assert self._state.start is not None
         position: float = trainer.global_step
         if self.unit == "epochs":
             batches = trainer.num_training_batches
             # of an epoch of unknown length all is one step
             position = trainer.current_epoch + (batch_idx / batches if batches < math.inf else 1)
-        gone = position - self._state.start
+        return position - self._state.start
+
+    def _begin(self) -> None:
+        """Begin to average: around the best weights by validation, where they are kept."""
+        self._state.begun = True
+        if back := self._source.go_back_to_best():
+            rank_zero_info(
+                f"SWAGMoments averages from the best weights by validation of the members {back}. "
+                "Pass restore_best=False to the ensemble to go on from the last ones."
+            )
+
+    def _set_rates(self, trainer: pl.Trainer, gone: float) -> None:
+        """Anneal learning rates, or hold them.
+
+        They are set before every batch, so that a scheduler's values are never used, and are a
+        function of how far training has gone, so that they are the same after a resume.
+        """
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         now = [float(group["lr"]) for group in groups]
         if gone < 0 or self._state.first_rates is None:

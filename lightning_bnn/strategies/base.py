@@ -504,6 +504,10 @@ class Strategy(pl.LightningModule, InBar, ABC):
         on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
         return Adam(parameters, lr=lr, fused=on_cpu and not mixed and self._may_fuse(parameters))
 
+    def go_back_to_best(self) -> list[int]:
+        """Train on from the best weights by validation, if they are kept; return who went back."""
+        return []
+
     @property
     def restores_best(self) -> bool:
         """Whether the best weights by validation are restored; a strategy of several sets may."""

@@ -140,7 +140,7 @@ class DeepEnsemble(BankStrategy):
             draw of it, and its targets carry noise of the likelihood's size; on a linear model
             the members are then draws of the exact posterior. The size is that of
             ``Gaussian(scale)``; with ``Gaussian(learn=True)`` a pilot finds it, in the first
-            quarter of the fit, after which the members begin anew (see
+            two fifths of the fit, after which the members begin anew (see
             :mod:`lightning_bnn.ensembles.pilot`). ``"anchors"``: the former only, which is not
             exact: the spread is too small (see :mod:`lightning_bnn.ensembles.randomise`).
         prior_function: β, to add β times a fixed random network to each member (see
@@ -679,17 +679,29 @@ class DeepEnsemble(BankStrategy):
         self._restore_best()
         super()._finish()
 
-    def _restore_best(self) -> None:
-        """Go back to the best weights of each member that was better before the last round."""
+    def go_back_to_best(self) -> list[int]:
+        """Train on from the best weights of each member by validation; return who went back."""
+        rows = self._better_before()
+        if self.best is not None and rows.any():
+            self.best.take(self.bank, rows)
+        return [self.ids[row] for row in rows.nonzero().flatten().tolist()]
+
+    def _better_before(self) -> Tensor:
+        """Which members were better before the last round of validation; ranks agree on what."""
         best = self.best
         if best is None:
-            return
+            return torch.zeros(self.members, dtype=torch.bool)
         worse = (best.rounds_since_best > 0) & (best.epoch >= 0) & ~best.exchanged
         rows = worse & self.alive.cpu()
-        if not rows.any():
-            return
-        if self.trainer.world_size > 1:  # ranks have running statistics of their own
+        if rows.any() and self.trainer.world_size > 1:  # ranks have running statistics of their own
             best.load_state_dict(self.trainer.strategy.broadcast(best.state_dict()))
+        return rows
+
+    def _restore_best(self) -> None:
+        """Go back to the best weights of each member that was better before the last round."""
+        best, rows = self.best, self._better_before()
+        if best is None or not rows.any():
+            return
         best.exchange(self.bank, rows)
         restored = ", ".join(
             f"{self.ids[row]} (epoch {best.epoch[row]}, validation NLL {best.nll[row]:.4g}; "

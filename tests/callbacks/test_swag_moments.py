@@ -808,3 +808,41 @@ def test_a_snapshot_that_is_not_finite() -> None:
         fit(chains(chains=[0, 7]), swag, spoil(42, row=1, column=13))
     assert swag.snapshots == 2
     assert swag.moments.mean.isfinite().all()
+
+
+# -------------------------------------------------------------------- members that overfit
+
+
+class Kept(Callback):
+    """Note the weights with which each epoch begins."""
+
+    def __init__(self) -> None:
+        self.starts: list[Tensor] = []
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self.starts.append(module.weights.detach().clone())
+
+
+def overfit(folder: Path, ckpt: Path | None = None, **options: Any) -> tuple[SWAGMoments, Kept]:
+    """Two epochs, and three of averaging; validation is best after the first."""
+    inputs = torch.linspace(-1, 1, 8)[:, None]
+    rows, opposite = TensorDataset(inputs, 3 * inputs), TensorDataset(inputs, -3 * inputs)
+    torch.manual_seed(0)
+    bnn = DeepEnsemble(nn.Linear(1, 1), Gaussian(0.5), members=2, seed=3, **options)
+    swag, kept = each_epoch(start=2, lr=1e-9, anneal=0), Kept()
+    saver = ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    trainer = quiet_trainer(max_epochs=5, callbacks=[swag, kept, saver], enable_checkpointing=True)
+    trainer.fit(bnn, DataLoader(rows, 4), DataLoader(opposite, 8), ckpt_path=ckpt)
+    return swag, kept
+
+
+def test_averaging_begins_at_the_best_weights_by_validation(tmp_path: Path) -> None:
+    swag, kept = overfit(tmp_path)
+    best, last = kept.starts[1], kept.starts[2]
+    assert not torch.allclose(best, last, atol=1e-3)
+    torch.testing.assert_close(swag.moments.mean, best, rtol=0, atol=1e-6)
+    for epoch in (1, 2):  # before averaging begins, and after
+        resumed, _ = overfit(tmp_path / f"after {epoch}", tmp_path / f"epoch={epoch}.ckpt")
+        assert torch.equal(resumed.moments.mean, swag.moments.mean)
+    swag, kept = overfit(tmp_path / "last", restore_best=False)
+    torch.testing.assert_close(swag.moments.mean, kept.starts[2], rtol=0, atol=1e-6)
