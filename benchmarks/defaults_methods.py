@@ -37,9 +37,10 @@ from lightning_bnn.metrics import (
     RootMeanSquaredError,
 )
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.priors import Learned, Normal, Prior
 from lightning_bnn.samplers import HMC
 
-__all__ = ["ADAM", "BASELINES", "METHODS", "OURS", "Fitted", "applies", "fit", "score"]
+__all__ = ["ADAM", "BASELINES", "METHODS", "OURS", "PRIORS", "Fitted", "applies", "fit", "score"]
 
 ADAM, ADAM_ONE_NOISE = "adam", "adam-one-noise"
 # what a method is compared with, if not with plain Adam: the same likelihood, by plain Adam
@@ -136,12 +137,12 @@ def _fit_plain(problem: Problem, module: Plain) -> Fitted:
 # ---------------------------------------------------------------- ours
 
 
-def variational(problem: Problem) -> Fitted:
-    return _fit_ours(problem, VariationalBNN(problem.net(), problem.likelihood()))
+def variational(problem: Problem, prior: Prior | None = None) -> Fitted:
+    return _fit_ours(problem, VariationalBNN(problem.net(), problem.likelihood(), prior))
 
 
-def sgmcmc(problem: Problem) -> Fitted:
-    bnn = SGMCMC(problem.net(), problem.likelihood())
+def sgmcmc(problem: Problem, prior: Prior | None = None) -> Fitted:
+    bnn = SGMCMC(problem.net(), problem.likelihood(), prior)
     return _fit_ours(problem, bnn, SampleCollector())
 
 
@@ -150,8 +151,8 @@ def hmc(problem: Problem) -> Fitted:
     return _fit_ours(problem, bnn, SampleCollector(), full_batch=True)
 
 
-def ensemble(problem: Problem) -> Fitted:
-    return _fit_ours(problem, DeepEnsemble(problem.net(), problem.likelihood()))
+def ensemble(problem: Problem, prior: Prior | None = None) -> Fitted:
+    return _fit_ours(problem, DeepEnsemble(problem.net(), problem.likelihood(), prior))
 
 
 def swag(problem: Problem) -> Fitted:
@@ -208,6 +209,16 @@ OURS: dict[str, Callable[[Problem], Fitted]] = {
     "hmc": hmc,
 }
 
+# the methods with other priors than the default one
+PRIORS: dict[str, Callable[[Problem], Fitted]] = {
+    f"{name}-{called}": partial(method, prior=prior)
+    for name, method in {"vi": variational, "sgmcmc": sgmcmc, "ensemble": ensemble}.items()
+    for called, prior in {
+        "fan-in": Normal(0.0, 1.0, fan_in=True),
+        "learned": Normal(scale=Learned()),
+    }.items()
+}
+
 
 def _peer(name: str, problem: Problem) -> Fitted:
     train, predict = PEERS[name].prepare(problem)
@@ -218,6 +229,7 @@ METHODS: Mapping[str, Callable[[Problem], Fitted]] = {
     ADAM: plain_adam,
     ADAM_ONE_NOISE: plain_adam_one_noise,
     **OURS,
+    **PRIORS,
     **{name: partial(_peer, name) for name in PEERS},
 }
 

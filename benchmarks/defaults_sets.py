@@ -38,6 +38,7 @@ __all__ = ["MOST_SEEDS", "SETS", "Problem", "Set", "load"]
 
 TRAIN, VALIDATION, TEST, OUTSIDE = 10_000, 2_000, 2_000, 1_000  # images of MNIST and CIFAR-10
 UCI_VALIDATION = 0.1
+HELD_OUT_SEED = 1000
 MOST_SEEDS = 5  # protein has so many standard splits
 LETTERS = "notmnist_test/raw/t10k-images-idx3-ubyte"
 QUICK_ROWS, QUICK_STEPS = 128, 60
@@ -121,11 +122,23 @@ class Problem:
         return Rows(self.splits, len(self.splits.train) if full_batch else self.batch_size)
 
 
-def load(name: str, seed: int, data_dir: Path | None, quick: bool = False) -> Problem:
-    """Read a set; with ``quick`` few rows and few steps of it."""
+def load(
+    name: str, seed: int, data_dir: Path | None, quick: bool = False, held_out: bool = False
+) -> Problem:
+    """Read a set.
+
+    Args:
+        name: Of the set.
+        seed: Which rows.
+        data_dir: Where the files are; digits need none.
+        quick: Few rows and few steps of it.
+        held_out: Training rows that are held out take the place of the test rows.
+    """
     chosen = SETS[name]
-    splits, outside, target_scale = chosen.read(data_dir or Path(), seed)  # digits need none
+    splits, outside, target_scale = chosen.read(data_dir or Path(), seed)
     epochs, transitions = chosen.epochs, chosen.transitions
+    if held_out:
+        splits, outside = _hold_out(splits, seed), None
     if quick:
         splits = Splits(*(_first(part) for part in (splits.train, splits.validation, splits.test)))
         outside = None if outside is None else outside[:QUICK_ROWS]
@@ -135,6 +148,19 @@ def load(name: str, seed: int, data_dir: Path | None, quick: bool = False) -> Pr
         name, seed, chosen.task, splits, outside, target_scale, epochs, chosen.batch_size,
         transitions, chosen.make_net,
     )  # fmt: skip
+
+
+def _hold_out(splits: Splits, seed: int) -> Splits:
+    """A ninth of the training rows, at most 2,000, as test rows."""
+    count = min(TEST, len(splits.train) // 9)
+    order = torch.randperm(
+        len(splits.train), generator=torch.Generator().manual_seed(HELD_OUT_SEED + seed)
+    )
+    test, train = (
+        TensorRows(*(tensor[rows] for tensor in splits.train.tensors))
+        for rows in (order[:count], order[count:])
+    )
+    return Splits(train, splits.validation, test)
 
 
 def _first(part: TensorRows) -> TensorRows:

@@ -70,6 +70,7 @@ class Sampler(Optimizer):
 
     full_batch = False  # whether the gradient must be that of all examples
     calls_closure_again = False  # whether a step needs the gradient at more than one point
+    gradients_per_step = 1  # how many of them, about
     reads_after_step = False  # whether the temperature is that of what a step leaves
     adapt_steps = 0  # the first steps, which find a step size and give no draws
     plans_adaptation = False  # whether their number is left to a strategy, as a share of its fit

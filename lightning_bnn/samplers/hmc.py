@@ -215,6 +215,11 @@ class HMC(Sampler):
         self._check_temperature()
 
     @property
+    def gradients_per_step(self) -> int:  # type: ignore[override]
+        """L: what a transition costs."""
+        return self.leapfrog_steps
+
+    @property
     def adapting(self) -> bool:
         """Whether the next transition still serves the adaptation."""
         return self._adaptation.transitions < self.adapt_steps

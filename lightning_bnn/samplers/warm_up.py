@@ -28,6 +28,8 @@ class WarmUp(Optimizer):
         cycle: After how many steps a warm-up begins again; None: never.
         shape: The factor of the first optimizer's learning rates, from the step of the warm-up and
             its length; by default 1.
+        repeats: The steps of the first optimizer in each step of the warm-up; more than one need a
+            closure.
 
     Example:
         >>> from lightning_bnn.samplers import SGLD
@@ -48,11 +50,12 @@ class WarmUp(Optimizer):
         taken: int = 0,
         cycle: int | None = None,
         shape: Callable[[int, float], float] | None = None,
+        repeats: int = 1,
     ) -> None:
         super().__init__(then.param_groups, then.defaults)
         self.first, self.then, self.steps = first, then, steps
         self.taken, self.cycle = taken, cycle
-        self._shape = shape
+        self._shape, self._repeats = shape, repeats
         self._rates = [group["lr"] for group in first.param_groups]
         self.ended = torch.zeros(then.chains, dtype=torch.bool)  # chains whose warm-up is over
         self._share()
@@ -87,7 +90,10 @@ class WarmUp(Optimizer):
         if position >= self.steps or bool(self.ended.all()):
             return self.then.step(closure)
         if not bool(self.ended.any()):
-            return self.first.step(closure)
+            loss = self.first.step(closure)
+            for _ in range(1, self._repeats):
+                self.first.step(closure)
+            return loss
         return self._step_both(closure)
 
     @torch.no_grad()

@@ -17,8 +17,9 @@ Draws are kept by a :class:`~lightning_bnn.callbacks.SampleCollector`.
 **Phases.** Left to itself, a fit of S steps has these, by shares of S that Lightning knows:
 
 1. *Warm-up*, 0.6 S: Adam, with a warm-up and a cosine of its rate, carries each chain to the
-   posterior. At its end a chain goes back to its best weights by validation; where its validation
-   NLL has not improved for a fifth of the warm-up, that end is now, for this chain alone.
+   posterior. (For HMC 0.25 S, with as many steps of Adam in each as a transition has gradients.) At
+   its end a chain goes back to its best weights by validation; where its validation NLL has not
+   improved for a fifth of the warm-up, that end is now, for this chain alone.
 2. *Adaptation*, a quarter of the rest: each chain finds its step size by the temperature it shows
    (:mod:`lightning_bnn.samplers.step_size`; HMC by its acceptance). Then it is held.
 3. *Burn-in*, ended by the collector when the chains agree, or a third of the rest is over.
@@ -71,7 +72,7 @@ __all__ = ["SGMCMC"]
 
 SamplerFactory = Callable[[Iterable[nn.Parameter]], Sampler]
 
-_WARM_UP = 0.6  # the share of a cycle
+_WARM_UP, _WARM_UP_LONG = 0.6, 0.25  # the share of a cycle; where a step has many gradients
 _ADAPT = 0.25  # the share of what is left of it
 _PATIENCE = 0.2  # the share of a warm-up without a better validation NLL that ends it
 _CYCLES, _SHORTEST = 4, 400  # at most so many cycles, of at least so many steps
@@ -237,13 +238,13 @@ class SGMCMC(BankStrategy):
         """The summed energies of a batch, each chain's checked."""
         if self.sampler.full_batch:  # in the warm-up, too: not to learn of it when that is over
             self._check_full(batch)
-        full_batch = self.sampler.full_batch and not self._warming_up
         energies = self.energies(batch)
         self._last_energies = energies.detach()
         # an exact sampler calls this at trial moves too; it may reject them, so only its start
         # must be finite
-        if self._closures == 0 or not full_batch:
+        if self._closures == 0 or self._warming_up or not self.sampler.full_batch:
             self.watch(energies.detach(), batch, batch_idx)
+        if self._closures == 0 or not self.sampler.full_batch:
             self.log_energies(energies.detach(), batch)
         return energies.sum()
 
@@ -320,7 +321,9 @@ class SGMCMC(BankStrategy):
             first = (self._optimizer or self._default_optimizer)(parameters)
             self._refuse_weight_decay(first)
             shape = schedule_factor if self._optimizer is None and self.warm_up is None else None
-            optimizer = WarmUp(first, sampler, self.warm_up or 0, taken, shape=shape)
+            optimizer = WarmUp(
+                first, sampler, self.warm_up or 0, taken, shape=shape, repeats=self._repeats
+            )
         self._compare_with_saved()
         return self._with_schedule(optimizer, self._scheduler, "step")
 
@@ -346,7 +349,7 @@ class SGMCMC(BankStrategy):
         self._warming_up = warm_up is not None and warm_up.warming_up
         if warm_up is not None and warm_up.position >= warm_up.steps:
             self._end_warm_up(~warm_up.ended)
-        if sampler.calls_closure_again and not self._warming_up:
+        if sampler.calls_closure_again and (self._repeats > 1 or not self._warming_up):
             self._refuse_accumulation()
         sampler.num_data = self.target.num_data
         next_step = self.global_step + 1
@@ -411,11 +414,17 @@ class SGMCMC(BankStrategy):
         optimizer = self.optimizers(use_pl_optimizer=False)
         return optimizer if isinstance(optimizer, WarmUp) else None
 
+    @property
+    def _repeats(self) -> int:
+        """The steps of the automatic warm-up's optimizer in one step: what the sampler's costs."""
+        return self.sampler.gradients_per_step if self.warm_up is None else 1
+
     def _warm_up_steps(self, length: float) -> int:
         """The steps of a warm-up: whole epochs, after which validation comes, if it has some."""
         if length == math.inf:
             return _UNKNOWN
-        steps, epoch = _WARM_UP * length, steps_of_fit(self.trainer) / self._epochs()
+        share = _WARM_UP if self._repeats == 1 else _WARM_UP_LONG
+        steps, epoch = share * length, steps_of_fit(self.trainer) / self._epochs()
         steps = round(round(steps / epoch) * epoch if steps >= 3 * epoch else steps)
         return int(max(1, min(steps, length - 2)))  # a step to adapt in, and one to draw
 

@@ -51,6 +51,7 @@ def marks(storage: Path) -> list[tuple[int, int]]:
     return sorted((int(member), int(attempt)) for member, attempt in map(str.split, lines))
 
 
+@pytest.mark.slow
 def test_a_driver_killed_and_started_again(driver: subprocess.Popen[bytes], tmp_path: Path) -> None:
     storage = tmp_path / "run"
     records = RunRecords(storage)

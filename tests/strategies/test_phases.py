@@ -20,7 +20,7 @@ from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.priors import Normal
-from lightning_bnn.samplers import SGHMC
+from lightning_bnn.samplers import HMC, SGHMC
 from lightning_bnn.samplers.warm_up import WarmUp
 from tests.trainers import quiet_trainer
 from tests.truth.linear_regression import LinearRegression
@@ -129,6 +129,30 @@ def test_resume_is_exact_through_every_phase(
         assert all(torch.equal(means[name], found[name]) for name in means), step
         rates = [one.sampler.step_sizes.rates for one in (bnn, again)]
         assert torch.equal(*rates), step
+
+
+def fit_hmc(adapt: int, *callbacks: Callback, steps: int = 40, **options: Any) -> SGMCMC:
+    """A full batch; ``adapt`` transitions of L = 5."""
+    bnn = make(chains=2, sampler=partial(HMC, leapfrog_steps=5, adapt_steps=adapt))
+    torch.manual_seed(3)
+    trainer = quiet_trainer(max_epochs=steps, callbacks=list(callbacks))
+    trainer.fit(bnn, DataLoader(data(), EXAMPLES), ckpt_path=options.get("path"))
+    return bnn
+
+
+def test_the_warm_up_of_hmc_takes_as_many_steps_as_a_transition_has_gradients(
+    tmp_path: Path,
+) -> None:
+    """A quarter of 40 steps, five of Adam's in each; and it resumes to the last bit."""
+    phases = Phases()
+    bnn = fit_hmc(4, phases, Save(tmp_path, 6, 12))
+    assert phases.warm == [2] * 9 + [0] * 31
+    ended = torch.load(tmp_path / "12.ckpt", weights_only=True)["optimizer_states"][0]
+    first = ended["warm_up"]["first"]["state"]
+    assert {int(state["step"]) for state in first.values()} == {10 * 5}
+    for step in (6, 12):
+        again = fit_hmc(4, path=tmp_path / f"{step}.ckpt")
+        assert torch.equal(bnn.weights, again.weights), step
 
 
 @pytest.mark.parametrize("lr", [None, 0.1])
