@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from lightning_bnn import demo_digits
 from lightning_bnn.callbacks import CalibrationReport
-from lightning_bnn.data import Digits, ToyRegression
+from lightning_bnn.data import ToyRegression
 from lightning_bnn.lightning import PACKAGE, pl
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.nets import MLP
@@ -118,7 +118,7 @@ def _picture(
     draw_regression(left, grid, curve, toy.splits.train.tensors, toy.noise_free(grid))
     left.set_ylim(-1.5, 2.5)
     left.set_title("Sure where there are data, unsure beside them", fontsize=11)
-    inputs, targets = demo_digits.held_out(Digits())
+    inputs, targets = demo_digits.unseen_digits()
     noise = torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0))
     shifted = {level: inputs + level * noise for level in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)}
     draw_shift(right, named, shifted, targets)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import pytorch_lightning as pl
 import torch
 from sklearn.metrics import roc_auc_score
 
@@ -15,9 +14,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:You passed in a .val_dataloader.
 
 
 def test_variational_is_no_worse_than_plain_adam() -> None:
-    """Same network, optimizer, schedule and seed; on all 719 digits that neither has seen."""
-    inputs, targets = demo_digits.held_out(Digits())
-    assert len(targets) == 719
+    """Same network and seed; on the 360 test digits: validation digits have chosen T."""
+    inputs, targets = demo_digits.unseen_digits()
     ours = demo_digits.evaluate(demo_digits.fit_variational(), inputs, targets, draws=64)
     plain = demo_digits.evaluate(demo_digits.fit_plain(), inputs, targets)
     assert ours["accuracy"] >= 0.97
@@ -58,14 +56,3 @@ def test_the_report_compares_all_on_test_digits_and_turned_ones() -> None:
     foreign = torch.arange(2).repeat_interleave(360)
     found = numbers["models"][0]["shift"]["turned by 90°"]["by"]["entropy"]["auroc"]
     assert found == pytest.approx(roc_auc_score(foreign, torch.cat(entropies)), abs=1e-4)
-
-
-def test_validation_in_the_fit_does_not_change_it() -> None:
-    class Nothing(pl.Callback):
-        """With any callback the last epoch is validated."""
-
-    # weights, not predictions: stacked or in a loop, as measured, these differ in the last bit
-    alone = demo_digits.fit_variational(epochs=2).sample(1, torch.Generator().manual_seed(0))
-    watched = demo_digits.fit_variational(epochs=2, callbacks=[Nothing()])
-    again = watched.sample(1, torch.Generator().manual_seed(0))
-    assert all(torch.equal(alone[name], again[name]) for name in alone)
