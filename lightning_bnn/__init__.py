@@ -1,6 +1,7 @@
 """Bayesian neural networks as an ordinary PyTorch Lightning job."""
 
 from lightning_bnn.diagnostics import diagnose, to_arviz
+from lightning_bnn.optimizers import IVON
 from lightning_bnn.posteriors import (
     DrawsPosterior,
     GaussianPosterior,
@@ -22,10 +23,12 @@ from lightning_bnn.pruning import (
     support,
 )
 from lightning_bnn.stacked import StackedModule
-from lightning_bnn.strategies import SGMCMC, DeepEnsemble, Strategy, VariationalBNN
+from lightning_bnn.strategies import IVONBNN, SGMCMC, DeepEnsemble, Strategy, VariationalBNN
 from lightning_bnn.target import Target
 
 __all__ = [
+    "IVON",
+    "IVONBNN",
     "SGMCMC",
     "DeepEnsemble",
     "DrawsPosterior",

@@ -14,6 +14,8 @@ PUBLIC = {
         "DeepEnsemble",
         "DrawsPosterior",
         "GaussianPosterior",
+        "IVON",
+        "IVONBNN",
         "LowRankPosterior",
         "MixturePosterior",
         "Moments",
@@ -100,6 +102,7 @@ PUBLIC = {
         "support",
     ],
     "lightning_bnn.report": ["Report", "Section", "report", "report_posteriors"],
+    "lightning_bnn.optimizers": ["IVON", "NaturalGradient"],
     "lightning_bnn.samplers": [
         "BAOA",
         "HMC",

@@ -16,7 +16,7 @@ from tests.nets import loader, make_data
 from tests.processes import read_ranks
 from tests.trainers import quiet_trainer
 
-FITS = ["weight", "flipout", "local", "draws", "accumulated", "last_layer"]
+FITS = ["weight", "flipout", "local", "draws", "accumulated", "ivon", "last_layer"]
 
 
 @pytest.fixture(scope="module")
