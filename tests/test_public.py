@@ -11,6 +11,9 @@ import lightning_bnn
 
 PUBLIC = {
     "lightning_bnn": [
+        "BayesianLinear",
+        "LinearPosterior",
+        "PolynomialRegression",
         "DeepEnsemble",
         "DrawsPosterior",
         "GaussianPosterior",

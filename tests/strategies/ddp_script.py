@@ -13,9 +13,9 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
-from lightning_bnn import IVONBNN, VariationalBNN
+from lightning_bnn import IVONBNN, BayesianLinear, VariationalBNN
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.priors import Normal
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
@@ -54,6 +54,13 @@ def main(directory: Path) -> None:
     (results,) = trainer.test(bnn, DataLoader(data, batch_size=6), verbose=False)
     found["test"] = results
     weights["tested"] = weights["last_layer"]
+
+    rows = make_data("mlp", "regression")
+    linear = BayesianLinear(nn.Linear(4, rows.tensors[1].shape[1]), Gaussian(0.5), Normal())
+    trainer = quiet_trainer(max_epochs=5, **ddp)
+    trainer.fit(linear, DataLoader(rows, batch_size=5))
+    found["log_evidence"] = linear.log_evidence()
+    weights["linear"] = linear.state_dict()
 
     subset = DataLoader(data, batch_size=4, sampler=SubsetRandomSampler(range(20)))
     trainer = quiet_trainer(max_epochs=1, **ddp)
