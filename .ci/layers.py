@@ -29,6 +29,7 @@ LAYERS = [
     ["storage"],
     ["posteriors", "initialise"],
     ["families", "samplers", "ensembles"],
+    ["optimizers"],
     ["strategies"],
     ["report", "pruning", "diagnostics"],
     ["callbacks"],

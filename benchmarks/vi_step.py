@@ -17,18 +17,19 @@ from typing import Any
 from benchmarks.figures import report, verdict
 from benchmarks.interleaved import interleave, prepare
 from benchmarks.options import choose, make_parser, parse, settle, versions, write
-from benchmarks.peers import CONTENDERS
+from benchmarks.peers import CONTENDERS, our_ivon
 from benchmarks.peers.contender import PROBLEMS, Problem
 
 __all__ = ["main"]
 
 OURS = CONTENDERS[0].name
 LAYER_PEERS = [contender.name for contender in CONTENDERS if contender.converts_layers]
+IVON, IVON_BAR = our_ivon.CONTENDER.name, 1.15  # plain steps on the perceptron
 HALF = 0.5  # our step may cost at most so much of the cheapest of the LAYER_PEERS
 
 
 def bars(problem: Problem, medians: dict[str, float]) -> list[dict[str, Any]]:
-    """The two bars of a network, judged on the medians of the bare loop.
+    """The bars of a network, judged on the medians of the bare loop.
 
     Args:
         problem: The network.
@@ -45,7 +46,10 @@ def bars(problem: Problem, medians: dict[str, float]) -> list[dict[str, Any]]:
     missing = [name for name in LAYER_PEERS if name not in measured]
     if missing:
         text += f"; not measured: {', '.join(missing)}"
-    return [plain_bar, verdict(text, value, HALF)]
+    bars = [plain_bar, verdict(text, value, HALF)]
+    if problem.name == "mlp":
+        bars.append(verdict(f"{IVON} to the plain step", medians.get(IVON), IVON_BAR))
+    return bars
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

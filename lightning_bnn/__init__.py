@@ -1,9 +1,11 @@
 """Bayesian neural networks as an ordinary PyTorch Lightning job."""
 
 from lightning_bnn.diagnostics import diagnose, to_arviz
+from lightning_bnn.optimizers import IVON
 from lightning_bnn.posteriors import (
     DrawsPosterior,
     GaussianPosterior,
+    LinearPosterior,
     LowRankPosterior,
     MixturePosterior,
     Moments,
@@ -22,17 +24,30 @@ from lightning_bnn.pruning import (
     support,
 )
 from lightning_bnn.stacked import StackedModule
-from lightning_bnn.strategies import SGMCMC, DeepEnsemble, Strategy, VariationalBNN
+from lightning_bnn.strategies import (
+    IVONBNN,
+    SGMCMC,
+    BayesianLinear,
+    DeepEnsemble,
+    PolynomialRegression,
+    Strategy,
+    VariationalBNN,
+)
 from lightning_bnn.target import Target
 
 __all__ = [
+    "IVON",
+    "IVONBNN",
     "SGMCMC",
+    "BayesianLinear",
     "DeepEnsemble",
     "DrawsPosterior",
     "GaussianPosterior",
+    "LinearPosterior",
     "LowRankPosterior",
     "MixturePosterior",
     "Moments",
+    "PolynomialRegression",
     "Posterior",
     "Predictive",
     "StackedModule",

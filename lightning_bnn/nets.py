@@ -6,13 +6,15 @@ networks, with nothing Bayesian in them.
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 
+import torch
 from torch import Tensor, nn
 
+from lightning_bnn.checks import check_whole
 from lightning_bnn.errors import ConfigurationError
 
-__all__ = ["MLP", "ConvNet", "sequential"]
+__all__ = ["MLP", "ConvNet", "Polynomial", "sequential"]
 
 
 def sequential(layers: list[nn.Module]) -> nn.Sequential:
@@ -117,3 +119,41 @@ class ConvNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Outputs for a batch of images, ``(B, channels, size, size)``."""
         return self.head(self.features(images))
+
+
+class Polynomial(nn.Module):
+    """All products of at most ``order`` inputs, without the constant: features, no weights.
+
+    Args:
+        inputs: Numbers in one example.
+        order: The highest total degree.
+
+    Example:
+        >>> import torch
+        >>> Polynomial(inputs=2, order=2)(torch.tensor([[2.0, 3.0]]))
+        tensor([[2., 3., 4., 6., 9.]])
+        >>> Polynomial(order=3).features
+        3
+    """
+
+    def __init__(self, inputs: int = 1, order: int = 2) -> None:
+        super().__init__()
+        self.arguments = {"inputs": inputs, "order": order}
+        places = range(check_whole("inputs", inputs, 1))
+        degrees = range(1, check_whole("order", order, 1) + 1)
+        self._terms = [t for n in degrees for t in combinations_with_replacement(places, n)]
+
+    @property
+    def features(self) -> int:
+        """How many there are."""
+        return len(self._terms)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """The features of a batch, ``(B,)`` or ``(B, inputs)``."""
+        columns = inputs.reshape(len(inputs), -1)
+        if columns.shape[1] != self.arguments["inputs"]:
+            raise ConfigurationError(
+                f"Polynomial was made for inputs={self.arguments['inputs']}; got "
+                f"{columns.shape[1]} numbers in an example. Pass inputs={columns.shape[1]}."
+            )
+        return torch.stack([columns[:, list(term)].prod(1) for term in self._terms], 1)

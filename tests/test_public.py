@@ -11,9 +11,14 @@ import lightning_bnn
 
 PUBLIC = {
     "lightning_bnn": [
+        "BayesianLinear",
+        "LinearPosterior",
+        "PolynomialRegression",
         "DeepEnsemble",
         "DrawsPosterior",
         "GaussianPosterior",
+        "IVON",
+        "IVONBNN",
         "LowRankPosterior",
         "MixturePosterior",
         "Moments",
@@ -100,6 +105,7 @@ PUBLIC = {
         "support",
     ],
     "lightning_bnn.report": ["Report", "Section", "report", "report_posteriors"],
+    "lightning_bnn.optimizers": ["IVON", "NaturalGradient"],
     "lightning_bnn.samplers": [
         "BAOA",
         "HMC",

@@ -7,6 +7,7 @@ from benchmarks.peers import (
     blitz,
     ivon,
     lightning_uq_box,
+    our_ivon,
     ours,
     posteriors,
     pyro,
@@ -20,6 +21,8 @@ __all__ = ["CONTENDERS"]
 CONTENDERS = (
     ours.CONTENDER,
     ours.UNFUSED,
+    our_ivon.CONTENDER,
+    our_ivon.PLAIN_LOOP,
     FUSED,
     bayesian_torch.CONTENDER,
     torchbnn.CONTENDER,

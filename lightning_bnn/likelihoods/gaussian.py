@@ -45,7 +45,9 @@ from lightning_bnn.mixtures import (
     sum_event,
 )
 
-__all__ = ["Gaussian", "GaussianPredictive", "expected_distance", "mixture_entropy"]
+__all__ = [
+    "Gaussian", "GaussianPredictive", "LinearPredictive", "expected_distance", "mixture_entropy",
+]  # fmt: skip
 
 # The most numbers that a temporary tensor may hold: 32 MB in float64.
 BUDGET = 2**22
@@ -186,6 +188,48 @@ class GaussianPredictive(OrderedPredictive):
     def crps(self, targets: Tensor) -> Tensor:
         """Continuous ranked probability score for each output, in closed form; 0 is best."""
         return mixture_crps(self.align(targets), self.means, self.scales)
+
+
+class LinearPredictive(GaussianPredictive):
+    """Gaussians of which the noise is only a part of the scale: the other is the weights'.
+
+    Args:
+        means: Means, ``(S, B)`` or ``(S, B, D)``; of a closed form S is 1.
+        scales: The whole standard deviations.
+        noise: The standard deviations of the noise.
+        outputs: The network's outputs, where they are not simply the means.
+
+    Example:
+        >>> predictive = LinearPredictive(torch.zeros(1, 1), torch.tensor(5.0), torch.tensor(3.0))
+        >>> predictive.variance, predictive.aleatoric, predictive.epistemic
+        (tensor([25.]), tensor([9.]), tensor([16.]))
+    """
+
+    def __init__(
+        self, means: Tensor, scales: Tensor, noise: Tensor, outputs: Tensor | None = None
+    ) -> None:
+        super().__init__(means, scales, outputs)
+        self.noise = noise.to(self.means.dtype).expand_as(self.means)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Means, scales, noise, and the outputs where they are not the means."""
+        return {**super().tensors(), "noise": self.noise}
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """The variance of the noise."""
+        return self.noise.square().mean(0)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """The rest of the variance."""
+        within = (self.scales.square() - self.noise.square()).mean(0)
+        return self.means.var(0, correction=0) + within
+
+    @cached_property
+    @torch.no_grad()
+    def _entropies(self) -> tuple[Tensor, Tensor]:
+        return mixture_entropy(self.means, self.scales), gaussian_entropy(self.noise).mean(0)
 
 
 class Gaussian(Likelihood):

@@ -107,6 +107,11 @@ class Library:
             *[pointer] * 3, ctypes.c_float, *[pointer] * 3, slices, ctypes.c_int
         ]  # fmt: skip
         self._gradients.restype = None
+        self._step = library.lightning_bnn_natural_step
+        self._step.argtypes = [
+            *[pointer] * 5, ctypes.c_int64, *[ctypes.c_float] * 4, ctypes.c_int
+        ]  # fmt: skip
+        self._step.restype = None
         self._chunk = ctypes.c_int64.in_dll(library, "lightning_bnn_chunk").value
 
     def fill_normal(self, tensor: Tensor, state: Tensor) -> None:
@@ -161,6 +166,25 @@ class Library:
         )  # fmt: skip
         torch.autograd.graph.increment_version([by_mean, by_rho])
 
+    def natural_step(
+        self,
+        mean: Tensor,
+        rho: Tensor,
+        momentum: Tensor,
+        by_mean: Tensor,
+        by_rho: Tensor,
+        keep: float,
+        pull: float,
+        rate: float,
+        most: float,
+    ) -> None:
+        """A step of IVON in place (see :func:`lightning_bnn.optimizers.ivon.natural_step_`)."""
+        self._step(
+            mean.data_ptr(), rho.data_ptr(), momentum.data_ptr(), by_mean.data_ptr(),
+            by_rho.data_ptr(), mean.numel(), keep, pull, rate, most, _threads(mean.numel()),
+        )  # fmt: skip
+        torch.autograd.graph.increment_version([mean, rho, momentum])
+
 
 def _threads(size: int) -> int:
     return min(torch.get_num_threads(), 1 + size // _WORTH_A_THREAD)
@@ -186,7 +210,7 @@ def load() -> Library | None:
         except (OSError, AttributeError, ValueError, subprocess.SubprocessError) as error:
             _log.info("Compiling with %s failed: %s", variant, error)
             continue
-        if _fingerprint(library) == _EXPECTED and _sums_squares(library):
+        if _fingerprint(library) == _EXPECTED and _sums_squares(library) and _steps(library):
             return library
         _log.warning("What was compiled with %s gives wrong numbers and is not used.", variant)
     _log.info("Noise comes from PyTorch's generator.")
@@ -229,6 +253,20 @@ def _sums_squares(library: Library) -> bool:
     slices = Slices(sizes, [0.0] * 4, [math.inf] * 4)
     _, found = library.draw(torch.empty_like(mean), mean, mean - 90, slices, (0, 0))
     return found == [part.square().sum().item() for part in mean.split(sizes)]
+
+
+def _steps(library: Library) -> bool:
+    """Whether a natural-gradient step is that of PyTorch in float64, up to rounding."""
+    size = 8300
+    values = torch.linspace(-2, 2, 5 * size, device="cpu").view(size, 5).t().contiguous()
+    mean, rho, momentum, by_mean, by_rho = wide = values.double()
+    one, two, three, four, five = values
+    library.natural_step(one, two, three, four, five, 0.75, 0.8, 0.5, 1.0)
+    momentum.lerp_(by_mean, 0.25)
+    u = (0.8 * by_rho).clamp(-1, 1)
+    rho.sub_(0.5 * torch.log(1 + u + u * u / 2))
+    mean.sub_((0.5 * torch.exp(2 * rho) * momentum).clamp(-1, 1))
+    return torch.allclose(values.double(), wide, rtol=1e-5, atol=1e-6)
 
 
 def _compiler() -> str | None:

@@ -1,4 +1,5 @@
-/* A draw of the mean-field Gaussian and its gradients, one pass over the weights each.
+/* A draw of the mean-field Gaussian, its gradients and a natural-gradient step of it, one pass over
+ * the weights each.
  *
  *     w = m + s z,  s = exp(r),  z standard normal
  *     KL(q || p) for priors N(loc, scale^2), up to constants: sum (d^2 + s^2) / (2 scale^2) - r,
@@ -202,4 +203,42 @@ void lightning_bnn_gradients(float *by_means, float *by_rhos, const float *const
             place = stop;
         }
     }
+}
+
+/* ln x for positive normal x; NaN stays NaN. */
+static inline float logarithm(float x)
+{
+    int32_t n;
+    float rest = split_log(x, &n);
+    return (rest + (float)n * 0.69314718f) + (x - x);
+}
+
+static inline float held(float x, float most)
+{
+    x = x < -most ? -most : x; /* NaN stays NaN */
+    return x > most ? most : x;
+}
+
+/* A step of IVON, as in optimizers/ivon.py, with its momenta in place:
+ *
+ *     v <- keep v + (1 - keep) dL/dm,   u = pull dL/dr held within -1 and 1
+ *     r <- r - ln(1 + u + u^2 / 2) / 2,   m <- m - (rate exp(2 r) v held within -most and most).
+ */
+void lightning_bnn_natural_step(float *restrict means, float *restrict rhos,
+                                float *restrict momenta, const float *restrict by_means,
+                                const float *restrict by_rhos, int64_t size, float keep, float pull,
+                                float rate, float most, int threads)
+{
+    int64_t chunks = (size + CHUNK - 1) / CHUNK;
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t chunk = 0; chunk < chunks; chunk++)
+        for (int64_t i = chunk * CHUNK, end = smaller(i + CHUNK, size); i < end; i++) {
+            float momentum = momenta[i] + (1.0f - keep) * (by_means[i] - momenta[i]);
+            float u = held(pull * by_rhos[i], 1.0f);
+            float rho = rhos[i] - 0.5f * logarithm(1.0f + u * (1.0f + 0.5f * u));
+            momenta[i] = momentum;
+            rhos[i] = rho;
+            means[i] -= held(rate * exponential(2.0f * rho) * momentum, most);
+        }
 }

@@ -41,14 +41,13 @@ static inline uint32_t to_bits(float x)
     return bits;
 }
 
-/* sqrt(-2 ln u) for u = (k + 1/2) / 2^31, k the upper 31 bits of a word. */
-static inline float radius(uint32_t word)
+/* ln x for positive normal x, as n ln 2 + ln(1 + m): gives the second, n in *exponent. */
+static inline float split_log(float x, int32_t *exponent)
 {
-    float x = (float)(int32_t)(word >> 1) + 0.5f;
-    /* x = 2^e (1 + m) with 1 + m between sqrt(1/2) and sqrt(2) */
+    /* x = 2^n (1 + m) with 1 + m between sqrt(1/2) and sqrt(2) */
     uint32_t bits = to_bits(x);
-    int32_t e = (int32_t)(bits - 0x3f3504f3u) >> 23;
-    float m = from_bits(bits - ((uint32_t)e << 23)) - 1.0f;
+    int32_t n = (int32_t)(bits - 0x3f3504f3u) >> 23;
+    float m = from_bits(bits - ((uint32_t)n << 23)) - 1.0f;
     float p = 7.0376836e-2f;
     p = p * m - 1.1514610e-1f;
     p = p * m + 1.1676999e-1f;
@@ -59,7 +58,16 @@ static inline float radius(uint32_t word)
     p = p * m - 2.4999999e-1f;
     p = p * m + 3.3333331e-1f;
     float m2 = m * m;
-    float minus_log = (float)(31 - e) * 0.69314718f - (m + (p * m * m2 - 0.5f * m2));
+    *exponent = n;
+    return m + (p * m * m2 - 0.5f * m2);
+}
+
+/* sqrt(-2 ln u) for u = (k + 1/2) / 2^31, k the upper 31 bits of a word. */
+static inline float radius(uint32_t word)
+{
+    int32_t e;
+    float rest = split_log((float)(int32_t)(word >> 1) + 0.5f, &e);
+    float minus_log = (float)(31 - e) * 0.69314718f - rest;
     /* u = 1 happens by rounding; an error of the last place must not go below 0 */
     return sqrtf(2.0f * (minus_log > 0.0f ? minus_log : 0.0f));
 }

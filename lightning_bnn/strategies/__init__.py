@@ -2,7 +2,17 @@
 
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.ensemble import DeepEnsemble
+from lightning_bnn.strategies.ivon import IVONBNN
+from lightning_bnn.strategies.linear import BayesianLinear, PolynomialRegression
 from lightning_bnn.strategies.sgmcmc import SGMCMC
 from lightning_bnn.strategies.variational import VariationalBNN
 
-__all__ = ["SGMCMC", "DeepEnsemble", "Strategy", "VariationalBNN"]
+__all__ = [
+    "IVONBNN",
+    "SGMCMC",
+    "BayesianLinear",
+    "DeepEnsemble",
+    "PolynomialRegression",
+    "Strategy",
+    "VariationalBNN",
+]

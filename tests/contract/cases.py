@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_bnn import SGMCMC, DeepEnsemble, VariationalBNN
+from lightning_bnn import IVONBNN, SGMCMC, DeepEnsemble, VariationalBNN
 from lightning_bnn.families import MeanField
 from lightning_bnn.likelihoods import (
     Bernoulli,
@@ -39,6 +39,7 @@ SECTIONS: dict[str, Any] = {}
 STRATEGIES: dict[str, MakeStrategy] = {
     "DeepEnsemble": partial(DeepEnsemble, prior=PRIOR, members=2, seed=0),
     "chunks": partial(DeepEnsemble, prior=PRIOR, members=3, chunk=2, seed=0, bootstrap=True),
+    "IVON": partial(IVONBNN, prior=PRIOR, seed=0),
     "flipout": partial(VariationalBNN, prior=PRIOR, estimator="flipout", seed=0),
     "HMC": partial(SGMCMC, prior=PRIOR, sampler=partial(HMC, lr=1e-4), chains=2, seed=0),
     "learned scales, VI": partial(VariationalBNN, prior=LEARNED, seed=0),

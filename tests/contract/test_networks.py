@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_bnn import SGMCMC, DeepEnsemble, Posterior, VariationalBNN
+from lightning_bnn import IVONBNN, SGMCMC, DeepEnsemble, Posterior, VariationalBNN
 from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.likelihoods import Categorical, HeteroscedasticGaussian
 from lightning_bnn.predictive import Predictive
@@ -25,6 +25,7 @@ TASKS: dict[str, Any] = {
 VARIATIONAL = partial(VariationalBNN, predict_draws=3)
 STRATEGIES: dict[str, Any] = {
     "variational": VARIATIONAL,
+    "ivon": partial(IVONBNN, predict_draws=3),
     "flipout": partial(VARIATIONAL, estimator="flipout"),
     "local": partial(VARIATIONAL, estimator="local"),
     "chains": partial(SGMCMC, sampler=partial(SGHMC, lr=1e-4), chains=2, predict_draws=3),

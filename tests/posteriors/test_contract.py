@@ -16,6 +16,7 @@ from typing_extensions import Self
 from lightning_bnn import (
     DrawsPosterior,
     GaussianPosterior,
+    LinearPosterior,
     LowRankPosterior,
     MixturePosterior,
     Posterior,
@@ -60,6 +61,11 @@ def low_rank(rank: int = 5, names: tuple[str, ...] = ()) -> LowRankPosterior:
     )
 
 
+def linear() -> LinearPosterior:
+    likelihood = Gaussian([0.1, 0.2], learn=True)
+    return LinearPosterior(used_network(), likelihood, tensors(LAST), tensors(LAST, (5,)))
+
+
 def draws(chains: int = 2, names: tuple[str, ...] = ()) -> DrawsPosterior:
     sets = [tensors(names) for _ in range(12)]
     return DrawsPosterior(used_network(), Gaussian([0.1, 0.2], learn=True), sets, chains=chains)
@@ -76,6 +82,7 @@ KINDS: dict[str, Callable[[], WeightPosterior]] = {
     "low rank": low_rank,
     "low rank, last layer": lambda: low_rank(2, LAST),
     "diagonal": lambda: low_rank(0),
+    "linear": linear,
     "draws": draws,
     "draws, last layer": lambda: draws(3, LAST),
     "draws with buffers": draws_with_buffers,

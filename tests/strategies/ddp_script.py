@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from pytorch_lightning import seed_everything
@@ -12,19 +13,19 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
-from lightning_bnn import VariationalBNN
+from lightning_bnn import IVONBNN, BayesianLinear, VariationalBNN
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.priors import Normal
 from tests.nets import make_data
 from tests.trainers import quiet_trainer
 
 
-def make_bnn(**options: object) -> VariationalBNN:
+def make_bnn(kind: type[VariationalBNN] = VariationalBNN, **options: Any) -> VariationalBNN:
     net = nn.Sequential(
         nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.ReLU(), nn.Linear(8, 3)
     )
-    return VariationalBNN(net, Categorical(), Normal(0.0, 1.0), predict_draws=4, **options)
+    return kind(net, Categorical(), Normal(0.0, 1.0), predict_draws=4, **options)
 
 
 def main(directory: Path) -> None:
@@ -38,6 +39,7 @@ def main(directory: Path) -> None:
         ("local", {"estimator": "local"}, {}),
         ("draws", {"draws": 2}, {}),
         ("accumulated", {}, {"accumulate_grad_batches": 2}),
+        ("ivon", {"kind": IVONBNN}, {"accumulate_grad_batches": 2}),
         ("last_layer", {"bayesian": "4.*"}, {"gradient_clip_val": 0.5}),
     ):
         bnn = make_bnn(**options)  # no common seed: the ranks must be brought together
@@ -52,6 +54,13 @@ def main(directory: Path) -> None:
     (results,) = trainer.test(bnn, DataLoader(data, batch_size=6), verbose=False)
     found["test"] = results
     weights["tested"] = weights["last_layer"]
+
+    rows = make_data("mlp", "regression")
+    linear = BayesianLinear(nn.Linear(4, rows.tensors[1].shape[1]), Gaussian(0.5), Normal())
+    trainer = quiet_trainer(max_epochs=5, **ddp)
+    trainer.fit(linear, DataLoader(rows, batch_size=5))
+    found["log_evidence"] = linear.log_evidence()
+    weights["linear"] = linear.state_dict()
 
     subset = DataLoader(data, batch_size=4, sampler=SubsetRandomSampler(range(20)))
     trainer = quiet_trainer(max_epochs=1, **ddp)

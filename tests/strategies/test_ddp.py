@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
-from lightning_bnn import VariationalBNN
-from lightning_bnn.likelihoods import Categorical
+from lightning_bnn import BayesianLinear, VariationalBNN
+from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.priors import Normal
 from tests.nets import loader, make_data
 from tests.processes import read_ranks
 from tests.trainers import quiet_trainer
 
-FITS = ["weight", "flipout", "local", "draws", "accumulated", "last_layer"]
+FITS = ["weight", "flipout", "local", "draws", "accumulated", "ivon", "last_layer"]
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +64,13 @@ def test_metrics_count_every_example_once(ranks: Any) -> None:
 
 def test_resume_is_bit_equal_on_every_rank(ranks: Any) -> None:
     assert all(found["resumed_equal"] for _, found in ranks)
+
+
+def test_sums_over_ranks_are_those_of_all_data(ranks: Any) -> None:
+    rows = make_data("mlp", "regression")
+    alone = BayesianLinear(nn.Linear(4, rows.tensors[1].shape[1]), Gaussian(0.5), Normal())
+    quiet_trainer(max_epochs=1).fit(alone, DataLoader(rows, batch_size=48))
+    for weights, found in ranks:
+        assert found["log_evidence"] == pytest.approx(alone.log_evidence(), rel=1e-6)
+        for name in ("net.weight", "net.bias"):
+            torch.testing.assert_close(weights["linear"][name], alone.state_dict()[name])

@@ -1,0 +1,391 @@
+r"""Bayesian linear regression in closed form, on inputs or on what a network makes of them.
+
+The last layer of a network, an ``nn.Linear``, has a posterior in closed form; all before it stays
+as it is. With the layer's N inputs as rows of Φ (a column of ones for the bias), the noise σ and a
+prior N(0, S),
+
+.. math::
+    \Sigma = (\Phi^\top\Phi/\sigma^2 + S^{-1})^{-1}, \quad \mu = \Sigma\Phi^\top y/\sigma^2, \quad
+    p(y) = N(y;\ 0,\ \sigma^2 I + \Phi S\Phi^\top), \quad
+    p(y_*) = N(\varphi^\top\mu,\ \sigma^2 + \varphi^\top\Sigma\varphi).
+
+What is not given is found by maximising the evidence p(y), with MacKay's updates (1992, *Bayesian
+Interpolation*): for the prior :math:`N(0, 1/\alpha)` of all weights, and each noise scale,
+
+.. math::
+    \gamma = \sum_i\frac{\lambda_i}{\lambda_i + \alpha\sigma^2}, \qquad
+    \alpha \leftarrow \frac{\gamma}{|\mu|^2}, \qquad
+    \sigma^2 \leftarrow \frac{|y - \Phi\mu|^2}{N - \gamma},
+
+λ the eigenvalues of ΦᵀΦ. One pass over the training data sums ΦᵀΦ, Φᵀy and yᵀy in float64, over all
+processes: memory is d × d whatever N is. Outputs are independent given α and S.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from typing_extensions import Unpack
+
+from lightning_bnn.checks import check_kind
+from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.nets import Polynomial
+from lightning_bnn.network import network_tensors
+from lightning_bnn.posteriors import LinearPosterior
+from lightning_bnn.predictive import Predictive
+from lightning_bnn.priors import BoundPrior, Learned, Normal
+from lightning_bnn.selection import last_layer
+from lightning_bnn.strategies.base import DataOptions, Strategy
+
+__all__ = ["BayesianLinear", "ClosedForm", "PolynomialRegression", "Sums", "solve"]
+
+_ROUNDS, _CLOSE = 10_000, 1e-10
+_NOT_FINITE = (
+    "The features or the targets of the training data hold NaN or infinity, or numbers whose "
+    "squares are too large. Standardise them, or drop such examples."
+)
+_LARGEST = 1e12  # α times the mean square of what the features explain
+
+
+@dataclass
+class Sums:
+    """What the data say: ΦᵀΦ, Φᵀy, the sum of y² of each output, and N."""
+
+    gram: Tensor
+    cross: Tensor
+    squares: Tensor
+    count: float
+
+
+@dataclass
+class ClosedForm:
+    """The posterior: Σ of output j is V diag(sd[:, j]²) Vᵀ, with V the basis.
+
+    Attributes:
+        mean: μ, (d, k).
+        basis: V, (d, d).
+        sd: (d, k).
+        noise: σ of each output, (k,).
+        alpha: The precision of the prior over that which was given; 1 where one was.
+        log_evidence: log p(y), in nats, summed over the outputs.
+    """
+
+    mean: Tensor
+    basis: Tensor
+    sd: Tensor
+    noise: Tensor
+    alpha: float
+    log_evidence: float
+
+
+def solve(
+    sums: Sums, precision: Tensor | None, noise: Tensor | None, shared: bool = True
+) -> ClosedForm:
+    """The posterior from sums in float64.
+
+    Args:
+        sums: What the data say.
+        precision: 1/s² of each weight, (d,); None: one for all is found.
+        noise: σ of each output, (k,); None: it is found.
+        shared: Whether all outputs have the same σ, where it is found.
+
+    Example:
+        >>> one = torch.ones(1, 1, dtype=torch.float64)
+        >>> found = solve(Sums(3 * one, 6 * one, 12 * one[0], 3.0), one[0], one[0])
+        >>> found.mean.item(), found.sd.square().item()              # 6 / (3 + 1), 1 / (3 + 1)
+        (1.5, 0.25)
+    """
+    scale = torch.ones_like(sums.gram[0]) if precision is None else precision.rsqrt()
+    values, vectors = torch.linalg.eigh(sums.gram * scale[:, None] * scale)
+    values = values.clamp(min=0)[:, None]  # (d, 1)
+    cross = vectors.T @ (scale[:, None] * sums.cross)  # (d, k)
+    outputs, alpha = cross.shape[1], 1.0
+    floor = (sums.squares.mean() / sums.count).clamp(min=1e-300)  # the mean square of a target
+    variance = (sums.squares / sums.count).clamp(min=1e-300) if noise is None else noise.square()
+    if shared and noise is None:
+        variance = variance.mean().expand(outputs)
+    for _ in range(_ROUNDS if precision is None or noise is None else 1):
+        mean = cross / (values + alpha * variance)
+        size = mean.square().sum()
+        residual = sums.squares - 2 * (mean * cross).sum(0) + (values * mean.square()).sum(0)
+        residual = residual.clamp(min=0)
+        effective = (values / (values + alpha * variance)).sum(0)
+        before = torch.cat([variance, variance.new_tensor([alpha])])
+        if precision is None:
+            alpha = min(float(effective.sum() / size.clamp(min=1e-300)), _LARGEST / float(floor))
+        if noise is None:
+            left = sums.count - effective
+            pooled = residual.sum() / left.sum() if shared else residual / left
+            variance = pooled.expand(outputs).clamp(min=1e-12 * float(floor))
+        now = torch.cat([variance, variance.new_tensor([alpha])])
+        if bool(((now - before).abs() <= _CLOSE * before).all()):
+            break
+    mean = cross / (values + alpha * variance)
+    residual = sums.squares - 2 * (mean * cross).sum(0) + (values * mean.square()).sum(0)
+    evidence = -0.5 * (
+        sums.count * (2 * math.pi * variance).log().sum()
+        + torch.log1p(values / (alpha * variance)).sum()
+        + (residual / variance).sum()
+        + alpha * mean.square().sum()
+    )
+    sd = (values / variance + alpha).rsqrt()
+    basis = scale[:, None] * vectors
+    return ClosedForm(basis @ mean, basis, sd, variance.sqrt(), alpha, float(evidence))
+
+
+class BayesianLinear(Strategy):
+    """Linear regression in closed form: the last layer of a network, or all of a linear one.
+
+    A fit takes one step, whatever ``max_epochs`` says, which goes over the training data once.
+    Train the network before, by any means, or use it for its features: nothing but the last layer
+    is changed. Inputs and targets that are standardised suit the prior.
+
+    Args:
+        net: A network whose output is that of its last layer, an ``nn.Linear``, such as
+            ``nn.Linear(5, 1)`` or ``nn.Sequential(features, nn.Linear(64, 1))``.
+        likelihood: A ``Gaussian``: its scale is found by the evidence if it is learned (the
+            default), else taken as it is.
+        prior: The prior of the layer's weights, a ``Normal`` around 0; None: one scale of all is
+            found by the evidence.
+        predict_draws: Draws in validation, test and prediction; None: the closed form.
+        **data: ``split`` and ``output`` (see :class:`DataOptions`).
+
+    Example:
+        >>> bnn = BayesianLinear(nn.Linear(2, 1), prior=Normal(0.0, 2.0))
+        >>> bnn.posterior().predict(torch.tensor([[1.0, 1.0]])).epistemic    # before any data
+        tensor([[12.]])
+    """
+
+    defaults: ClassVar[Mapping[str, str]] = {
+        "likelihood": "Gaussian(learn=True)",
+        "prior": "Normal, its scale by the evidence",
+    }
+    predicts_with_samples = False
+    likelihood: Gaussian
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Gaussian | None = None,
+        prior: Normal | None = None,
+        predict_draws: int | None = None,
+        **data: Unpack[DataOptions],
+    ) -> None:
+        likelihood = Gaussian(learn=True) if likelihood is None else likelihood
+        check_kind("likelihood", likelihood, Gaussian, "a Gaussian, which has the closed form")
+        if prior is not None:
+            check_kind("prior", prior, Normal, "a Normal, which has the closed form")
+            if prior.loc != 0.0 or isinstance(prior.scale, Learned):
+                raise ConfigurationError(
+                    f"prior= is a Normal around 0 with a scale that is known; got {prior!r}. Leave "
+                    "it out to have the scale found by the evidence."
+                )
+        super().__init__(net, likelihood, None, predict_draws=predict_draws, **data)
+        self.automatic_optimization = False
+        self._names = last_layer(self.net)
+        self._path = self._names[0].rpartition(".")[0] if self._names else ""
+        if not isinstance(self._layer, nn.Linear):
+            raise ConfigurationError(
+                "net= ends in an nn.Linear, whose posterior is found in closed form; the last "
+                f"layer with weights is {type(self._layer).__name__}. Pass "
+                "nn.Sequential(net, nn.Linear(features, outputs))."
+            )
+        own = {name: self.net.get_parameter(name) for name in self._names}
+        self.net.requires_grad_(False)
+        for tensor in own.values():
+            tensor.requires_grad_(True)
+        self._precisions: list[float] | None = None
+        if prior is not None:
+            self._precisions = [
+                float(one)
+                for one, tensor in zip(
+                    BoundPrior(prior, self.net, own).precisions(torch.zeros(1)) or [],
+                    own.values(),
+                    strict=True,
+                )
+                for _ in range(tensor[0].numel())
+            ]
+
+    # ---------------------------------------------------------------- the fit
+
+    def loss(self, batch: Any) -> Tensor:
+        """The NLL of a batch at the mean of the weights; nothing is trained by it."""
+        inputs, targets = self.split(batch)
+        return self.target.data_energy(self.net(inputs)[None], targets)[0]
+
+    def configure_optimizers(self) -> Any:
+        """One that moves nothing: the trainer counts its step."""
+        return SGD([self.net.get_parameter(self._names[0])], lr=0.0)
+
+    def on_fit_start(self) -> None:
+        """Fit anew, unless a checkpoint was loaded."""
+        super().on_fit_start()
+        if self._restart is None:
+            self._finished_at = None
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        """Take the one step, with the whole of the training data."""
+        if self._finished_at is None:
+            self.optimizers().step()  # type: ignore[union-attr]
+            self._finish()
+        self.trainer.should_stop = True
+
+    @torch.no_grad()
+    def finish(self, batches: Iterable[Any]) -> dict[str, Tensor]:
+        """Sum over the training data, on all processes, and solve."""
+        training = self.net.training
+        self.net.eval()
+        sums = self._sum(batches)
+        self.net.train(training)
+        learned, outputs = self.likelihood.log_scale, self._layer.out_features
+        noise = self.likelihood.predictive(sums.cross.new_zeros(1, 1, outputs)).aleatoric[0].sqrt()
+        precision = self._precisions
+        found = solve(
+            sums,
+            None if precision is None else sums.gram.new_tensor(precision),
+            None if learned is not None else noise.double(),
+            learned is None or learned.dim() == 0 or learned.numel() == 1,
+        )
+        if learned is not None:
+            log_noise = found.noise.log()
+            learned.copy_(log_noise[0] if learned.numel() == 1 else log_noise)
+        for name, tensor in self._by_name(found.mean.T).items():
+            self.net.get_parameter(name).copy_(tensor)
+        return {
+            "basis": found.basis,
+            "sd": found.sd,
+            "alpha": torch.tensor(found.alpha),
+            "log_evidence": torch.tensor(found.log_evidence, dtype=torch.float64),
+        }
+
+    def _sum(self, batches: Iterable[Any]) -> Sums:
+        """ΦᵀΦ, Φᵀy, yᵀy and N over the batches of all processes."""
+        size, outputs = self._size, self._layer.out_features
+        total = torch.zeros(size + outputs, size + outputs, dtype=torch.float64, device=self.device)
+        count, seen = 0, []
+        handle = self._layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        try:
+            for batch in batches:
+                inputs, targets = self.split(batch)
+                seen.clear()
+                predicted = self.net(inputs)
+                self.check("train", predicted, targets)
+                if not bool(predicted.isfinite().all()):
+                    raise DataError(_NOT_FINITE)
+                if len(seen) != 1 or not torch.equal(predicted, self._layer(seen[0])):
+                    raise ConfigurationError(
+                        "The output of net= is not that of its last layer, used once, so that it "
+                        "is not linear in the layer's weights. Pass nn.Sequential(features, "
+                        "nn.Linear(...))."
+                    )
+                rows = seen[0].double()
+                if self._layer.bias is not None:
+                    rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+                joint = torch.cat([rows, targets.reshape(len(rows), outputs).double()], 1)
+                total += joint.T @ joint
+                count += len(rows)
+        finally:
+            handle.remove()
+        if self.trainer.world_size > 1:
+            total = self.trainer.strategy.reduce(total, reduce_op="sum")
+            summed = self.trainer.strategy.reduce(total.new_tensor(count), reduce_op="sum")
+            count = int(summed)
+        if not bool(total.isfinite().all()):
+            raise DataError(_NOT_FINITE)
+        return Sums(total[:size, :size], total[:size, size:], total.diagonal()[size:], count)
+
+    @property
+    def _layer(self) -> Any:
+        return self.net.get_submodule(self._path)
+
+    @property
+    def _size(self) -> int:
+        return self._layer.in_features + (self._layer.bias is not None)
+
+    def _by_name(self, rows: Tensor) -> dict[str, Tensor]:
+        """Rows (..., outputs, d) as the layer's weight and bias."""
+        weight = self.net.get_parameter(self._names[0])
+        size = self._layer.in_features
+        tensors = [rows[..., :size].to(weight)]
+        if self._layer.bias is not None:
+            tensors.append(rows[..., size].to(weight))
+        return dict(zip(self._names, tensors, strict=True))
+
+    # ---------------------------------------------------------------- what it leaves behind
+
+    @torch.no_grad()
+    def posterior(self) -> LinearPosterior:
+        """The posterior; before the fit the prior, of scale 1 where it is not known."""
+        layer, size = self._layer, self._size
+        if self.finished:
+            basis, sd = self.finished["basis"], self.finished["sd"]
+            mean = {name: self.net.get_parameter(name).data for name in self._names}
+        else:
+            scale = [p**-0.5 for p in self._precisions or [1.0] * size]
+            basis = torch.tensor(scale, dtype=torch.float64).diag()
+            sd = torch.ones(size, layer.out_features, dtype=torch.float64)
+            mean = self._by_name(torch.zeros(layer.out_features, size))
+        deviations = torch.einsum("dr,rj->rjd", basis, sd)
+        fixed = {k: v for k, v in network_tensors(self.net).items() if k not in mean}
+        return LinearPosterior(self.net, self.likelihood, mean, self._by_name(deviations), fixed)
+
+    def _predict(self, inputs: Any) -> Predictive:
+        """In closed form, unless a number of draws is given."""
+        with self.snapshot() as posterior:
+            return posterior.predict(inputs, draws=self.predict_draws)
+
+    @property
+    def trained(self) -> list[str]:
+        """The names of the last layer's parameters."""
+        return self._names
+
+    def log_evidence(self) -> float:
+        """Log p(y) of the training targets, in nats, with what was found by maximising it.
+
+        Example:
+            >>> BayesianLinear(nn.Linear(2, 1)).log_evidence()
+            Traceback (most recent call last):
+            lightning_bnn.errors.ConfigurationError: The evidence is known after a fit. ...
+        """
+        if "log_evidence" not in self.finished:
+            raise ConfigurationError("The evidence is known after a fit. Call trainer.fit first.")
+        return float(self.finished["log_evidence"])
+
+
+class PolynomialRegression(BayesianLinear):
+    """Polynomial regression in closed form; its evidence chooses the order.
+
+    Args:
+        order: The highest total degree of a term.
+        inputs: Numbers in one example.
+        outputs: Numbers in one target.
+        likelihood: As for :class:`BayesianLinear`, like the rest.
+        prior: The prior of the coefficients, the constant included.
+        predict_draws: Draws in validation, test and prediction; None: the closed form.
+        **data: ``split`` and ``output``.
+
+    Example:
+        >>> PolynomialRegression(order=3).posterior().varying
+        ['1.weight', '1.bias']
+    """
+
+    def __init__(
+        self,
+        order: int = 3,
+        inputs: int = 1,
+        outputs: int = 1,
+        likelihood: Gaussian | None = None,
+        prior: Normal | None = None,
+        predict_draws: int | None = None,
+        **data: Unpack[DataOptions],
+    ) -> None:
+        terms = Polynomial(inputs, order)
+        net = nn.Sequential(terms, nn.Linear(terms.features, outputs))
+        super().__init__(net, likelihood, prior, predict_draws, **data)
