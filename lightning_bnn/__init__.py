@@ -4,6 +4,7 @@ from lightning_bnn.diagnostics import diagnose, to_arviz
 from lightning_bnn.posteriors import (
     DrawsPosterior,
     GaussianPosterior,
+    LaplacePosterior,
     LowRankPosterior,
     MixturePosterior,
     Moments,
@@ -22,7 +23,14 @@ from lightning_bnn.pruning import (
     support,
 )
 from lightning_bnn.stacked import StackedModule
-from lightning_bnn.strategies import SGMCMC, DeepEnsemble, Strategy, VariationalBNN
+from lightning_bnn.strategies import (
+    SGMCMC,
+    DeepEnsemble,
+    LaplaceBNN,
+    Strategy,
+    VariationalBNN,
+)
+from lightning_bnn.strategies.laplace import laplace
 from lightning_bnn.target import Target
 
 __all__ = [
@@ -30,6 +38,8 @@ __all__ = [
     "DeepEnsemble",
     "DrawsPosterior",
     "GaussianPosterior",
+    "LaplaceBNN",
+    "LaplacePosterior",
     "LowRankPosterior",
     "MixturePosterior",
     "Moments",
@@ -42,6 +52,7 @@ __all__ = [
     "WeightPosterior",
     "compact",
     "diagnose",
+    "laplace",
     "masked",
     "mean_network",
     "prune",

@@ -3,6 +3,7 @@
 from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.draws import DrawsPosterior
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
+from lightning_bnn.posteriors.laplace import LaplacePosterior
 from lightning_bnn.posteriors.low_rank import LowRankPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
 from lightning_bnn.posteriors.moments import Moments
@@ -14,6 +15,7 @@ __all__ = [
     "DrawStream",
     "DrawsPosterior",
     "GaussianPosterior",
+    "LaplacePosterior",
     "LowRankPosterior",
     "MixturePosterior",
     "Moments",

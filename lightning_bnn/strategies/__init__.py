@@ -2,7 +2,8 @@
 
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.ensemble import DeepEnsemble
+from lightning_bnn.strategies.laplace import LaplaceBNN
 from lightning_bnn.strategies.sgmcmc import SGMCMC
 from lightning_bnn.strategies.variational import VariationalBNN
 
-__all__ = ["SGMCMC", "DeepEnsemble", "Strategy", "VariationalBNN"]
+__all__ = ["SGMCMC", "DeepEnsemble", "LaplaceBNN", "Strategy", "VariationalBNN"]
