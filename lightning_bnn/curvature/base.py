@@ -1,9 +1,9 @@
 r"""What a structure of the curvature is, and what a Gaussian over weights is made of.
 
-A *curvature* collects :math:`H = \sum_i J_i^\top \Lambda_i J_i` in one pass over the data, as far as
-its structure can hold it. :math:`\Lambda_i` is the Hessian of −log p in the outputs, which the
-likelihood gives as columns (:meth:`~lightning_bnn.likelihoods.Likelihood.hessian_columns`). With P,
-the precision of the prior, one number for each tensor, it gives the spectrum of
+A *curvature* collects :math:`H = \sum_i J_i^\top \Lambda_i J_i` in one pass over the data, as far
+as its structure can hold it. :math:`\Lambda_i` is the Hessian of −log p in the outputs, which the
+likelihood gives as columns (:meth:`lightning_bnn.likelihoods.Likelihood.hessian_columns`). With
+P, the precision of the prior, one number for each tensor, it gives the spectrum of
 :math:`P^{-1/2} H P^{-1/2}`, and so :math:`\log\det(H + P)`, and the *covariance*
 :math:`(H + P)^{-1}`, which draws, has variances, and projects gradients.
 """

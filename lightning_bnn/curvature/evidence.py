@@ -5,8 +5,9 @@ With d weights at their mode :math:`w^*`, H the curvature of the data and P the 
 .. math:: \log p(D) \approx \log p(D\mid w^*) + \log p(w^*) + \tfrac d2\log 2\pi
           - \tfrac12\log\det(H + P),
 
-which is exact for a linear network with Gaussian noise. As a function of factors c on the precisions
-(one, or one for each tensor t of :math:`d_t` weights) it is, with :math:`q_t = \sum P (w^* - m)^2`,
+which is exact for a linear network with Gaussian noise. As a function of factors c on the
+precisions (one, or one for each tensor t of :math:`d_t` weights) it is, with
+:math:`q_t = \sum P (w^* - m)^2`,
 
 .. math:: F(c) = \tfrac12\sum_t (d_t \log c_t - c_t q_t) - \tfrac12 \log\det(H + cP) + \text{const}.
 
@@ -23,7 +24,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
@@ -42,7 +42,7 @@ _TOLERANCE = 1e-6
 def evidence(
     log_likelihood: float, squares: Sequence[float], spectrum: Tensor, precisions: Sequence[float]
 ) -> float:
-    """log p(D), in nats.
+    """The logarithm of p(D), in nats.
 
     Args:
         log_likelihood: log p(D | w*).
@@ -51,6 +51,7 @@ def evidence(
         precisions: P of each tensor.
 
     Example:
+        >>> import torch
         >>> evidence(-1.0, [0.0], torch.zeros(3), [2.0])  # the data say nothing: no volume is lost
         -1.0
     """

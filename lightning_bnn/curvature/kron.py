@@ -9,7 +9,7 @@ Hessian, at R places of each example (one, or the positions of a sequence or an 
 for the weights and the bias of a layer together, and layers are independent. It is exact for a
 single linear layer whose likelihood has the same Hessian for all examples, and for one example.
 (Martens and Grosse, 2015, *Optimizing Neural Networks with Kronecker-factored Approximate
-Curvature*; with places as in Grosse and Martens, 2016, and KFAC-expand of Eschenhagen et al., 2023.)
+Curvature*; places as in Grosse and Martens, 2016, and the KFAC-expand of Eschenhagen et al., 2023.)
 
 The prior's precision differs between weights and bias, but not between outputs: it is
 :math:`D \otimes I`, and is added exactly. With :math:`D^{-1/2} A D^{-1/2} = U s U^\top` and
@@ -38,8 +38,8 @@ from lightning_bnn.stacked import call_network
 __all__ = ["Kron", "KronCovariance"]
 
 _ADVICE = (
-    "Pass structure='diagonal', or choose other weights, as with bayesian=[nn.Linear, nn.Conv2d] or "
-    "bayesian=lightning_bnn.selection.last_layer."
+    "Pass structure='diagonal', or choose other weights, as with bayesian=[nn.Linear, nn.Conv2d] "
+    "or bayesian=lightning_bnn.selection.last_layer."
 )
 _KEYS = ("weight", "bias")
 
@@ -234,7 +234,7 @@ def _named(layer: str, key: str) -> str:
 
 
 def _layers(net: nn.Module, names: Sequence[str]) -> dict[str, list[str]]:
-    """By the name of a layer, which of its tensors are chosen; raises if it is no layer for KFAC."""
+    """By the name of a layer, which of its tensors are chosen; raises if it cannot be."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layer, _, key = name.rpartition(".")

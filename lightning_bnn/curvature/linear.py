@@ -25,9 +25,19 @@ from lightning_bnn.selection import FlatLayout
 from lightning_bnn.stacked import batching, call_network
 from lightning_bnn.target import each_tensor
 
-__all__ = ["LinearisedNetwork"]
+__all__ = ["LinearisedNetwork", "some_examples"]
 
 _NUMBERS = 2**25  # of rows that are held at a time: 128 MB
+
+
+def some_examples(inputs: Any, some: slice) -> Any:
+    """Some examples of a batch's inputs or targets.
+
+    Example:
+        >>> some_examples({"x": torch.arange(3)}, slice(1))
+        {'x': tensor([0])}
+    """
+    return each_tensor(lambda tensor: tensor[some], inputs)
 
 
 class LinearisedNetwork:
@@ -89,11 +99,11 @@ class LinearisedNetwork:
         step = max(1, _NUMBERS // max(1, columns.shape[1] * self.layout.size))
         for start in range(0, len(columns), step):
             some = slice(start, start + step)
-            yield start, self._rows(each_tensor(lambda t, s=some: t[s], inputs), columns[some])
+            yield start, self._rows(some_examples(inputs, some), columns[some])
 
     def check(self, inputs: Any, outputs: Tensor) -> None:
         """Raise unless the network gives for an example alone what it gives in a batch."""
-        first = each_tensor(lambda t: t[:1], self.prepared(inputs))
+        first = some_examples(self.prepared(inputs), slice(1))
         try:
             with torch.no_grad():
                 alone = call_network(self.net, self.tensors, first)
@@ -117,7 +127,7 @@ class LinearisedNetwork:
                 rank_zero_debug(f"Gradients come one example after another: {error!s:.120}")
                 self.by_example = True
         rows = [
-            self._of_example(each_tensor(lambda t, i=i: t[i : i + 1], inputs), columns[i])
+            self._of_example(some_examples(inputs, slice(i, i + 1)), columns[i])
             for i in range(len(columns))
         ]
         return torch.stack(rows)
@@ -129,7 +139,7 @@ class LinearisedNetwork:
             def run(weights: dict[str, Tensor]) -> Tensor:
                 return call_network(self.net, {**self.fixed, **weights}, alone)[0]
 
-            _, pull = vjp(run, self.weights)
+            pull: Any = vjp(run, self.weights)[1]
             (gradients,) = vmap(pull)(own)
             return torch.cat([gradients[name].flatten(1) for name in self.layout.names], 1)
 
@@ -141,14 +151,17 @@ class LinearisedNetwork:
             return vmap(of_example, randomness="different")(inputs, columns)
 
     def _of_example(self, example: Any, columns: Tensor) -> Tensor:
-        weights = {name: w.clone().requires_grad_() for name, w in self.weights.items()}
-        with torch.enable_grad():
-            outputs = call_network(self.net, {**self.fixed, **weights}, example)[0]
-        rows = []
-        for column in columns:
-            gradients = torch.autograd.grad(
-                outputs, list(weights.values()), column.to(outputs.dtype), retain_graph=True,
-                allow_unused=True, materialize_grads=True,
-            )  # fmt: skip
-            rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
-        return torch.stack(rows)
+        # a trainer evaluates in inference mode, whose tensors know no derivatives
+        with torch.inference_mode(False), torch.enable_grad():
+            weights = {name: w.clone().requires_grad_() for name, w in self.weights.items()}
+            fixed = {name: t.clone() for name, t in self.fixed.items()}
+            example, columns = each_tensor(torch.clone, example), columns.clone()
+            outputs = call_network(self.net, {**fixed, **weights}, example)[0]
+            rows = []
+            for column in columns:
+                gradients = torch.autograd.grad(
+                    outputs, list(weights.values()), column.to(outputs.dtype), retain_graph=True,
+                    allow_unused=True, materialize_grads=True,
+                )  # fmt: skip
+                rows.append(torch.cat([gradient.flatten() for gradient in gradients]))
+            return torch.stack(rows)

@@ -111,8 +111,10 @@ class Likelihood(nn.Module):
         def energy(flat: Tensor, target: Tensor) -> Tensor:
             return -self.log_prob(flat.view(1, *event), target[None])[0]
 
-        flat = full_precision(outputs.detach()).flatten(1)
-        hessians = torch.func.vmap(torch.func.hessian(energy))(flat, targets)
+        flat = full_precision(outputs.detach()).reshape(len(outputs), -1)
+        # twice backwards: forward derivatives are missing for some functions
+        hessian = torch.func.jacrev(torch.func.jacrev(energy))
+        hessians = torch.func.vmap(hessian)(flat, targets)
         values, vectors = torch.linalg.eigh(hessians)
         roots = (vectors * values.clamp(min=0).sqrt()[:, None]).to(at_least_float32(outputs).dtype)
         for column in roots.unbind(-1):

@@ -3,14 +3,14 @@ r"""The Gaussian of a Laplace approximation, and its linearised predictive.
 The posterior is :math:`N(w^*, \Sigma)` with a covariance of any structure
 (:mod:`lightning_bnn.curvature`). Draws of it run through the network are the predictive of
 ``predictive="draws"``. Where Σ is wide, the network is not linear over it, and these draws predict
-badly; the curvature, however, is that of the linearised network. ``predictive="linearised"`` predicts
-with the latter: the outputs have the Gaussian
+badly; the curvature, however, is that of the linearised network. ``predictive="linearised"``
+predicts with the latter: the outputs have the Gaussian
 
 .. math:: f(x) \sim N\big(f(x, w^*),\; J(x)\,\Sigma\,J(x)^\top\big),
 
 and the likelihood makes a mixture of points of it. With z a few points of N(0, I) that have exactly
-its mean and covariance (a scrambled Sobol sequence through the normal quantiles, then standardised),
-the components are :math:`f + (J\Sigma J^\top)^{1/2} z`: the mean and the variance of the outputs are
+its mean and covariance (a scrambled Sobol sequence through the normal quantiles, standardised), the
+components are :math:`f + (J\Sigma J^\top)^{1/2} z`: the mean and the variance of the outputs are
 exact, and no Monte Carlo noise is in them. The same points serve all inputs.
 
 Daxberger et al. (2021), *Laplace Redux*; Immer, Korzepa and Bauer (2021), *Improving predictions of
@@ -30,6 +30,7 @@ from typing_extensions import Self
 from lightning_bnn.checks import check_option
 from lightning_bnn.curvature import Covariance, LinearisedNetwork
 from lightning_bnn.curvature.base import check_room
+from lightning_bnn.curvature.linear import some_examples
 from lightning_bnn.exchange import exclusive
 from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Likelihood
@@ -41,7 +42,6 @@ from lightning_bnn.predictive import Predictive
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.storage.manifest import SHAPE, Form
 from lightning_bnn.storage.store import Stored
-from lightning_bnn.target import each_tensor
 
 __all__ = ["LaplacePosterior", "PredictiveKind", "standard_points"]
 
@@ -72,7 +72,7 @@ class LaplacePosterior(WeightPosterior):
         >>> posterior = LaplacePosterior(net, Gaussian(0.1), mean, covariance)
         >>> predictive = posterior.predict(torch.tensor([[2.0]]))
         >>> predictive.mean, predictive.epistemic
-        (tensor([[6.]]), tensor([[1.0000]]))
+        (tensor([[6.]]), tensor([[1.]]))
     """
 
     kind = "laplace"
@@ -217,7 +217,7 @@ class LaplacePosterior(WeightPosterior):
             pieces = []
             for start in range(0, len(mean), step):
                 some = slice(start, start + step)
-                part = each_tensor(lambda t, s=some: t[s], inputs)
+                part = some_examples(inputs, some)
                 eye = torch.eye(count).to(mean)[:, None].expand(-1, len(mean[some]), -1)
                 columns = eye.reshape(count, *mean[some].shape)
                 for _, rows in linear.rows(part, columns):

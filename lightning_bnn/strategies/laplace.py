@@ -9,18 +9,19 @@ Then one pass over the training data gives
     H = \sum_i J_i^\top \Lambda_i J_i,
 
 with J the derivatives of the outputs in the weights, Λ the Hessian (or the Fisher information) of
-−log p in the outputs, and P the precision of the prior. H is the generalised Gauss-Newton matrix: the
-Hessian of the linearised network, which is never negative. It is kept as its diagonal, as Kronecker
-factors of each layer, or in full (:mod:`lightning_bnn.curvature`), of all weights or of some; the
-others are point estimates. Where the network is linear in these weights and the noise Gaussian, mean,
-covariance and evidence are exact.
+−log p in the outputs, and P the precision of the prior. H is the generalised Gauss-Newton matrix:
+the Hessian of the linearised network, which is never negative. It is kept as its diagonal, as
+Kronecker factors of each layer, or in full (:mod:`lightning_bnn.curvature`), of all weights or of
+some; the others are point estimates. Where the network is linear in these weights and the noise
+Gaussian and known, mean, covariance and evidence are exact.
 
 The scales of the prior that the mode was found with are seldom those that the data ask for. With
 ``scales="one"`` or ``"per tensor"`` they are replaced, after the pass, by those that maximise the
 evidence at w* (:mod:`lightning_bnn.curvature.evidence`).
 
-MacKay (1992), *A Practical Bayesian Framework for Backpropagation Networks*; Ritter, Botev and Barber
-(2018), *A Scalable Laplace Approximation for Neural Networks*; Daxberger et al. (2021).
+MacKay (1992), *A Practical Bayesian Framework for Backpropagation Networks*; Ritter, Botev and
+Barber (2018), *A Scalable Laplace Approximation for Neural Networks*; Daxberger et al. (2021),
+*Laplace Redux*.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from lightning_bnn.curvature import (
     approximate,
     check_structure,
 )
+from lightning_bnn.curvature.linear import some_examples
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import move_data_to_device, rank_zero_info
 from lightning_bnn.likelihoods import Likelihood
@@ -55,7 +57,7 @@ from lightning_bnn.stacked import with_output
 from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, Strategy
 from lightning_bnn.strategies.ensemble import DeepEnsemble
 from lightning_bnn.strategies.schedule import NamedSchedule, SchedulerFactory
-from lightning_bnn.target import Keys, Split, count_examples, each_tensor, make_split
+from lightning_bnn.target import Keys, Split, count_examples, make_split
 
 __all__ = ["LaplaceBNN", "laplace"]
 
@@ -165,7 +167,7 @@ class LaplaceBNN(DeepEnsemble):
         super().on_train_batch_start(batch, batch_idx)
         if not self._rehearsed:
             self._rehearsed = True
-            few = [each_tensor(lambda t: t[:_REHEARSED], part) for part in self.split(batch)]
+            few = [some_examples(part, slice(_REHEARSED)) for part in self.split(batch)]
             self._approximate([(few[0], few[1])], "given", lambda tensor: tensor)
 
     def finish(self, batches: Iterable[Any]) -> dict[str, Tensor]:
@@ -264,7 +266,7 @@ class LaplaceBNN(DeepEnsemble):
         return {0: self.posterior()}
 
     def log_evidence(self) -> float:
-        """log p(D) of the Laplace approximation, in nats, at the prior scales of the posterior.
+        """The logarithm of p(D), in nats, at the prior scales of the posterior.
 
         Raises:
             ConfigurationError: The network has not been fitted.
