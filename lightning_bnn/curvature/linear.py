@@ -2,21 +2,24 @@ r"""A network linearised in its weights: gradients of the outputs, for each exam
 
 .. math:: f(x, w) \approx f(x, w^*) + J(x)\,(w - w^*), \qquad J(x) = \partial f(x, w^*)/\partial w
 
-The rows are products :math:`c^\top J(x_i)`, with any c for each example. They are computed by
-``torch.func.vmap`` over the examples, where the network has batching rules, else one example after
-another. In both the network sees one example at a time, which must be what it gives in a batch.
+The rows are products :math:`c^\top J(x_i)`, with any c for each example. Where the weights are those
+of linear and convolutional layers, they are made of what goes into these and what comes back
+(:mod:`lightning_bnn.curvature.layers`). Else they come from ``torch.func.vmap`` over the examples,
+and where the network has no batching rules, from one example after another. In both the network
+sees one example at a time, which must be what it gives in a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils._pytree import tree_leaves
 
+from lightning_bnn.curvature.layers import RecordedPass, plain_layers
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import rank_zero_debug
 from lightning_bnn.mixtures import at_least_float32
@@ -25,7 +28,9 @@ from lightning_bnn.selection import FlatLayout
 from lightning_bnn.stacked import batching, call_network
 from lightning_bnn.target import each_tensor
 
-__all__ = ["LinearisedNetwork", "some_examples"]
+__all__ = ["LinearisedNetwork", "Way", "some_examples"]
+
+Way = Literal["unknown", "layers", "batched", "loop"]
 
 _NUMBERS = 2**25  # of rows that are held at a time: 128 MB
 
@@ -40,6 +45,14 @@ def some_examples(inputs: Any, some: slice) -> Any:
     return each_tensor(lambda tensor: tensor[some], inputs)
 
 
+def _normal(tensor: Tensor) -> Tensor:
+    """A tensor that a graph may keep, which those made in inference mode cannot be."""
+    if not tensor.is_inference():
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.clone()
+
+
 class LinearisedNetwork:
     """A network in evaluation mode at fixed weights, with derivatives in some of them.
 
@@ -47,7 +60,10 @@ class LinearisedNetwork:
         net: The network, in evaluation mode; no other thread may run it meanwhile.
         weights: The weights that it is linearised in.
         fixed: The other parameters and buffers.
-        by_example: Whether examples are known to need a loop.
+        way: How rows are known to be computed best, as :attr:`way` says it.
+
+    Attributes:
+        way: ``"layers"``, ``"batched"`` or ``"loop"``: the first that is not known to fail.
 
     Example:
         >>> net = nn.Linear(2, 1).eval()
@@ -62,7 +78,7 @@ class LinearisedNetwork:
         net: nn.Module,
         weights: Mapping[str, Tensor],
         fixed: Mapping[str, Tensor],
-        by_example: bool = False,
+        way: Way = "unknown",
     ) -> None:
         self.net = net
         self.weights = {name: at_least_float32(w.detach()) for name, w in weights.items()}
@@ -71,7 +87,7 @@ class LinearisedNetwork:
             for name, t in fixed.items()
         }
         self.layout = FlatLayout(self.weights)
-        self.by_example = by_example
+        self.way: Way = way
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -120,12 +136,32 @@ class LinearisedNetwork:
             )
 
     def _rows(self, inputs: Any, columns: Tensor) -> Tensor:
-        if not self.by_example:
+        ways: dict[Way, Callable[[Any, Tensor], Tensor]] = {
+            "layers": self._by_layers,
+            "batched": self._batched,
+            "loop": self._loop,
+        }
+        if self.way != "unknown":
+            return ways[self.way](inputs, columns)
+        for way, rows in ways.items():
             try:
-                return self._batched(inputs, columns)
-            except Exception as error:  # no batching rule, control flow that depends on values
-                rank_zero_debug(f"Gradients come one example after another: {error!s:.120}")
-                self.by_example = True
+                made = rows(inputs, columns)
+            except Exception as error:  # other layers, no batching rule, branches on values
+                if way == "loop":
+                    raise
+                rank_zero_debug(f"Gradients cannot be taken by {way!r}: {error!s:.120}")
+            else:
+                self.way = way
+                break
+        return made
+
+    def _by_layers(self, inputs: Any, columns: Tensor) -> Tensor:
+        layers = plain_layers(self.net, self.layout.names)
+        tensors, inputs = each_tensor(_normal, self.tensors), each_tensor(_normal, inputs)
+        run = RecordedPass(self.net, tensors, layers, inputs, check=self.way == "unknown")
+        return run.rows(_normal(columns).transpose(0, 1), self.layout)
+
+    def _loop(self, inputs: Any, columns: Tensor) -> Tensor:
         rows = [
             self._of_example(some_examples(inputs, slice(i, i + 1)), columns[i])
             for i in range(len(columns))
@@ -154,8 +190,8 @@ class LinearisedNetwork:
         # a trainer evaluates in inference mode, whose tensors know no derivatives
         with torch.inference_mode(False), torch.enable_grad():
             weights = {name: w.clone().requires_grad_() for name, w in self.weights.items()}
-            fixed = {name: t.clone() for name, t in self.fixed.items()}
-            example, columns = each_tensor(torch.clone, example), columns.clone()
+            fixed = each_tensor(_normal, self.fixed)
+            example, columns = each_tensor(_normal, example), _normal(columns)
             outputs = call_network(self.net, {**fixed, **weights}, example)[0]
             rows = []
             for column in columns:

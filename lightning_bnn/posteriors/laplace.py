@@ -30,7 +30,7 @@ from typing_extensions import Self
 from lightning_bnn.checks import check_option
 from lightning_bnn.curvature import Covariance, LinearisedNetwork
 from lightning_bnn.curvature.base import check_room
-from lightning_bnn.curvature.linear import some_examples
+from lightning_bnn.curvature.linear import Way, some_examples
 from lightning_bnn.exchange import exclusive
 from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Likelihood
@@ -105,7 +105,7 @@ class LaplacePosterior(WeightPosterior):
         self._index = None
         if index:
             self._index = self._layout.flatten(in_network_order(net, index, "index"))
-        self._by_example = False
+        self._way: Way = "unknown"
 
     # ---------------------------------------------------------------- over weights
 
@@ -202,7 +202,7 @@ class LaplacePosterior(WeightPosterior):
         """
         inputs = move_data_to_device(inputs, self.device)
         with exclusive(self.net) as net:
-            linear = LinearisedNetwork(net, self.mean, self.fixed, self._by_example)
+            linear = LinearisedNetwork(net, self.mean, self.fixed, self._way)
             mean = at_least_float32(linear.outputs(inputs))
             count = mean[0].numel() if len(mean) else 1
             size = max(self._layout.size, self.covariance.layout.size)
@@ -222,7 +222,7 @@ class LaplacePosterior(WeightPosterior):
                 columns = eye.reshape(count, *mean[some].shape)
                 for _, rows in linear.rows(part, columns):
                     pieces.append(self._output_covariance(rows))
-            self._by_example = linear.by_example
+            self._way = linear.way
         covariance = torch.cat(pieces) if pieces else mean.new_zeros(0, count, count)
         values, vectors = torch.linalg.eigh(covariance)
         root = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT

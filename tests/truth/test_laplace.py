@@ -7,6 +7,7 @@ that a false alarm has no chance, and the tolerance is 1e-8 where nothing else i
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ def rows(examples: int = 30, features: int = 3, seed: int = 0) -> Tensor:
 def make_net(*sizes: int) -> nn.Module:
     torch.manual_seed(1)
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).double()
 
@@ -217,7 +218,7 @@ def test_one_layer_with_a_constant_hessian_has_exact_factors() -> None:
 
 @pytest.mark.parametrize("likelihood", [Categorical(), HeteroscedasticGaussian()], ids=repr)
 def test_one_example_has_exact_factors_in_each_layer(likelihood: Likelihood) -> None:
-    """The blocks of the layers are those of the whole matrix, which the factors leave out between."""
+    """The blocks of the layers are those of the whole matrix; those between layers are left out."""
     net, x = make_net(3, 4, 2), rows(1)
     y = targets_of(likelihood, 1, 2)
     full = laplace(net, [(x, y)], likelihood, Normal(0.0, 1e3), "full")
