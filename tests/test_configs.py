@@ -49,6 +49,7 @@ def test_parses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     "stem",
     [
         *("digits_vi", "digits_vi_pruned", "toy_vi", "digits_sgmcmc", "toy_sghmc", "toy_hmc"),
+        "toy_laplace",
         "digits_ensemble",
     ],
 )

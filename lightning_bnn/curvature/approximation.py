@@ -114,11 +114,10 @@ def approximate(
     _check_curvature(curvature, likelihood)
     squares = _squares(prior, flat)
     found = best_precisions(curvature, precisions, squares, scales)
-    spectrum = curvature.spectrum(found)
     return Approximation(
         curvature.covariance(found).to(dtype=linear.layout.flatten(linear.weights).dtype),
         found,
-        evidence(factor * log_likelihood, squares, spectrum, found),
+        evidence(curvature, found, squares, factor * log_likelihood),
     )
 
 

@@ -131,6 +131,10 @@ class Curvature(ABC):
     def covariance(self, precisions: Sequence[float]) -> Covariance:
         """(H + P)⁻¹."""
 
+    def log_determinant(self, precisions: Sequence[float]) -> float:
+        """The logarithm of det(H + P) / det P."""
+        return float(self.spectrum(precisions).log1p().sum())
+
     def spread(self, precisions: Sequence[float]) -> Tensor:
         """The precision of each weight, (P,)."""
         each = torch.tensor(precisions, dtype=self.dtype, device=self.device)

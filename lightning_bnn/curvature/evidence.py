@@ -25,7 +25,6 @@ from typing import Literal
 
 import numpy as np
 from scipy.optimize import minimize_scalar
-from torch import Tensor
 
 from lightning_bnn.curvature.base import Curvature
 
@@ -40,24 +39,30 @@ _TOLERANCE = 1e-6
 
 
 def evidence(
-    log_likelihood: float, squares: Sequence[float], spectrum: Tensor, precisions: Sequence[float]
+    curvature: Curvature,
+    precisions: Sequence[float],
+    squares: Sequence[float],
+    log_likelihood: float,
 ) -> float:
     """The logarithm of p(D), in nats.
 
     Args:
-        log_likelihood: log p(D | w*).
-        squares: Σ (w* − m)² of each tensor.
-        spectrum: The eigenvalues of P^(-1/2) H P^(-1/2).
+        curvature: H.
         precisions: P of each tensor.
+        squares: Σ (w* − m)² of each tensor.
+        log_likelihood: log p(D | w*).
 
     Example:
-        >>> import torch
-        >>> evidence(-1.0, [0.0], torch.zeros(3), [2.0])  # the data say nothing: no volume is lost
+        >>> from torch import nn
+        >>> from lightning_bnn.curvature.diagonal import Diagonal
+        >>> net = nn.Linear(1, 1)
+        >>> nothing = Diagonal(net, dict(net.named_parameters()))
+        >>> evidence(nothing, [1.0, 1.0], [0.0, 0.0], -1.0)        # without data no volume is lost
         -1.0
     """
-    # the constants of the prior and of the volume cancel, and so does log det P
+    # the constants of the prior and of the volume cancel, and so does det P
     cost = sum(p * q for p, q in zip(precisions, squares, strict=True))
-    return log_likelihood - 0.5 * cost - 0.5 * float(spectrum.log1p().sum())
+    return log_likelihood - 0.5 * cost - 0.5 * curvature.log_determinant(precisions)
 
 
 def best_precisions(
@@ -70,6 +75,15 @@ def best_precisions(
         precisions: P of each tensor.
         squares: Σ (w* − m)² of each tensor.
         scales: ``"given"``: as they are; ``"one"``: one factor for all; ``"per tensor"``.
+
+    Example:
+        >>> from torch import nn
+        >>> from lightning_bnn.curvature.diagonal import Diagonal
+        >>> net = nn.Linear(1, 1, bias=False)
+        >>> curvature = Diagonal(net, dict(net.named_parameters()))
+        >>> _ = curvature.squares.fill_(1e9)                       # the weight is known: it is 0.5
+        >>> [round(p, 3) for p in best_precisions(curvature, [1.0], [0.25], "one")]
+        [4.0]
     """
     if scales == "given":
         return list(precisions)
@@ -102,7 +116,7 @@ def _per_tensor(
     smallest, largest = ([math.exp(end) * p for p in precisions] for end in _FACTORS)
 
     def value(now: Sequence[float]) -> float:
-        return evidence(0.0, squares, curvature.spectrum(now), now)
+        return evidence(curvature, now, squares, 0.0)
 
     now = list(precisions)
     best = value(now)

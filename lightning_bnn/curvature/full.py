@@ -87,14 +87,21 @@ class Full(RowCurvature):
         root = self.spread(precisions).rsqrt()
         return torch.linalg.eigvalsh(root[:, None] * self.matrix * root).clamp(min=0)
 
+    def log_determinant(self, precisions: Sequence[float]) -> float:
+        """By a Cholesky factor, which is cheaper than the spectrum."""
+        return 2 * float(self._factor(precisions)[1].diagonal().log().sum())
+
     def covariance(self, precisions: Sequence[float]) -> FullCovariance:
         """The inverse of H + P, by the inverse of its Cholesky factor."""
-        # scaled by P, so that what is factored is never below the identity
-        root = self.spread(precisions).rsqrt()
-        scaled = root[:, None] * self.matrix * root
-        scaled.diagonal().add_(1)
-        lower = torch.linalg.cholesky(scaled)
+        root, lower = self._factor(precisions)
         inverse = torch.linalg.solve_triangular(
             lower.T, torch.diag(torch.ones_like(root)), upper=True
         )
         return FullCovariance(self.layout, {"root": root[:, None] * inverse})
+
+    def _factor(self, precisions: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """P^(-1/2), and the Cholesky factor of P^(-1/2) H P^(-1/2) + 1, which is at least 1."""
+        root = self.spread(precisions).rsqrt()
+        scaled = root[:, None] * self.matrix * root
+        scaled.diagonal().add_(1)
+        return root, torch.linalg.cholesky(scaled)

@@ -161,8 +161,8 @@ class RecordedPass:
         truth = dict(zip(leaves, whole, strict=True))
         for layer, gradient in self.gradients(column).items():
             joined = (gradient.mT @ self.inputs_of[layer]).sum(0)
-            parts = [truth[named(layer, key)].flatten(1) if key == "weight"
-                     else truth[named(layer, key)][:, None] for key in self._layers[layer]]  # fmt: skip
+            own = [truth[named(layer, key)] for key in self._layers[layer]]
+            parts = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in own]
             expected = torch.cat(parts, 1)
             size = expected.norm() + joined.norm()
             if not bool((joined - expected).norm() <= 1e-2 * size) and bool(size.isfinite()):

@@ -2,8 +2,8 @@ r"""A network linearised in its weights: gradients of the outputs, for each exam
 
 .. math:: f(x, w) \approx f(x, w^*) + J(x)\,(w - w^*), \qquad J(x) = \partial f(x, w^*)/\partial w
 
-The rows are products :math:`c^\top J(x_i)`, with any c for each example. Where the weights are those
-of linear and convolutional layers, they are made of what goes into these and what comes back
+The rows are products :math:`c^\top J(x_i)`, with any c for each example. Where the weights are
+those of linear and convolutional layers, they are made of what goes into these and what comes back
 (:mod:`lightning_bnn.curvature.layers`). Else they come from ``torch.func.vmap`` over the examples,
 and where the network has no batching rules, from one example after another. In both the network
 sees one example at a time, which must be what it gives in a batch.

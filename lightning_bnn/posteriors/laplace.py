@@ -211,7 +211,7 @@ class LaplacePosterior(WeightPosterior):
                 3 * count * size * mean.element_size(), self.device,
                 "Pass predictive='draws', or fewer weights with bayesian=.",
             )  # fmt: skip
-            if len(mean):
+            if len(mean) and linear.way == "unknown":
                 linear.check(inputs, mean)
             step = max(1, _NUMBERS // (count * size))
             pieces = []
