@@ -25,7 +25,7 @@ LAYERS = [
     ["exchange", "hyperprior", "priors", "resize"],
     ["stacked_layers", "stacked", "flat", "shared_part"],
     ["target"],
-    ["bank"],
+    ["bank", "curvature"],
     ["storage"],
     ["posteriors", "initialise"],
     ["families", "samplers", "ensembles"],

@@ -5,6 +5,7 @@ from lightning_bnn.optimizers import IVON
 from lightning_bnn.posteriors import (
     DrawsPosterior,
     GaussianPosterior,
+    LaplacePosterior,
     LinearPosterior,
     LowRankPosterior,
     MixturePosterior,
@@ -29,10 +30,12 @@ from lightning_bnn.strategies import (
     SGMCMC,
     BayesianLinear,
     DeepEnsemble,
+    LaplaceBNN,
     PolynomialRegression,
     Strategy,
     VariationalBNN,
 )
+from lightning_bnn.strategies.laplace import laplace
 from lightning_bnn.target import Target
 
 __all__ = [
@@ -43,6 +46,8 @@ __all__ = [
     "DeepEnsemble",
     "DrawsPosterior",
     "GaussianPosterior",
+    "LaplaceBNN",
+    "LaplacePosterior",
     "LinearPosterior",
     "LowRankPosterior",
     "MixturePosterior",
@@ -57,6 +62,7 @@ __all__ = [
     "WeightPosterior",
     "compact",
     "diagnose",
+    "laplace",
     "masked",
     "mean_network",
     "prune",

@@ -182,6 +182,10 @@ class Prior(ABC):
         """Add ``weight`` times the gradient of :meth:`energy`, in place."""
         gradient.addcmul_(self.slope(weights, loc, scale), weight)
 
+    def precision(self, scale: float) -> float | None:
+        """The second derivative of −log p, where it is the same everywhere; else None."""
+        return None
+
     def tempered(self, scale: float, power: float) -> tuple[Prior, float]:
         """A prior and a scale whose density is p(w)^power, normalised if that has a closed form."""
         return _Power(self, power), scale
@@ -283,6 +287,10 @@ class Normal(Prior):
         """The closed form by hand: two passes over the weights and nothing allocated."""
         self.add_energy_gradient(mean_gradient, weight, mean, loc, scale)
         sd_gradient.addcmul_(sd, weight / scale**2)
+
+    def precision(self, scale: float) -> float | None:
+        """1/scale²."""
+        return scale**-2
 
     def tempered(self, scale: float, power: float) -> tuple[Prior, float]:
         """A Gaussian of another width."""
@@ -416,6 +424,7 @@ class BoundPrior(nn.Module):
 
     Attributes:
         names: The names of the weights, in their order.
+        sizes: How many numbers each has.
         learned: The scales that are learned, or None.
         power: What the density is raised to where a temperature says so (see
             :mod:`lightning_bnn.target`); 1 by default.
@@ -437,7 +446,7 @@ class BoundPrior(nn.Module):
     def __init__(self, prior: PriorLike, net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         layout = FlatLayout(tensors)
-        self.names = layout.names
+        self.names, self.sizes = layout.names, layout.sizes
         self._segments: list[tuple[int, int, Prior, float]] = []
         # 1/scale² of each tensor (None where it is learned), and whether all are Gaussians around 0
         self._precisions: list[float | None] = []
@@ -530,6 +539,34 @@ class BoundPrior(nn.Module):
             return [value for value in fixed if value is not None]
         learned = iter(self.learned.precisions(self.squares(None, weights)).unbind(-1))
         return [next(learned) if value is None else value for value in fixed]
+
+    def gaussian_precisions(self, weights: Tensor) -> list[float]:
+        """1/scale² of each tensor, around any location; a learned one is E[τ | w].
+
+        Args:
+            weights: The flat weights, (P,).
+
+        Raises:
+            ConfigurationError: A prior is no Gaussian.
+
+        Example:
+            >>> net = nn.Linear(4, 1)
+            >>> own = dict(net.named_parameters())
+            >>> bound = BoundPrior(Normal(1.0, 0.5, fan_in=True), net, own)
+            >>> bound.gaussian_precisions(torch.zeros(5))
+            [16.0, 4.0]
+        """
+        for _, _, prior, scale in self._segments:
+            if prior.precision(scale) is None:
+                raise ConfigurationError(
+                    f"A Laplace approximation needs a prior that is Gaussian; got {prior!r}. Pass "
+                    "prior=Normal(0.0, 1.0), or leave prior= out."
+                )
+        learned: list[float] = []
+        if self.learned is not None:
+            learned = self.learned.precisions(self.squares(None, weights)).tolist()
+        rest = iter(learned)
+        return [next(rest) if own is None else self.power * own for own in self._precisions]
 
     def expected_energy(
         self, mean: Tensor, sd: Tensor, draw: Tensor, keep: Tensor | None = None

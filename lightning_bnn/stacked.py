@@ -13,8 +13,8 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -28,7 +28,7 @@ from lightning_bnn.exchange import call_with
 from lightning_bnn.lightning import rank_zero_debug, rank_zero_info
 from lightning_bnn.stacked_layers import plain_layers, run_layers
 
-__all__ = ["StackedModule", "call_network", "with_output"]
+__all__ = ["StackedModule", "batching", "call_network", "with_output"]
 
 Mode = Literal["auto", "stacked", "loop"]
 
@@ -196,7 +196,7 @@ class StackedModule:
 
         along = (0, 0 if own_inputs else None)
         on_cpu = next(iter(stacked.values())).device.type == "cpu"
-        with _STACKING, _ON_CPU if on_cpu else nullcontext():
+        with batching(on_cpu):
             try:
                 return vmap(member, along, randomness="different")(dict(stacked), inputs)
             except (RuntimeError, UserWarning) as error:
@@ -360,6 +360,13 @@ def _plain_attention(undo: ExitStack) -> None:
 
 
 _STACKING, _ON_CPU = _ForAllThreads(_refuse_slow_batching), _ForAllThreads(_plain_attention)
+
+
+@contextmanager
+def batching(on_cpu: bool) -> Iterator[None]:
+    """Settings under which ``torch.func.vmap`` runs networks: quickly, or with an error."""
+    with _STACKING, _ON_CPU if on_cpu else nullcontext():
+        yield
 
 
 def _seconds(*ways: Callable[[], None]) -> list[float]:

@@ -274,3 +274,56 @@ def test_log_prob_never_broadcasts(likelihood, outputs, targets, dtype):
         likelihood.log_prob(randn(*outputs), torch.zeros(targets, dtype=dtype))
     with pytest.raises(DataError, match="expected"):
         likelihood.predictive(randn(2, *outputs)).log_prob(torch.zeros(targets, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets"),
+    [
+        (Bernoulli(), (5, 3), "binary"),
+        (Bernoulli(), (5,), "binary"),
+        (Categorical(), (5, 4), "classes"),
+        (Categorical(class_weights=[0.5, 0.0, 2.0, 1.0]), (5, 4), "classes"),
+        (Categorical(ignore_index=1, class_weights=[0.5, 3.0, 2.0, 1.0]), (5, 4), "classes"),
+        (Categorical(ignore_index=-1), (5, 4, 2, 3), "some"),
+        (Poisson(), (5, 2), "counts"),
+        (Gaussian([0.3, 2.0]), (5, 2), "numbers"),
+        (Gaussian(0.4, learn=True), (5,), "numbers"),
+    ],
+    ids=repr,
+)
+def test_hessian_columns_are_a_root_of_the_hessian(likelihood, outputs, targets) -> None:
+    """Against automatic differentiation of log_prob, which is also the default; to 1e-6."""
+    torch.manual_seed(0)
+    likelihood, values = likelihood.double(), torch.randn(outputs, dtype=torch.float64)
+    shape = (5, *outputs[2:])
+    made = {
+        "binary": (values > 0).double(),
+        "classes": torch.randint(4, shape),
+        "some": torch.randint(-1, 4, shape),
+        "counts": values.exp().round(),
+        "numbers": torch.randn(outputs),
+    }[targets]
+    found, default = (
+        torch.stack([column.reshape(5, -1) for column in columns])
+        for columns in (
+            likelihood.hessian_columns(values, made),
+            Likelihood.hessian_columns(likelihood, values, made),
+        )
+    )
+    hessians = [torch.einsum("cbi,cbj->bij", columns, columns) for columns in (found, default)]
+    torch.testing.assert_close(hessians[0], hessians[1].double(), rtol=1e-6, atol=1e-9)
+
+
+def test_heteroscedastic_columns_are_a_root_of_the_fisher_information() -> None:
+    """The mean Hessian over targets m ± σ, exact because the Hessian is quadratic in the target."""
+    likelihood = HeteroscedasticGaussian(minimum_scale=0.1)
+    outputs = torch.tensor([[0.3, -1.0], [-0.5, 2.0]], dtype=torch.float64)
+    scale = likelihood.predictive(outputs[None]).aleatoric.sqrt()
+    columns = torch.stack(list(likelihood.hessian_columns(outputs, outputs[:, :1])))
+    found = torch.einsum("cbi,cbj->bij", columns, columns)
+    hessian = torch.func.jacrev(torch.func.jacrev(lambda f, y: -likelihood.log_prob(f, y).sum()))
+    total = torch.zeros(2, 2, 2, dtype=torch.float64)
+    for sign in (-1, 1):
+        whole = hessian(outputs, outputs[:, :1] + sign * scale)  # (B, F, B, F)
+        total += 0.5 * torch.stack([whole[i, :, i] for i in range(2)])
+    torch.testing.assert_close(found, total, rtol=1e-10, atol=1e-12)

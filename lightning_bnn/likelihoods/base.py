@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -12,9 +13,9 @@ from torchmetrics import MetricCollection
 from lightning_bnn.checks import check_kind
 from lightning_bnn.errors import DataError
 from lightning_bnn.metrics import classification_metrics, regression_metrics
-from lightning_bnn.mixtures import Predictive
+from lightning_bnn.mixtures import Predictive, at_least_float32, full_precision
 
-__all__ = ["Likelihood", "check_likelihood"]
+__all__ = ["Likelihood", "check_likelihood", "single_columns"]
 
 METRICS = {"classification": classification_metrics, "regression": regression_metrics}
 
@@ -80,6 +81,44 @@ class Likelihood(nn.Module):
     def has_prior(self) -> bool:
         """Whether :meth:`log_prior` says something."""
         return type(self).log_prior is not Likelihood.log_prior
+
+    def hessian_columns(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        """Yield the columns of a root of the Hessian of −log p in the outputs.
+
+        For each example their outer products sum to its Hessian, or, where that may have negative
+        eigenvalues, to its mean over targets (the Fisher information). They are given one at a
+        time, so that memory does not grow with the square of the number of outputs. By default
+        they are found by automatic differentiation, and negative eigenvalues count as 0. Override
+        it where there is a closed form, and where −log p has kinks, such as an absolute value.
+
+        Args:
+            outputs: What the network gave for a batch, ``(B, ...)``.
+            targets: What the data loader gave for it.
+
+        Yields:
+            A tensor in the shape of the outputs.
+
+        Example:
+            >>> import torch
+            >>> from lightning_bnn.likelihoods import Poisson
+            >>> [root] = Poisson().hessian_columns(torch.zeros(2, 1), torch.ones(2, 1))
+            >>> root                                              # the square root of the rate
+            tensor([[1.],
+                    [1.]])
+        """
+        event = outputs.shape[1:]
+
+        def energy(flat: Tensor, target: Tensor) -> Tensor:
+            return -self.log_prob(flat.view(1, *event), target[None])[0]
+
+        flat = full_precision(outputs.detach()).reshape(len(outputs), -1)
+        # twice backwards: forward derivatives are missing for some functions
+        hessian = torch.func.jacrev(torch.func.jacrev(energy))
+        hessians = torch.func.vmap(hessian)(flat, targets)
+        values, vectors = torch.linalg.eigh(hessians)
+        roots = (vectors * values.clamp(min=0).sqrt()[:, None]).to(at_least_float32(outputs).dtype)
+        for column in roots.unbind(-1):
+            yield column.reshape(outputs.shape)
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check that targets and network fit; costs one pass over the targets.
@@ -147,6 +186,24 @@ class Likelihood(nn.Module):
             f"{type(self).__name__} expected {expected}; {len(bad)} of {targets.numel()} are not, "
             f"the first being {targets[index].item()} at index {index}. {fix}"
         )
+
+
+def single_columns(roots: Tensor) -> Iterator[Tensor]:
+    """The columns of diagonal matrices, one for each example; each is 0 but for one output.
+
+    Args:
+        roots: The diagonals, in the shape of a batch of outputs.
+
+    Example:
+        >>> import torch
+        >>> [column.tolist() for column in single_columns(torch.tensor([[2.0, 3.0]]))]
+        [[[2.0, 0.0]], [[0.0, 3.0]]]
+    """
+    flat = roots.flatten(1) if roots.ndim > 1 else roots[:, None]
+    for index in range(flat.shape[1]):
+        column = torch.zeros_like(flat)
+        column[:, index] = flat[:, index]
+        yield column.view(roots.shape)
 
 
 def check_likelihood(likelihood: Any) -> None:

@@ -2,14 +2,21 @@ r"""Yes-or-no labels: :math:`p(y_l = 1 | f) = 1 / (1 + e^{-f_l})`, independent g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_bnn.likelihoods.base import Likelihood
-from lightning_bnn.mixtures import ClassPredictive, numbered_columns, reshape_targets, sum_event
+from lightning_bnn.likelihoods.base import Likelihood, single_columns
+from lightning_bnn.mixtures import (
+    ClassPredictive,
+    at_least_float32,
+    numbered_columns,
+    reshape_targets,
+    sum_event,
+)
 
 __all__ = ["Bernoulli", "BernoulliPredictive"]
 
@@ -93,6 +100,11 @@ class Bernoulli(Likelihood):
     """
 
     predictive_type = BernoulliPredictive
+
+    def hessian_columns(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        """The roots of p (1 - p), one output at a time."""
+        logits = at_least_float32(outputs)
+        return single_columns((0.5 * (F.logsigmoid(logits) + F.logsigmoid(-logits))).exp())
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check for zeros and ones in the shape of the outputs."""

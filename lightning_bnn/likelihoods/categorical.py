@@ -2,7 +2,7 @@ r"""Classes: :math:`p(y = k | f) = \mathrm{softmax}(f)_k`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -110,6 +110,24 @@ class Categorical(Likelihood):
         if self.ignore_index is not None:
             log_prob = log_prob.masked_fill(targets.long() == self.ignore_index, 0.0)
         return sum_event(log_prob, 1)
+
+    def hessian_columns(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        """For each class k of each position √p_k (e_k − p), times the root of the weight."""
+        probabilities = at_least_float32(outputs.detach()).softmax(1)
+        probabilities = probabilities.reshape(*outputs.shape[:2], -1)
+        counts = torch.ones_like(targets, dtype=probabilities.dtype)
+        index = known_classes(targets, self.ignore_index)
+        if self.class_weights is not None:
+            counts = counts.new_tensor(self.class_weights)[index]
+        if self.ignore_index is not None:
+            counts = counts.masked_fill(targets.long() == self.ignore_index, 0.0)
+        scale = (probabilities * counts.reshape(len(outputs), 1, -1)).sqrt()
+        for position in range(probabilities.shape[2]):
+            for index_of_class in range(probabilities.shape[1]):
+                column = torch.zeros_like(probabilities)
+                column[:, :, position] = -probabilities[:, :, position]
+                column[:, index_of_class, position] += 1
+                yield (column * scale[:, index_of_class, None]).reshape(outputs.shape)
 
     def predictive(self, outputs: Tensor) -> CategoricalPredictive:
         """Mixture of softmax distributions from ``(S, B, K, *positions)`` logits."""

@@ -26,6 +26,7 @@ entropy are those of the mixture itself, not of the Gaussian with its mean and v
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any
 
@@ -35,7 +36,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.checks import check_flag, check_number
 from lightning_bnn.errors import DataError
-from lightning_bnn.likelihoods.base import Likelihood
+from lightning_bnn.likelihoods.base import Likelihood, single_columns
 from lightning_bnn.mixtures import (
     OrderedPredictive,
     at_least_float32,
@@ -286,6 +287,11 @@ class Gaussian(Likelihood):
         means = at_least_float32(outputs)
         values = reshape_targets(targets, means.shape).to(means.dtype)
         return sum_event(gaussian_log_density(values, means, self._scale(means)), 1)
+
+    def hessian_columns(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        """1/σ, one output at a time; the noise is taken as known."""
+        means = at_least_float32(outputs.detach())
+        return single_columns((1 / self._scale(means).detach()).expand_as(means))
 
     def log_prior(self, outputs: Tensor) -> Tensor:
         """Of the learned scales, up to a constant: 0 at the scale to start from."""

@@ -20,14 +20,16 @@ optimum.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_bnn.checks import check_number
 from lightning_bnn.errors import DataError
-from lightning_bnn.likelihoods.base import Likelihood
+from lightning_bnn.likelihoods.base import Likelihood, single_columns
 from lightning_bnn.likelihoods.gaussian import GaussianPredictive, noise_log_prior
 from lightning_bnn.mixtures import at_least_float32, reshape_targets
 
@@ -77,6 +79,15 @@ class HeteroscedasticGaussian(Likelihood):
         self._check_even(outputs, 2)
         means, raw = at_least_float32(outputs).chunk(2, -1)
         return GaussianPredictive(means, F.softplus(raw) + self.minimum_scale, outputs)
+
+    def hessian_columns(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        r"""Of the Fisher information: 1/σ of a mean, √2 · dσ/dr / σ of a raw scale r.
+
+        The Hessian itself has negative eigenvalues where a residual is smaller than the noise.
+        """
+        raw = at_least_float32(outputs.detach()).chunk(2, -1)[1]
+        scale = F.softplus(raw) + self.minimum_scale
+        return single_columns(torch.cat([1 / scale, 2**0.5 * raw.sigmoid() / scale], -1))
 
     def log_prior(self, outputs: Tensor) -> Tensor:
         """Of the noise that the outputs give, up to a constant: 0 at ``noise_scale``."""

@@ -16,15 +16,21 @@ is below 1e-6 of the score and falls with :math:`\sigma^{-4}`, so that no rate i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from lightning_bnn.errors import DataError
-from lightning_bnn.likelihoods.base import Likelihood
+from lightning_bnn.likelihoods.base import Likelihood, single_columns
 from lightning_bnn.likelihoods.gaussian import BUDGET, expected_distance
-from lightning_bnn.mixtures import OrderedPredictive, full_precision, reshape_targets
+from lightning_bnn.mixtures import (
+    OrderedPredictive,
+    at_least_float32,
+    full_precision,
+    reshape_targets,
+)
 
 __all__ = ["Poisson", "PoissonPredictive"]
 
@@ -169,6 +175,10 @@ class Poisson(Likelihood):
     """
 
     predictive_type = PoissonPredictive
+
+    def hessian_columns(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        """The roots of the rates, one output at a time."""
+        return single_columns((0.5 * at_least_float32(outputs)).exp())
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check for whole numbers from 0 on in the shape of the outputs."""

@@ -3,6 +3,7 @@
 from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.draws import DrawsPosterior
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
+from lightning_bnn.posteriors.laplace import LaplacePosterior
 from lightning_bnn.posteriors.linear import LinearPosterior
 from lightning_bnn.posteriors.low_rank import LowRankPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
@@ -15,6 +16,7 @@ __all__ = [
     "DrawStream",
     "DrawsPosterior",
     "GaussianPosterior",
+    "LaplacePosterior",
     "LinearPosterior",
     "LowRankPosterior",
     "MixturePosterior",

@@ -130,6 +130,13 @@ class WeightPosterior(Posterior):
         """Whether a weight varies; stored draws are not read for it."""
         return any(bool(variance.any()) for variance in self.moments().variance.values())
 
+    def weight_blobs(self) -> Iterable[Mapping[str, Tensor]]:
+        """Groups of tensors by the names of the network's; what is 0 in all is 0 in every draw.
+
+        A kind overrides it that is made of tensors of other names.
+        """
+        return self.blobs().values()
+
     # ---------------------------------------------------------------- what all kinds have
 
     @property

@@ -177,7 +177,7 @@ def support(posterior: WeightPosterior) -> dict[str, Tensor]:
             for name, mask in support(component).items():
                 add(name, mask)
             continue
-        for blob in component.blobs().values():
+        for blob in component.weight_blobs():
             for name, tensor in blob.items():
                 nonzero = tensor != 0  # deviations have one more axis
                 add(name, nonzero.any(0) if tensor.ndim > tensors[name].ndim else nonzero)

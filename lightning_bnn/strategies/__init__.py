@@ -3,6 +3,7 @@
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.ensemble import DeepEnsemble
 from lightning_bnn.strategies.ivon import IVONBNN
+from lightning_bnn.strategies.laplace import LaplaceBNN
 from lightning_bnn.strategies.linear import BayesianLinear, PolynomialRegression
 from lightning_bnn.strategies.sgmcmc import SGMCMC
 from lightning_bnn.strategies.variational import VariationalBNN
@@ -12,6 +13,7 @@ __all__ = [
     "SGMCMC",
     "BayesianLinear",
     "DeepEnsemble",
+    "LaplaceBNN",
     "PolynomialRegression",
     "Strategy",
     "VariationalBNN",

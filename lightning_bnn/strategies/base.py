@@ -319,7 +319,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
     # ---------------------------------------------------------------- what callbacks ask
     # Each has a default for a strategy of a single network. A row is a place on the leading axis.
 
-    predicts_with_samples: ClassVar[bool] = True
+    predicts_with_samples: bool = True
     """Whether predictions mix a sample of the posterior's draws, and not all there is of it.
 
     Then ``val_nll_mcse`` and ``test_nll_mcse``, the Monte Carlo standard error of the NLL, are

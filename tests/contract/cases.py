@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_bnn import IVONBNN, SGMCMC, DeepEnsemble, VariationalBNN
+from lightning_bnn import IVONBNN, SGMCMC, DeepEnsemble, LaplaceBNN, VariationalBNN
 from lightning_bnn.families import MeanField
 from lightning_bnn.likelihoods import (
     Bernoulli,
@@ -42,6 +42,12 @@ STRATEGIES: dict[str, MakeStrategy] = {
     "IVON": partial(IVONBNN, prior=PRIOR, seed=0),
     "flipout": partial(VariationalBNN, prior=PRIOR, estimator="flipout", seed=0),
     "HMC": partial(SGMCMC, prior=PRIOR, sampler=partial(HMC, lr=1e-4), chains=2, seed=0),
+    "Laplace": partial(LaplaceBNN, prior=PRIOR, structure="full", seed=0),
+    "Laplace, draws": partial(
+        LaplaceBNN, structure="diagonal", predictive="draws", scales="per tensor", seed=0
+    ),
+    "Laplace, last layer": partial(LaplaceBNN, structure="kron", bayesian="3.*", seed=0),
+    "learned scales, Laplace": partial(LaplaceBNN, prior=LEARNED, structure="diagonal", seed=0),
     "learned scales, VI": partial(VariationalBNN, prior=LEARNED, seed=0),
     "learned scales, ensemble": partial(DeepEnsemble, prior=LEARNED, members=3, chunk=2, seed=0),
     "learned scales, SGLD": partial(

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_bnn import IVONBNN, SGMCMC, DeepEnsemble, Posterior, VariationalBNN
+from lightning_bnn import IVONBNN, SGMCMC, DeepEnsemble, LaplaceBNN, Posterior, VariationalBNN
 from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.likelihoods import Categorical, HeteroscedasticGaussian
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import Normal
 from lightning_bnn.samplers import SGHMC
+from lightning_bnn.selection import last_layer
 from tests.nets import NETS, loader, make_data
 from tests.trainers import quiet_trainer
 
@@ -30,8 +31,10 @@ STRATEGIES: dict[str, Any] = {
     "local": partial(VARIATIONAL, estimator="local"),
     "chains": partial(SGMCMC, sampler=partial(SGHMC, lr=1e-4), chains=2, predict_draws=3),
     "ensemble": partial(DeepEnsemble, members=3, start="around"),
+    "laplace": partial(LaplaceBNN, structure="diagonal", predict_draws=3),
+    "last layer": partial(LaplaceBNN, bayesian=last_layer, predict_draws=3),
 }
-LONG = ("flipout", "local")  # with millions of weights
+LONG = ("flipout", "local", "laplace")  # with millions of weights
 
 PAIRS = [
     pytest.param(name, kind, marks=pytest.mark.slow if name == "resnet" and kind in LONG else ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from typing_extensions import Self
 from lightning_bnn import (
     DrawsPosterior,
     GaussianPosterior,
+    LaplacePosterior,
     LinearPosterior,
     LowRankPosterior,
     MixturePosterior,
@@ -23,9 +25,12 @@ from lightning_bnn import (
     Predictive,
     WeightPosterior,
 )
+from lightning_bnn.curvature import Covariance
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.posteriors.laplace import PredictiveKind
 from lightning_bnn.report import report_posteriors
+from lightning_bnn.selection import FlatLayout
 
 INPUTS = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
 LAST = ("3.weight", "3.bias")
@@ -76,6 +81,21 @@ def draws_with_buffers() -> DrawsPosterior:
     return DrawsPosterior(network(), Gaussian(0.1, learn=True), states)
 
 
+def laplace_posterior(structure: str, predictive: PredictiveKind = "draws") -> LaplacePosterior:
+    net, mean = used_network(), tensors(LAST)
+    tensors_of = {
+        "diagonal": {"sd": torch.rand(10) + 0.1},
+        "full": {"root": torch.randn(10, 10).triu()},
+        "kron": {
+            "3.left": torch.randn(2, 2),
+            "3.right": torch.randn(5, 5),
+            "3.scale": torch.rand(2, 5),
+        },
+    }
+    covariance = Covariance.kinds[structure](FlatLayout(mean), tensors_of[structure])
+    return LaplacePosterior(net, Gaussian(0.2), mean, covariance, None, predictive, -12.5)
+
+
 KINDS: dict[str, Callable[[], WeightPosterior]] = {
     "gaussian": gaussian,
     "gaussian, last layer": lambda: gaussian(LAST),
@@ -83,6 +103,12 @@ KINDS: dict[str, Callable[[], WeightPosterior]] = {
     "low rank, last layer": lambda: low_rank(2, LAST),
     "diagonal": lambda: low_rank(0),
     "linear": linear,
+    "laplace, diagonal": partial(laplace_posterior, "diagonal"),
+    "laplace, full": partial(laplace_posterior, "full", "linearised"),
+    "laplace, kron": partial(laplace_posterior, "kron", "linearised"),
+    "laplace, masked": lambda: laplace_posterior("kron", "linearised").map(
+        lambda name, tensor: tensor.masked_fill(torch.ones_like(tensor).cumsum(-1) == 2, 0)
+    ),
     "draws": draws,
     "draws, last layer": lambda: draws(3, LAST),
     "draws with buffers": draws_with_buffers,

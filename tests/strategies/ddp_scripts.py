@@ -11,11 +11,18 @@ import torch
 from tests.strategies import (
     ddp_ensemble_script,
     ddp_ensemble_variants_script,
+    ddp_laplace_script,
     ddp_script,
     ddp_sgmcmc_script,
 )
 
-SCRIPTS = (ddp_script, ddp_sgmcmc_script, ddp_ensemble_script, ddp_ensemble_variants_script)
+SCRIPTS = (
+    ddp_script,
+    ddp_sgmcmc_script,
+    ddp_ensemble_script,
+    ddp_ensemble_variants_script,
+    ddp_laplace_script,
+)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

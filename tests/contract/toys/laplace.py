@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.likelihoods.base import single_columns
 from lightning_bnn.mixtures import OrderedPredictive
 
 
@@ -35,6 +38,9 @@ class Laplace(Likelihood):
     """Targets are the outputs plus Laplace noise."""
 
     predictive_type = LaplacePredictive
+
+    def hessian_columns(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
+        return single_columns(torch.ones_like(outputs))  # the Fisher information; −log p has a kink
 
 
 CONTRACT = "likelihood", Laplace

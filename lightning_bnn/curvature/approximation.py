@@ -1,0 +1,151 @@
+"""One pass over the data: from a trained network to a Gaussian over its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.checks import check_option
+from lightning_bnn.curvature.base import Covariance, Curvature, check_room
+from lightning_bnn.curvature.diagonal import Diagonal
+from lightning_bnn.curvature.evidence import Scales, best_precisions, evidence
+from lightning_bnn.curvature.full import Full
+from lightning_bnn.curvature.kron import Kron
+from lightning_bnn.curvature.linear import LinearisedNetwork
+from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.mixtures import at_least_float32
+from lightning_bnn.priors import BoundPrior
+
+__all__ = ["Approximation", "Structure", "approximate", "check_structure"]
+
+Structure = Literal["diagonal", "kron", "full"]
+
+_STRUCTURES: dict[str, type[Curvature]] = {"diagonal": Diagonal, "kron": Kron, "full": Full}
+
+
+@dataclass
+class Approximation:
+    """What a Laplace approximation has found.
+
+    Args:
+        covariance: (H + P)⁻¹.
+        precisions: P of each tensor, as given or found.
+        log_evidence: log p(D), in nats.
+    """
+
+    covariance: Covariance
+    precisions: list[float]
+    log_evidence: float
+
+
+def check_structure(structure: str, net: nn.Module, names: Sequence[str]) -> None:
+    """Raise unless a structure can hold the curvature of some weights of a network.
+
+    Example:
+        >>> check_structure("full", nn.Linear(1000, 1000), ["weight"])
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: structure='full' of 1,000,000 weights needs ...
+    """
+    check_option("structure", structure, tuple(_STRUCTURES))
+    weights = [net.get_parameter(name) for name in names]
+    needed = _STRUCTURES[structure].check(net, names)
+    size = sum(weight.numel() for weight in weights)
+    check_room(
+        f"structure={structure!r} of {size:,} weights", needed, weights[0].device,
+        "Pass structure='kron' or 'diagonal', or fewer weights with bayesian=, such as "
+        "bayesian=lightning_bnn.selection.last_layer.",
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def approximate(
+    net: nn.Module,
+    weights: Mapping[str, Tensor],
+    fixed: Mapping[str, Tensor],
+    likelihood: Likelihood,
+    prior: BoundPrior,
+    structure: str,
+    scales: Scales,
+    batches: Iterable[tuple[Any, Any]],
+    num_data: int | None = None,
+    add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+) -> Approximation:
+    """The Laplace approximation of a network's weights, which are at their mode.
+
+    Args:
+        net: The network, in evaluation mode; no other thread may run it meanwhile.
+        weights: The weights that vary, by name.
+        fixed: Other parameters and buffers.
+        likelihood: How outputs give targets.
+        prior: The prior of the weights that vary.
+        structure: ``"diagonal"``, ``"kron"`` or ``"full"``.
+        scales: What is done with the prior's scales (see :func:`best_precisions`).
+        batches: Inputs and targets.
+        num_data: N, if the examples seen stand for another number.
+        add_up: Sums over processes.
+    """
+    flat = flat_weights(weights)
+    precisions = prior.gaussian_precisions(flat)
+    curvature = _STRUCTURES[structure](net, weights)
+    linear = LinearisedNetwork(net, weights, fixed)
+    totals = torch.zeros(2, dtype=curvature.dtype, device=curvature.device)
+    seen = 0
+    for inputs, targets in batches:
+        outputs = at_least_float32(linear.outputs(inputs))
+        likelihood.check(outputs, targets)
+        if not seen:
+            linear.check(inputs, outputs)
+        seen += len(outputs)
+        totals[0] += likelihood.log_prob(outputs, targets).sum()
+        totals[1] += len(outputs)
+        curvature.add(linear, inputs, likelihood.hessian_columns(outputs, targets))
+    for tensor in [*curvature.sums(), totals]:
+        tensor.copy_(add_up(tensor))
+    log_likelihood, count = totals.tolist()
+    if not count:
+        raise DataError("There is no curvature without data: the loader gave no batch.")
+    factor = 1.0 if num_data is None else num_data / count
+    curvature.scale(factor)
+    _check_curvature(curvature, likelihood)
+    squares = _squares(prior, flat)
+    found = best_precisions(curvature, precisions, squares, scales)
+    return Approximation(
+        curvature.covariance(found).to(dtype=linear.layout.flatten(linear.weights).dtype),
+        found,
+        evidence(curvature, found, squares, factor * log_likelihood),
+    )
+
+
+def flat_weights(weights: Mapping[str, Tensor]) -> Tensor:
+    """Weights as one flat vector, at least in float32."""
+    return torch.cat([at_least_float32(w.detach()).flatten() for w in weights.values()])
+
+
+def _squares(prior: BoundPrior, flat: Tensor) -> list[float]:
+    """Σ (w − m)² of each tensor."""
+    centred = flat.double() if flat.device.type != "mps" else flat.clone()
+    for start, stop, _, loc, _ in prior.segments():
+        centred[start:stop] -= loc
+    return [float(part.square().sum()) for part in centred.split(prior.sizes)]
+
+
+def _check_curvature(curvature: Curvature, likelihood: Likelihood) -> None:
+    diagonal = curvature.diagonal()
+    for name, part in curvature.layout.views(diagonal).items():
+        if not bool(part.isfinite().all()):
+            raise NonFiniteError(
+                f"The curvature of {name!r} is not finite. Check the weights and the data for NaN "
+                "and infinity, and the network for functions without a derivative, such as the "
+                "square root at 0."
+            )
+    if not bool(diagonal.any()):
+        raise ConfigurationError(
+            f"The curvature is 0 for all weights: {type(likelihood).__name__} has no second "
+            "derivative, or its outputs do not depend on the weights. Write hessian_columns in "
+            "a likelihood of your own whose −log p has kinks."
+        )

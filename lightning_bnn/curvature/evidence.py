@@ -1,0 +1,143 @@
+r"""The evidence of a Laplace approximation, and the scales of the prior that maximise it.
+
+With d weights at their mode :math:`w^*`, H the curvature of the data and P the prior's precision,
+
+.. math:: \log p(D) \approx \log p(D\mid w^*) + \log p(w^*) + \tfrac d2\log 2\pi
+          - \tfrac12\log\det(H + P),
+
+which is exact for a linear network with Gaussian noise. As a function of factors c on the
+precisions (one, or one for each tensor t of :math:`d_t` weights) it is, with
+:math:`q_t = \sum P (w^* - m)^2`,
+
+.. math:: F(c) = \tfrac12\sum_t (d_t \log c_t - c_t q_t) - \tfrac12 \log\det(H + cP) + \text{const}.
+
+One factor is found on a line. Several are found by MacKay's (1992) steps
+:math:`c_t = \gamma_t / q_t`, :math:`\gamma_t = d_t - \mathrm{tr}_t(\Sigma c P)`, or, where that
+would lower F, by the step :math:`c_t = d_t / (q_t + \mathrm{tr}_t(\Sigma P))` of
+expectation-maximisation, which never does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from lightning_bnn.curvature.base import Curvature
+
+__all__ = ["Scales", "best_precisions", "evidence"]
+
+Scales = Literal["given", "one", "per tensor"]
+
+_FACTORS = (-18.0, 18.0)  # the logarithms of the smallest and of the largest
+_GRID = 73
+_STEPS = 200
+_TOLERANCE = 1e-6
+
+
+def evidence(
+    curvature: Curvature,
+    precisions: Sequence[float],
+    squares: Sequence[float],
+    log_likelihood: float,
+) -> float:
+    """The logarithm of p(D), in nats.
+
+    Args:
+        curvature: H.
+        precisions: P of each tensor.
+        squares: Σ (w* − m)² of each tensor.
+        log_likelihood: log p(D | w*).
+
+    Example:
+        >>> from torch import nn
+        >>> from lightning_bnn.curvature.diagonal import Diagonal
+        >>> net = nn.Linear(1, 1)
+        >>> nothing = Diagonal(net, dict(net.named_parameters()))
+        >>> evidence(nothing, [1.0, 1.0], [0.0, 0.0], -1.0)        # without data no volume is lost
+        -1.0
+    """
+    # the constants of the prior and of the volume cancel, and so does det P
+    cost = sum(p * q for p, q in zip(precisions, squares, strict=True))
+    return log_likelihood - 0.5 * cost - 0.5 * curvature.log_determinant(precisions)
+
+
+def best_precisions(
+    curvature: Curvature, precisions: Sequence[float], squares: Sequence[float], scales: Scales
+) -> list[float]:
+    """The precisions that maximise the evidence, as the given ones times factors.
+
+    Args:
+        curvature: H.
+        precisions: P of each tensor.
+        squares: Σ (w* − m)² of each tensor.
+        scales: ``"given"``: as they are; ``"one"``: one factor for all; ``"per tensor"``.
+
+    Example:
+        >>> from torch import nn
+        >>> from lightning_bnn.curvature.diagonal import Diagonal
+        >>> net = nn.Linear(1, 1, bias=False)
+        >>> curvature = Diagonal(net, dict(net.named_parameters()))
+        >>> _ = curvature.squares.fill_(1e9)                       # the weight is known: it is 0.5
+        >>> [round(p, 3) for p in best_precisions(curvature, [1.0], [0.25], "one")]
+        [4.0]
+    """
+    if scales == "given":
+        return list(precisions)
+    factor = _best_factor(curvature, precisions, squares)
+    found = [factor * p for p in precisions]
+    return found if scales == "one" else _per_tensor(curvature, found, squares)
+
+
+def _best_factor(
+    curvature: Curvature, precisions: Sequence[float], squares: Sequence[float]
+) -> float:
+    eigenvalues = curvature.spectrum(precisions).double().cpu().numpy()
+    cost = sum(p * q for p, q in zip(precisions, squares, strict=True))
+
+    def loss(log_factor: float) -> float:
+        factor = math.exp(log_factor)
+        return 0.5 * (factor * cost + float(np.log1p(eigenvalues / factor).sum()))
+
+    grid = np.linspace(*_FACTORS, _GRID)
+    best = int(np.argmin([loss(one) for one in grid]))
+    bounds = grid[max(0, best - 1)], grid[min(_GRID - 1, best + 1)]
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-8})
+    return math.exp(found.x)
+
+
+def _per_tensor(
+    curvature: Curvature, precisions: Sequence[float], squares: Sequence[float]
+) -> list[float]:
+    sizes = curvature.layout.sizes
+    smallest, largest = ([math.exp(end) * p for p in precisions] for end in _FACTORS)
+
+    def value(now: Sequence[float]) -> float:
+        return evidence(curvature, now, squares, 0.0)
+
+    now = list(precisions)
+    best = value(now)
+    for _ in range(_STEPS):
+        variances = curvature.covariance(now).variance().split(sizes)
+        traces = [float(variance.double().sum()) for variance in variances]
+        for mackay in (True, False):
+            proposed = []
+            for p, q, trace, size, least, most in zip(
+                now, squares, traces, sizes, smallest, largest, strict=True
+            ):
+                top, bottom = (size - p * trace, q) if mackay else (size, q + trace)
+                ratio = max(top, 0.0) / bottom if bottom > 0 else math.inf
+                proposed.append(min(max(ratio, least), most))
+            reached = value(proposed)
+            if reached >= best:
+                break
+        moved = max(abs(math.log(new / old)) for new, old in zip(proposed, now, strict=True))
+        if reached < best:  # by rounding only
+            return now
+        now, best = proposed, reached
+        if moved < _TOLERANCE:
+            break
+    return now

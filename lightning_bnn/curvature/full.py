@@ -1,0 +1,107 @@
+"""The whole curvature matrix: all covariances, for some thousands of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.curvature.base import Covariance, RowCurvature
+
+__all__ = ["Full", "FullCovariance"]
+
+
+class FullCovariance(Covariance):
+    """A covariance Σ = S Sᵀ, by S.
+
+    Example:
+        >>> from lightning_bnn.selection import FlatLayout
+        >>> layout = FlatLayout({"w": torch.zeros(2)})
+        >>> root = torch.tensor([[1.0, 1.0], [0.0, 2.0]])
+        >>> FullCovariance(layout, {"root": root}).variance()
+        tensor([2., 4.])
+    """
+
+    structure = "full"
+
+    def deviation(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A draw of N(0, Σ)."""
+        root = self.tensors["root"]
+        return root @ root.new_empty(root.shape[1]).normal_(generator=generator)
+
+    def variance(self) -> Tensor:
+        """The sums of squares of the rows of S."""
+        return self.tensors["root"].square().sum(1)
+
+    def project(self, rows: Tensor) -> Tensor:
+        """Rows times S."""
+        return rows @ self.tensors["root"]
+
+
+class Full(RowCurvature):
+    """H as a matrix.
+
+    Example:
+        >>> from lightning_bnn.curvature.linear import LinearisedNetwork
+        >>> net = nn.Linear(2, 1, bias=False).eval()
+        >>> curvature = Full(net, dict(net.named_parameters()))
+        >>> linear = LinearisedNetwork(net, dict(net.named_parameters()), {})
+        >>> curvature.add(linear, torch.tensor([[2.0, 3.0]]), [torch.ones(1, 1)])
+        >>> curvature.matrix
+        tensor([[4., 6.],
+                [6., 9.]], dtype=torch.float64)
+    """
+
+    covariance_type = FullCovariance
+
+    def __init__(self, net: nn.Module, weights: dict[str, Tensor]) -> None:
+        super().__init__(net, weights)
+        size = self.layout.size
+        self.matrix = torch.zeros(size, size, dtype=self.dtype, device=self.device)
+
+    @classmethod
+    def check(cls, net: nn.Module, names: Sequence[str]) -> int:
+        """H, its factor, the factor's inverse, and room to compute them."""
+        return 4 * 8 * sum(net.get_parameter(name).numel() for name in names) ** 2
+
+    def add_rows(self, rows: Tensor) -> None:
+        """Add the outer products."""
+        rows = rows.to(self.dtype)
+        self.matrix.addmm_(rows.T, rows)
+
+    def sums(self) -> list[Tensor]:
+        """The matrix."""
+        return [self.matrix]
+
+    def scale(self, factor: float) -> None:
+        """Multiply H by a number."""
+        self.matrix *= factor
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of H."""
+        return self.matrix.diagonal()
+
+    def spectrum(self, precisions: Sequence[float]) -> Tensor:
+        """The eigenvalues of P^(-1/2) H P^(-1/2)."""
+        root = self.spread(precisions).rsqrt()
+        return torch.linalg.eigvalsh(root[:, None] * self.matrix * root).clamp(min=0)
+
+    def log_determinant(self, precisions: Sequence[float]) -> float:
+        """By a Cholesky factor, which is cheaper than the spectrum."""
+        return 2 * float(self._factor(precisions)[1].diagonal().log().sum())
+
+    def covariance(self, precisions: Sequence[float]) -> FullCovariance:
+        """The inverse of H + P, by the inverse of its Cholesky factor."""
+        root, lower = self._factor(precisions)
+        inverse = torch.linalg.solve_triangular(
+            lower.T, torch.diag(torch.ones_like(root)), upper=True
+        )
+        return FullCovariance(self.layout, {"root": root[:, None] * inverse})
+
+    def _factor(self, precisions: Sequence[float]) -> tuple[Tensor, Tensor]:
+        """P^(-1/2), and the Cholesky factor of P^(-1/2) H P^(-1/2) + 1, which is at least 1."""
+        root = self.spread(precisions).rsqrt()
+        scaled = root[:, None] * self.matrix * root
+        scaled.diagonal().add_(1)
+        return root, torch.linalg.cholesky(scaled)

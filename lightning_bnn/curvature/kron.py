@@ -1,0 +1,211 @@
+r"""Kronecker factors (KFAC) of the curvature of linear and convolutional layers.
+
+A layer gets inputs a (with a 1 for its bias), and its outputs get gradients b of a column of the
+Hessian, at R places of each example (one, or the positions of a sequence or an image). Then
+
+.. math:: H \approx \frac1{NR}\Big(\sum_{i,r} a a^\top\Big) \otimes
+          \Big(\sum_{i,c,r} b b^\top\Big) = A \otimes B
+
+for the weights and the bias of a layer together, and layers are independent. It is exact for a
+single linear layer whose likelihood has the same Hessian for all examples, and for one example.
+(Martens and Grosse, 2015, *Optimizing Neural Networks with Kronecker-factored Approximate
+Curvature*; places as in Grosse and Martens, 2016, and the KFAC-expand of Eschenhagen et al., 2023.)
+
+The prior's precision differs between weights and bias, but not between outputs: it is
+:math:`D \otimes I`, and is added exactly. With :math:`D^{-1/2} A D^{-1/2} = U s U^\top` and
+:math:`B = V t V^\top`,
+
+.. math:: (A \otimes B + D \otimes I)^{-1} =
+          (D^{-1/2} U \otimes V)\,(s \otimes t + 1)^{-1}\,(D^{-1/2} U \otimes V)^\top .
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_bnn.curvature.base import Covariance, Curvature
+from lightning_bnn.curvature.layers import (
+    KEYS,
+    RecordedPass,
+    named,
+    plain_layers,
+    side_by_side,
+)
+from lightning_bnn.curvature.linear import LinearisedNetwork
+from lightning_bnn.selection import FlatLayout
+
+__all__ = ["Kron", "KronCovariance"]
+
+
+class KronCovariance(Covariance):
+    """The covariance of independent layers, each with Kronecker factors.
+
+    A layer has ``left``, V, (out, out), ``right``, D^(-1/2) U, (in, in), and ``scale``,
+    (s ⊗ t + 1)^(-1/2), (out, in).
+
+    Example:
+        >>> layout = FlatLayout({"weight": torch.zeros(2, 3)})
+        >>> factors = {".left": torch.eye(2), ".right": torch.eye(3), ".scale": torch.ones(2, 3)}
+        >>> KronCovariance(layout, factors).variance()
+        tensor([1., 1., 1., 1., 1., 1.])
+    """
+
+    structure = "kron"
+
+    def _layers(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+        for name, scale in self.tensors.items():
+            layer, _, key = name.rpartition(".")
+            if key == "scale":
+                yield layer, self.tensors[f"{layer}.left"], self.tensors[f"{layer}.right"], scale
+
+    def deviation(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        """A draw of N(0, Σ), layer by layer."""
+        flat = like.new_empty(self.layout.size)
+        for layer, left, right, scale in self._layers():
+            noise = torch.empty_like(scale).normal_(generator=generator)
+            _scatter(self.layout, flat, layer, left @ (noise * scale) @ right.T)
+        return flat
+
+    def variance(self) -> Tensor:
+        """The diagonal of Σ."""
+        scales = list(self._layers())
+        flat = scales[0][3].new_empty(self.layout.size)
+        for layer, left, right, scale in scales:
+            variance = left.square() @ scale.square() @ right.T.square()
+            _scatter(self.layout, flat, layer, variance)
+        return flat
+
+    def project(self, rows: Tensor) -> Tensor:
+        """In the eigenbasis of each layer, times the scales."""
+        parts = []
+        for layer, left, right, scale in self._layers():
+            joined = side_by_side(self.layout, rows, layer)
+            parts.append((left.T @ joined @ right * scale).flatten(1))
+        return torch.cat(parts, 1)
+
+
+class Kron(Curvature):
+    """The factors A and B of each layer.
+
+    Example:
+        >>> net = nn.Linear(1, 1, bias=False).eval()
+        >>> curvature = Kron(net, dict(net.named_parameters()))
+        >>> linear = LinearisedNetwork(net, dict(net.named_parameters()), {})
+        >>> curvature.add(linear, torch.tensor([[2.0], [4.0]]), [torch.ones(2, 1)])
+        >>> curvature.diagonal()                           # (4 + 16) · (1 + 1) / 2
+        tensor([20.], dtype=torch.float64)
+    """
+
+    covariance_type = KronCovariance
+
+    def __init__(self, net: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        super().__init__(net, weights)
+        self.layers = plain_layers(net, self.layout.names)
+        self._checked = False
+        self.inputs: dict[str, Tensor] = {}
+        self.gradients: dict[str, Tensor] = {}
+        self.counts: dict[str, Tensor] = {}
+        for layer, keys in self.layers.items():
+            outputs, features = _sizes(net.get_submodule(layer), keys)
+            empty = torch.zeros(outputs + features, dtype=self.dtype, device=self.device)
+            self.inputs[layer] = empty.new_zeros(features, features)
+            self.gradients[layer] = empty.new_zeros(outputs, outputs)
+            self.counts[layer] = empty.new_zeros(())
+
+    @classmethod
+    def check(cls, net: nn.Module, names: Sequence[str]) -> int:
+        """Two matrices for each layer, their eigenvectors, and room to compute them."""
+        numbers = 0
+        for layer, keys in plain_layers(net, names).items():
+            outputs, features = _sizes(net.get_submodule(layer), keys)
+            numbers += outputs**2 + features**2 + outputs * features
+        return 4 * 8 * numbers
+
+    def add(self, linear: LinearisedNetwork, inputs: Any, columns: Iterable[Tensor]) -> None:
+        """One forward pass, and one backward pass for each column."""
+        run = RecordedPass(
+            linear.net, linear.tensors, self.layers, linear.prepared(inputs), not self._checked
+        )
+        self._checked = True
+        for layer, activations in run.inputs_of.items():
+            places = activations.flatten(0, -2).to(self.dtype)
+            self.inputs[layer].addmm_(places.T, places)
+            self.counts[layer] += len(places)
+        for column in columns:
+            for layer, gradient in run.gradients(column).items():
+                places = gradient.flatten(0, -2).to(self.dtype)
+                self.gradients[layer].addmm_(places.T, places)
+
+    def sums(self) -> list[Tensor]:
+        """Both factors of all layers, and the numbers of places."""
+        groups = (self.inputs, self.gradients, self.counts)
+        return [tensor for group in groups for tensor in group.values()]
+
+    def scale(self, factor: float) -> None:
+        """Multiply H by a number."""
+        for gradients in self.gradients.values():
+            gradients *= factor
+
+    def _factors(self, layer: str) -> tuple[Tensor, Tensor]:
+        return self.inputs[layer] / self.counts[layer].clamp(min=1), self.gradients[layer]
+
+    def diagonal(self) -> Tensor:
+        """The diagonal of H."""
+        flat = torch.zeros(self.layout.size, dtype=self.dtype, device=self.device)
+        for layer in self.layers:
+            a, b = self._factors(layer)
+            _scatter(self.layout, flat, layer, torch.outer(b.diagonal(), a.diagonal()))
+        return flat
+
+    def _root(self, layer: str, precisions: Sequence[float]) -> Tensor:
+        """D^(-1/2), in the order of a layer's inputs."""
+        by_name = dict(zip(self.layout.names, precisions, strict=True))
+        features = len(self.inputs[layer])
+        own = [by_name[named(layer, key)] for key in self.layers[layer]]
+        counts = [features - 1, 1] if len(own) == 2 else [features]
+        each = [value for value, count in zip(own, counts, strict=True) for _ in range(count)]
+        return torch.tensor(each, dtype=self.dtype, device=self.device).rsqrt()
+
+    def spectrum(self, precisions: Sequence[float]) -> Tensor:
+        """The products of the eigenvalues of both factors of each layer."""
+        parts = []
+        for layer in self.layers:
+            a, b = self._factors(layer)
+            root = self._root(layer, precisions)
+            s = torch.linalg.eigvalsh(root[:, None] * a * root).clamp(min=0)
+            parts.append(torch.outer(torch.linalg.eigvalsh(b).clamp(min=0), s).flatten())
+        return torch.cat(parts)
+
+    def covariance(self, precisions: Sequence[float]) -> KronCovariance:
+        """(A ⊗ B + D ⊗ I)⁻¹ of each layer."""
+        tensors = {}
+        for layer in self.layers:
+            a, b = self._factors(layer)
+            root = self._root(layer, precisions)
+            s, right = torch.linalg.eigh(root[:, None] * a * root)
+            t, left = torch.linalg.eigh(b)
+            tensors[f"{layer}.left"] = left
+            tensors[f"{layer}.right"] = root[:, None] * right
+            tensors[f"{layer}.scale"] = (torch.outer(t.clamp(min=0), s.clamp(min=0)) + 1).rsqrt()
+        return KronCovariance(self.layout, tensors)
+
+
+def _sizes(module: nn.Module, keys: Sequence[str]) -> tuple[int, int]:
+    """The numbers of outputs and of inputs, with the one that the bias has."""
+    weight = module.get_parameter("weight")
+    features = weight[0].numel() if "weight" in keys else 0
+    return len(weight), features + ("bias" in keys)
+
+
+def _scatter(layout: FlatLayout, flat: Tensor, layer: str, joined: Tensor) -> None:
+    """The inverse of :func:`side_by_side` into one flat vector."""
+    views, start = layout.views(flat), 0
+    for key in KEYS:
+        if (view := views.get(named(layer, key))) is not None:
+            width = view[0].numel()
+            view.copy_(joined[:, start : start + width].reshape(view.shape))
+            start += width

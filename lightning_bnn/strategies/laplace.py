@@ -1,0 +1,371 @@
+r"""The Laplace approximation: a trained network, and a Gaussian from the curvature at its weights.
+
+The network is trained to its mode w* as an ensemble of one member is
+(:mod:`lightning_bnn.strategies.ensemble`): on the mean energy, with the best weights by validation.
+Then one pass over the training data gives
+
+.. math::
+    q(w) = N\big(w^*, (H + P)^{-1}\big), \qquad
+    H = \sum_i J_i^\top \Lambda_i J_i,
+
+with J the derivatives of the outputs in the weights, Λ the Hessian (or the Fisher information) of
+−log p in the outputs, and P the precision of the prior. H is the generalised Gauss-Newton matrix:
+the Hessian of the linearised network, which is never negative. It is kept as its diagonal, as
+Kronecker factors of each layer, or in full (:mod:`lightning_bnn.curvature`), of all weights or of
+some; the others are point estimates. Where the network is linear in these weights and the noise
+Gaussian and known, mean, covariance and evidence are exact.
+
+The scales of the prior that the mode was found with are seldom those that the data ask for. With
+``scales="one"`` or ``"per tensor"`` they are replaced, after the pass, by those that maximise the
+evidence at w* (:mod:`lightning_bnn.curvature.evidence`).
+
+MacKay (1992), *A Practical Bayesian Framework for Backpropagation Networks*; Ritter, Botev and
+Barber (2018), *A Scalable Laplace Approximation for Neural Networks*; Daxberger et al. (2021),
+*Laplace Redux*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from lightning_bnn.checks import check_option, check_whole
+from lightning_bnn.curvature import (
+    Covariance,
+    Scales,
+    Structure,
+    approximate,
+    check_structure,
+)
+from lightning_bnn.curvature.linear import some_examples
+from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.lightning import move_data_to_device, rank_zero_info
+from lightning_bnn.likelihoods import Likelihood
+from lightning_bnn.likelihoods.base import check_likelihood
+from lightning_bnn.network import copy_network, network_tensors, plain_network
+from lightning_bnn.posteriors import LaplacePosterior, WeightPosterior
+from lightning_bnn.posteriors.laplace import PredictiveKind
+from lightning_bnn.predictive import Predictive
+from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
+from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
+from lightning_bnn.stacked import with_output
+from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, Strategy
+from lightning_bnn.strategies.ensemble import DeepEnsemble
+from lightning_bnn.strategies.schedule import NamedSchedule, SchedulerFactory
+from lightning_bnn.target import Keys, Split, count_examples, make_split
+
+__all__ = ["LaplaceBNN", "laplace"]
+
+_SCALES = ("given", "one", "per tensor")
+_REHEARSED = 2  # examples, before a fit
+
+
+class LaplaceBNN(DeepEnsemble):
+    """A network trained to its mode, and a Laplace approximation there, as a Lightning module.
+
+    Args:
+        net: Any module; the strategy works on a copy, and training begins at its weights.
+        likelihood: How outputs of the network give targets.
+        prior: One Gaussian prior for all weights, or a mapping from name patterns to such priors.
+        structure: How the curvature is kept: ``"diagonal"``; ``"kron"``, Kronecker factors of
+            linear and convolutional layers; or ``"full"``, a matrix of all weights, for thousands.
+        bayesian: Which weights vary: ``None`` for all, or as for
+            :func:`lightning_bnn.selection.select`, such as
+            :func:`lightning_bnn.selection.last_layer`. The others are point estimates.
+        predictive: ``"linearised"``: the Gaussian over outputs of the linearised network;
+            ``"draws"``: draws of the weights (see :mod:`lightning_bnn.posteriors.laplace`).
+        scales: The prior's scales in the posterior. ``"given"``: those of ``prior``; ``"one"``:
+            times one factor, which maximises the evidence; ``"per tensor"``: times one for each
+            tensor. None: as given if there is a ``prior``, else ``"one"``.
+        num_data: The number of training examples; found from the training data if left out.
+        optimizer: Makes the optimizer from parameters; by default Adam, at the rate of
+            :func:`lightning_bnn.strategies.schedule.peak_rate`.
+        scheduler: ``"auto"``, ``"cosine"``, None or what makes a learning-rate scheduler from the
+            optimizer (see :class:`~lightning_bnn.strategies.base.Strategy`).
+        scheduler_interval: Whether a scheduler of your own steps each ``"epoch"`` or ``"step"``.
+        restore_best: Whether the curvature is taken at the best weights by validation, where the
+            fit has validation data (see :class:`~lightning_bnn.DeepEnsemble`).
+        predict_draws: Draws in validation, test and prediction; None: 32.
+        seed: Seed of what is random; by default ``seed_everything`` decides it.
+        **data: ``split``, ``output`` and ``monitor`` (see
+            :class:`~lightning_bnn.strategies.base.DataOptions`).
+
+    Example:
+        >>> from lightning_bnn.lightning import pl
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> x = torch.linspace(-1, 1, 64)[:, None]
+        >>> bnn = LaplaceBNN(nn.Linear(1, 1), Gaussian(0.1), structure="full")
+        >>> trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=False,
+        ...                      enable_checkpointing=False, enable_progress_bar=False,
+        ...                      enable_model_summary=False)
+        >>> trainer.fit(bnn, DataLoader(TensorDataset(x, 2 * x), batch_size=8))
+        >>> bnn.posterior().predict(torch.tensor([[0.0], [9.0]])).epistemic.shape
+        torch.Size([2, 1])
+        >>> bnn.log_evidence() < 0
+        True
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        likelihood: Likelihood,
+        prior: Prior | Mapping[str, Prior] | None = None,
+        structure: Structure = "kron",
+        bayesian: Choice = None,
+        predictive: PredictiveKind = "linearised",
+        scales: Scales | None = None,
+        num_data: int | None = None,
+        optimizer: OptimizerFactory | None = None,
+        scheduler: NamedSchedule | SchedulerFactory | None = "auto",
+        scheduler_interval: Literal["epoch", "step"] = "epoch",
+        restore_best: bool = True,
+        predict_draws: int | None = None,
+        seed: int | None = None,
+        **data: Unpack[DataOptions],
+    ) -> None:
+        if not isinstance(net, nn.Module):
+            raise ConfigurationError(f"net= is a torch.nn.Module; got {type(net).__name__}.")
+        names = select(net, bayesian)
+        super().__init__(
+            net, likelihood, prior, members=1, start="around", num_data=num_data,
+            optimizer=optimizer, scheduler=scheduler, scheduler_interval=scheduler_interval,
+            restore_best=restore_best, seed=seed, **data,
+        )  # fmt: skip
+        check_option("predictive", predictive, ("linearised", "draws"))
+        self.predictive_kind: PredictiveKind = predictive
+        self.predicts_with_samples = predictive == "draws"
+        self.scales = _chosen_scales(scales, prior)
+        self.structure = structure
+        check_structure(structure, self.net, names)
+        self.predict_draws = (
+            None if predict_draws is None else check_whole("predict_draws", predict_draws, 1)
+        )
+        own = dict(self.net.named_parameters())
+        self._names = names
+        # of the weights that vary alone; a buffer of it holds pretrained locations
+        self.own_prior = BoundPrior(
+            Normal() if prior is None else prior, self.net, {name: own[name] for name in names}
+        )
+        self.own_prior.gaussian_precisions(torch.cat([own[n].detach().flatten() for n in names]))
+        self._rehearsed = False
+
+    # ---------------------------------------------------------------- the curvature
+
+    def on_fit_start(self) -> None:
+        """Rehearse the pass with the first batch of the fit."""
+        super().on_fit_start()
+        self._rehearsed = False
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Take the curvature of two examples: what cannot work is said before time is spent."""
+        super().on_train_batch_start(batch, batch_idx)
+        if not self._rehearsed:
+            self._rehearsed = True
+            few = [some_examples(part, slice(_REHEARSED)) for part in self.split(batch)]
+            self._approximate([(few[0], few[1])], "given", lambda tensor: tensor)
+
+    def finish(self, batches: Iterable[Any]) -> dict[str, Tensor]:
+        """The curvature of all training data at the weights as they are, and the evidence."""
+        add_up = partial(self.trainer.strategy.reduce, reduce_op="sum")
+        alone = self.trainer.world_size == 1
+        found = self._approximate(
+            map(self.split, batches), self.scales, (lambda tensor: tensor) if alone else add_up
+        )
+        if self.scales != "given":
+            shown = ", ".join(
+                f"{name} {precision**-0.5:.3g}"
+                for name, precision in zip(self._names, found.precisions, strict=True)
+            )
+            rank_zero_info(f"The scales of the prior that maximise the evidence: {shown}.")
+        return {
+            "log_evidence": torch.tensor(found.log_evidence, dtype=torch.float64),
+            "precisions": torch.tensor(found.precisions, dtype=torch.float64),
+            "mode": self._mode_of_weights(),
+            **{f"covariance.{name}": t for name, t in found.covariance.tensors.items()},
+        }
+
+    def _approximate(
+        self, batches: Iterable[Any], scales: Scales, add_up: Callable[[Tensor], Tensor]
+    ) -> Any:
+        weights, fixed = self._tensors()
+        net = copy_network(self.net).eval()
+        return approximate(
+            net, weights, fixed, self.likelihood_of(0), self.own_prior, self.structure, scales,
+            batches, self.target.num_data, add_up,
+        )  # fmt: skip
+
+    def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The weights that vary, and all other tensors of the network, as they stand."""
+        tensors = {**network_tensors(self.net)}
+        tensors |= {name: tensor[0] for name, tensor in self.current_draws().items()}
+        weights = {name: tensors.pop(name).detach() for name in self._names}
+        return weights, {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def _mode_of_weights(self) -> Tensor:
+        return torch.cat([row.detach()[0] for row in self.bank.stacked_parameters()])
+
+    @property
+    def _is_current(self) -> bool:
+        """Whether the curvature is that of the weights as they stand."""
+        mode = self.finished.get("mode")
+        now = self._mode_of_weights()
+        return mode is not None and torch.equal(mode.to(now), now)
+
+    # ---------------------------------------------------------------- what it leaves behind
+
+    @property
+    def inferred(self) -> list[str]:
+        """The names of the weights that vary."""
+        return self._names
+
+    @property
+    def point_estimates(self) -> list[str]:
+        """The names of the other weights that are trained."""
+        return [name for name in self.trained if name not in set(self._names)]
+
+    def posterior(self) -> WeightPosterior:
+        """The Laplace approximation; before the end of a fit the trained weights alone.
+
+        Raises:
+            ConfigurationError: The weights were changed after the fit.
+        """
+        if not self._is_current:
+            if self.finished and not self._is_fitting():
+                raise ConfigurationError(
+                    "The weights were changed after their curvature was taken (an average of "
+                    "weights, or another state dict). Pass the network to lightning_bnn.laplace, "
+                    "which takes it again."
+                )
+            return super().posterior()
+        weights, fixed = self._tensors()
+        device = self.weights.device
+        start = "covariance."
+        tensors = {
+            name.removeprefix(start): tensor.to(device)
+            for name, tensor in self.finished.items()
+            if name.startswith(start)
+        }
+        return LaplacePosterior(
+            self.net,
+            self.likelihood_of(0),
+            weights,
+            Covariance.kinds[self.structure](FlatLayout(weights), tensors),
+            fixed,
+            self.predictive_kind,
+            float(self.finished["log_evidence"]),
+        )
+
+    def member_posteriors(self) -> dict[int, WeightPosterior]:
+        """The posterior, under number 0."""
+        return {0: self.posterior()}
+
+    def log_evidence(self) -> float:
+        """The logarithm of p(D), in nats, at the prior scales of the posterior.
+
+        Raises:
+            ConfigurationError: The network has not been fitted.
+        """
+        if not self._is_current:
+            raise ConfigurationError(
+                "The evidence is found at the end of a fit. Call Trainer.fit, or load a "
+                "checkpoint that was made after one."
+            )
+        return float(self.finished["log_evidence"])
+
+    def prior_precisions(self) -> dict[str, float]:
+        """By name, the precision 1/scale² of the prior of each tensor in the posterior."""
+        if not self._is_current:
+            return {}
+        return dict(zip(self._names, self.finished["precisions"].tolist(), strict=True))
+
+    def _predict(self, inputs: Any) -> Predictive:
+        """With the mode alone, or from the Laplace approximation."""
+        if isinstance(self._snapshot, LaplacePosterior):
+            return Strategy._predict(self, inputs)
+        return super()._predict(inputs)
+
+
+def laplace(
+    net: nn.Module,
+    loader: Iterable[Any],
+    likelihood: Likelihood,
+    prior: Prior | Mapping[str, Prior] | None = None,
+    structure: Structure = "kron",
+    bayesian: Choice = None,
+    predictive: PredictiveKind = "linearised",
+    scales: Scales | None = None,
+    num_data: int | None = None,
+    split: Split | Keys | None = None,
+    output: Callable[[Any], Tensor] | str | int | None = None,
+) -> LaplacePosterior:
+    """The Laplace approximation of a network that was trained anywhere.
+
+    Args:
+        net: The network; the posterior has a copy, in evaluation mode. It is run where it lies.
+        loader: The training data, in batches.
+        likelihood: How outputs of the network give targets, with what it has learned.
+        prior: The Gaussian prior, such as that of the weight decay it was trained with: in the
+            units of a loss that is a mean over N examples, a decay λ is the scale 1/√(λN).
+        structure: As for :class:`LaplaceBNN`, like the next three.
+        bayesian: Which weights vary.
+        predictive: How the posterior predicts.
+        scales: What is done with the prior's scales.
+        num_data: N; by default the length of the loader's data, or else of what it gave.
+        split: How a batch gives inputs and targets, where it is no pair of them.
+        output: Which part of what the network returns is meant.
+
+    Example:
+        >>> from lightning_bnn.likelihoods import Gaussian
+        >>> x = torch.linspace(-1, 1, 8)[:, None]
+        >>> net = nn.Linear(1, 1)
+        >>> posterior = laplace(net, [(x, 2 * x)], Gaussian(0.5), Normal(), structure="full")
+        >>> posterior.moments().variance["bias"]                     # 1 / (8 / 0.5² + 1)
+        tensor([0.0303])
+    """
+    net = plain_network(net)
+    check_likelihood(likelihood)
+    prior_or_default = Normal() if prior is None else prior
+    names = select(net, bayesian)
+    check_structure(structure, net, names)
+    check_prior(prior_or_default, trainable_names(net))
+    check_option("predictive", predictive, ("linearised", "draws"))
+    chosen = _chosen_scales(scales, prior)
+    own = copy_network(net) if output is None else with_output(copy_network(net), output)
+    own.eval()
+    tensors = network_tensors(own)
+    weights = {name: tensors.pop(name) for name in names}
+    bound = BoundPrior(prior_or_default, own, weights)
+    splits, device = make_split(split), next(iter(weights.values())).device
+    found = approximate(
+        own,
+        weights,
+        tensors,
+        likelihood,
+        bound,
+        structure,
+        chosen,
+        (splits(move_data_to_device(batch, device)) for batch in loader),
+        _length(loader, num_data),
+    )
+    return LaplacePosterior(
+        own, likelihood, weights, found.covariance, tensors, predictive, found.log_evidence
+    )
+
+
+def _length(loader: Any, num_data: int | None) -> int | None:
+    if num_data is not None:
+        return check_whole("num_data", num_data, 1)
+    return count_examples(loader, None) if hasattr(loader, "dataset") else None
+
+
+def _chosen_scales(scales: Scales | None, prior: Any) -> Scales:
+    if scales is None:
+        return "one" if prior is None else "given"
+    check_option("scales", scales, _SCALES)
+    return scales

@@ -1,0 +1,44 @@
+"""The curvature of two processes (gloo) is the one that a single process takes of all data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lightning_bnn import laplace
+from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.priors import Normal
+from tests.nets import make_data, mlp
+from tests.processes import read_ranks
+from tests.strategies.ddp_laplace_script import FITS
+
+
+@pytest.fixture(scope="module")
+def ranks(ddp_results: Path) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return read_ranks(ddp_results / "ddp_laplace_script")
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_the_curvature_is_that_of_all_data(ranks: Any, name: str) -> None:
+    (first, found), (second, other) = ((weights[name], found[name]) for weights, found in ranks)
+    assert found == other
+    assert found["num_data"] == 48
+    for key in first:
+        assert torch.equal(first[key], second[key]), key
+    net = mlp(3)
+    sizes = [p.numel() for p in net.parameters()]
+    with torch.no_grad():
+        for p, value in zip(net.parameters(), first["bank.weights"][0].split(sizes), strict=True):
+            p.copy_(value.view(p.shape))
+    data = make_data("mlp", "classification")
+    alone = laplace(net, DataLoader(data, batch_size=48), Categorical(), Normal(0.0, 1.0), name)
+    assert found["evidence"] == pytest.approx(alone.log_evidence, rel=1e-5)
+    variance = type(alone.covariance)(
+        alone.covariance.layout,
+        {k: first[f"covariance.{k}"] for k in alone.covariance.tensors},
+    ).variance()
+    torch.testing.assert_close(variance, alone.covariance.variance(), rtol=1e-4, atol=1e-7)
