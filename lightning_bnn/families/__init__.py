@@ -2,6 +2,8 @@
 
 from lightning_bnn.families.base import Family
 from lightning_bnn.families.full_rank import FullRank
+from lightning_bnn.families.kronecker import Kronecker
+from lightning_bnn.families.low_rank import LowRank
 from lightning_bnn.families.mean_field import MeanField
 
-__all__ = ["Family", "FullRank", "MeanField"]
+__all__ = ["Family", "FullRank", "Kronecker", "LowRank", "MeanField"]

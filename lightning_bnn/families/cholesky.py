@@ -29,6 +29,7 @@ class CholeskyFactor(nn.Module):
         size: The number of rows.
         sd: What the diagonal begins with.
         like: A tensor of the kind of the parameters.
+        correlated: Whether M is there; without it L is diagonal.
 
     Example:
         >>> factor = CholeskyFactor(3, 0.5, torch.zeros(1))
@@ -36,29 +37,40 @@ class CholeskyFactor(nn.Module):
         ([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], torch.Size([1, 3]))
     """
 
-    def __init__(self, size: int, sd: float, like: Tensor) -> None:
+    lower: Tensor | None
+
+    def __init__(self, size: int, sd: float, like: Tensor, correlated: bool = True) -> None:
         super().__init__()
         self.size = size
         self.rho = nn.Parameter(like.new_full((size,), math.log(sd)))
-        self.lower = nn.Parameter(like.new_zeros(size // 2, size - 1 + size % 2))
+        empty = like.new_zeros(size // 2, size - 1 + size % 2) if correlated else None
+        self.lower = None if empty is None else nn.Parameter(empty)
 
-    def relative(self) -> Tensor:
-        """M/√n, differentiable."""
+    def relative(self) -> Tensor | None:
+        """M/√n, differentiable, if there is an M."""
+        if self.lower is None:
+            return None
         odd = self.size % 2
         short, long = self.lower.tril(odd - 1), self.lower.triu(odd).flip(0, 1)
         rows = torch.cat([long.new_zeros(odd, long.shape[1]), short, long])
         return F.pad(rows, (0, 1 - odd)) / math.sqrt(self.size)
 
+    def times(self, matrix: Tensor) -> Tensor:
+        """L times a matrix of as many rows."""
+        relative = self.relative()
+        mixed = matrix if relative is None else matrix + relative @ matrix
+        return self.rho.exp()[:, None] * mixed
+
     def root(self) -> Tensor:
         """L, differentiable."""
-        scales = self.rho.exp()
-        return scales[:, None] * self.relative() + torch.diag(scales)
+        return self.times(torch.eye(self.size, dtype=self.rho.dtype, device=self.rho.device))
 
     def sd(self) -> Tensor:
         """The square roots of the diagonal of L Lᵀ, differentiable."""
-        return self.rho.exp() * (1 + self.relative().square().sum(1)).sqrt()
+        relative, scales = self.relative(), self.rho.exp()
+        return scales if relative is None else scales * (1 + relative.square().sum(1)).sqrt()
 
     def begins(self, sd: float) -> bool:
         """Whether it is as it was made with this ``sd``."""
         first = torch.full_like(self.rho, math.log(sd))
-        return not bool(self.lower.any()) and torch.equal(self.rho, first)
+        return torch.equal(self.rho, first) and (self.lower is None or not bool(self.lower.any()))

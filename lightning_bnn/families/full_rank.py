@@ -82,7 +82,7 @@ class FullRank(GaussianFamily):
 
     def rsample(self, noise: Tensor) -> Tensor:
         """μ + Lε."""
-        return self.mean + self.factor.rho.exp() * (noise + self.factor.relative() @ noise)
+        return self.mean + self.factor.times(noise[:, None])[:, 0]
 
     @torch.no_grad()
     def widen(self, factors: Tensor) -> None:

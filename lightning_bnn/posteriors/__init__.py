@@ -4,6 +4,7 @@ from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.draws import DrawsPosterior
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
 from lightning_bnn.posteriors.low_rank import LowRankPosterior
+from lightning_bnn.posteriors.matrix_normal import MatrixNormalPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
 from lightning_bnn.posteriors.moments import Moments
 from lightning_bnn.posteriors.scales import prior_scales
@@ -15,6 +16,7 @@ __all__ = [
     "DrawsPosterior",
     "GaussianPosterior",
     "LowRankPosterior",
+    "MatrixNormalPosterior",
     "MixturePosterior",
     "Moments",
     "Posterior",

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from lightning_bnn import SGMCMC, DeepEnsemble, VariationalBNN
-from lightning_bnn.families import FullRank, MeanField
+from lightning_bnn.families import FullRank, Kronecker, LowRank, MeanField
 from lightning_bnn.likelihoods import (
     Bernoulli,
     Categorical,
@@ -34,6 +34,9 @@ FAMILIES: dict[str, Any] = {
     "MeanField": MeanField,
     "softplus": partial(MeanField, "softplus"),
     "FullRank": FullRank,
+    "LowRank": partial(LowRank, 2),
+    "Kronecker": Kronecker,
+    "Kronecker, long": partial(Kronecker, longest=2),
 }
 LIKELIHOODS: dict[str, Any] = {
     made.__name__: made

@@ -27,11 +27,11 @@ def make(name: str, prior: Any = None) -> tuple[Family, BoundPrior, nn.Module]:
 def test_it_starts_at_the_network_with_the_scale_that_was_asked_for(name: str) -> None:
     family, _, net = make(name)
     assert torch.equal(family.mean, family.layout.flatten(dict(net.named_parameters())))
-    noise = torch.randn(20_000, family.noise_size, dtype=torch.float64)
+    noise = torch.randn(4000, family.noise_size, dtype=torch.float64)
     draws = torch.stack([family.rsample(row).detach() for row in noise])
     # mean and sd within 5 standard errors of each of 8 weights: a false alarm in 10⁵
-    torch.testing.assert_close(draws.mean(0), family.mean.detach(), rtol=0, atol=5 * 0.3 / 141)
-    torch.testing.assert_close(draws.std(0), torch.full((8,), 0.3).double(), rtol=5 / 200, atol=0)
+    torch.testing.assert_close(draws.mean(0), family.mean.detach(), rtol=0, atol=5 * 0.3 / 63)
+    torch.testing.assert_close(draws.std(0), torch.full((8,), 0.3).double(), rtol=5 / 89, atol=0)
 
 
 @pytest.mark.parametrize("prior", [Normal(0.1, 0.7), Laplace()], ids=["closed form", "estimate"])

@@ -49,7 +49,7 @@ def exact(problem: LinearRegression, family: Family, net: nn.Module | None = Non
     return bnn
 
 
-def best_elbo(bnn: Any, batch: tuple[Tensor, Tensor]) -> float:
+def best_elbo(bnn: Any, batch: tuple[Tensor, Tensor], steps: int = 400) -> float:
     """The ELBO in nats where L-BFGS cannot raise it any more."""
     parameters = [parameter for parameter in bnn.parameters() if parameter.requires_grad]
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def best_elbo(bnn: Any, batch: tuple[Tensor, Tensor]) -> float:
         for parameter in parameters:  # away from where a slope is zero by symmetry
             parameter.add_(0.1 * torch.randn_like(parameter))
     optimizer = torch.optim.LBFGS(
-        parameters, max_iter=400, tolerance_grad=1e-9, tolerance_change=0,
+        parameters, max_iter=steps, tolerance_grad=1e-9, tolerance_change=0,
         history_size=50, line_search_fn="strong_wolfe",
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ from lightning_bnn import (
 )
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.posteriors import MatrixNormalPosterior
 from lightning_bnn.report import report_posteriors
 
 INPUTS = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
@@ -60,6 +61,13 @@ def low_rank(rank: int = 5, names: tuple[str, ...] = ()) -> LowRankPosterior:
     )
 
 
+def matrix_normal(names: tuple[str, ...] = ()) -> MatrixNormalPosterior:
+    sd = {name: tensor.abs() + 0.1 for name, tensor in tensors(names).items()}
+    sides = {"3.weight.rows": torch.randn(2, 2), "3.weight.columns": torch.randn(4, 4)}
+    factors = {name: nn.functional.normalize(root, dim=1) for name, root in sides.items()}
+    return MatrixNormalPosterior(used_network(), Gaussian(0.2), tensors(names), sd, factors)
+
+
 def draws(chains: int = 2, names: tuple[str, ...] = ()) -> DrawsPosterior:
     sets = [tensors(names) for _ in range(12)]
     return DrawsPosterior(used_network(), Gaussian([0.1, 0.2], learn=True), sets, chains=chains)
@@ -76,6 +84,8 @@ KINDS: dict[str, Callable[[], WeightPosterior]] = {
     "low rank": low_rank,
     "low rank, last layer": lambda: low_rank(2, LAST),
     "diagonal": lambda: low_rank(0),
+    "matrix normal": matrix_normal,
+    "matrix normal, last layer": lambda: matrix_normal(LAST),
     "draws": draws,
     "draws, last layer": lambda: draws(3, LAST),
     "draws with buffers": draws_with_buffers,
