@@ -7,6 +7,7 @@ from lightning_bnn.posteriors.low_rank import LowRankPosterior
 from lightning_bnn.posteriors.matrix_normal import MatrixNormalPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
 from lightning_bnn.posteriors.moments import Moments
+from lightning_bnn.posteriors.rank_one import RankOnePosterior
 from lightning_bnn.posteriors.scales import prior_scales
 from lightning_bnn.posteriors.weights import WeightPosterior
 from lightning_bnn.storage.stream import DrawStream
@@ -20,6 +21,7 @@ __all__ = [
     "MixturePosterior",
     "Moments",
     "Posterior",
+    "RankOnePosterior",
     "WeightPosterior",
     "prior_scales",
 ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from lightning_bnn.storage.stream import Change
 
-__all__ = ["as_matrix", "matrix_shape", "places_left"]
+__all__ = ["as_matrix", "factor_sides", "matrix_shape", "places_left", "scaled"]
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -53,3 +53,29 @@ def places_left(change: Change, name: str, shape: Sequence[int]) -> tuple[Tensor
     by_column = torch.arange(1.0, columns + 1, dtype=torch.float64).expand(rows, columns)
     left = [as_matrix(change(name, by.reshape(shape)).contiguous()) for by in (by_row, by_column)]
     return left[0].amax(1).long() - 1, left[1].amax(0).long() - 1
+
+
+def factor_sides(name: str, shape: Sequence[int]) -> list[tuple[str, int]]:
+    """What the factors of a weight are called, and how long they are; a vector has one.
+
+    Example:
+        >>> factor_sides("0.weight", (8, 3)), factor_sides("0.bias", (8,))
+        ([('0.weight.rows', 8), ('0.weight.columns', 3)], [('0.bias.rows', 8)])
+    """
+    sides = zip(("rows", "columns"), matrix_shape(shape), strict=True)
+    return [(f"{name}.{side}", length) for side, length in sides][: max(1, min(len(shape), 2))]
+
+
+def scaled(name: str, weight: Tensor, factors: Mapping[str, Tensor]) -> Tensor:
+    """A weight times the factors of its rows and of its columns, whose leading axes stay in front.
+
+    Example:
+        >>> factors = {"w.rows": torch.tensor([1.0, 2.0]), "w.columns": torch.ones(2)}
+        >>> scaled("w", torch.ones(2, 2), factors)
+        tensor([[1., 1.],
+                [2., 2.]])
+    """
+    rows, columns = factors[f"{name}.rows"], factors.get(f"{name}.columns")
+    matrix = as_matrix(weight) * rows[..., None]
+    matrix = matrix if columns is None else matrix * columns[..., None, :]
+    return matrix.view(rows.shape[:-1] + weight.shape)

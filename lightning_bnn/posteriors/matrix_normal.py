@@ -2,9 +2,10 @@ r"""A matrix normal posterior: correlations among the rows and among the columns
 
 A weight matrix is :math:`W = M + S \odot (A\,E\,B^\top)` with standard normal E, standard
 deviations S, and factors A, B whose rows have length 1: roots of the correlations of its rows and
-of its columns. Where S is the product of a scale for each row and one for each column this is the matrix
-normal distribution; a change of S, such as zeros where weights were pruned, leaves the correlations
-of the others as they are. Tensors of other shapes are matrices of their first axis by all others.
+of its columns. Where S is the product of a scale for each row and one for each column this is the
+matrix normal distribution; a change of S, such as zeros where weights were pruned, leaves the
+correlations of the others as they are. Tensors of other shapes are matrices of their first axis by
+all others.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from lightning_bnn import SGMCMC, DeepEnsemble, VariationalBNN
-from lightning_bnn.families import FullRank, Kronecker, LowRank, MeanField
+from lightning_bnn.families import FullRank, Kronecker, LowRank, MeanField, RankOne
 from lightning_bnn.likelihoods import (
     Bernoulli,
     Categorical,
@@ -36,7 +36,7 @@ FAMILIES: dict[str, Any] = {
     "FullRank": FullRank,
     "LowRank": partial(LowRank, 2),
     "Kronecker": Kronecker,
-    "Kronecker, long": partial(Kronecker, longest=2),
+    "RankOne": partial(RankOne, 3),
 }
 LIKELIHOODS: dict[str, Any] = {
     made.__name__: made

@@ -11,10 +11,12 @@ import torch
 
 from lightning_bnn import SGMCMC, DeepEnsemble, Posterior, VariationalBNN
 from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.families import FullRank, Kronecker, LowRank, RankOne
 from lightning_bnn.likelihoods import Categorical, HeteroscedasticGaussian
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import Normal
 from lightning_bnn.samplers import SGHMC
+from lightning_bnn.selection import last_layer
 from tests.nets import NETS, loader, make_data
 from tests.trainers import quiet_trainer
 
@@ -29,11 +31,25 @@ STRATEGIES: dict[str, Any] = {
     "local": partial(VARIATIONAL, estimator="local"),
     "chains": partial(SGMCMC, sampler=partial(SGHMC, lr=1e-4), chains=2, predict_draws=3),
     "ensemble": partial(DeepEnsemble, members=3, start="around"),
+    "full rank": partial(VARIATIONAL, family=FullRank(), bayesian=last_layer),
+    "low rank": partial(VARIATIONAL, family=LowRank(2)),
+    "matrix normal": partial(VARIATIONAL, family=Kronecker(longest=64)),
+    "rank one": partial(VARIATIONAL, family=RankOne(2)),
 }
 LONG = ("flipout", "local")  # with millions of weights
 
+FAMILIES = ("full rank", "low rank", "matrix normal", "rank one")
+
+
+def _takes_long(name: str, kind: str) -> bool:
+    """Of the families each network has one in the ordinary suite."""
+    if kind in FAMILIES:
+        return name == "resnet" or list(NETS).index(name) % 4 != FAMILIES.index(kind)
+    return name == "resnet" and kind in LONG
+
+
 PAIRS = [
-    pytest.param(name, kind, marks=pytest.mark.slow if name == "resnet" and kind in LONG else ())
+    pytest.param(name, kind, marks=pytest.mark.slow if _takes_long(name, kind) else ())
     for name in NETS
     for kind in STRATEGIES
 ]

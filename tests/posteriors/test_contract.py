@@ -24,7 +24,8 @@ from lightning_bnn import (
 )
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.posteriors import MatrixNormalPosterior
+from lightning_bnn.posteriors import MatrixNormalPosterior, RankOnePosterior
+from lightning_bnn.posteriors.matrices import factor_sides
 from lightning_bnn.report import report_posteriors
 
 INPUTS = torch.randn(6, 3, generator=torch.Generator().manual_seed(1))
@@ -68,6 +69,14 @@ def matrix_normal(names: tuple[str, ...] = ()) -> MatrixNormalPosterior:
     return MatrixNormalPosterior(used_network(), Gaussian(0.2), tensors(names), sd, factors)
 
 
+def rank_one(names: tuple[str, ...] = ()) -> RankOnePosterior:
+    shared = tensors(names)
+    lengths = {k: n for name, one in shared.items() for k, n in factor_sides(name, one.shape)}
+    factors = {name: 1 + 0.3 * torch.randn(3, length) for name, length in lengths.items()}
+    sd = {name: 0.1 + 0.2 * torch.rand(3, length) for name, length in lengths.items()}
+    return RankOnePosterior(used_network(), Gaussian(0.2), shared, factors, sd)
+
+
 def draws(chains: int = 2, names: tuple[str, ...] = ()) -> DrawsPosterior:
     sets = [tensors(names) for _ in range(12)]
     return DrawsPosterior(used_network(), Gaussian([0.1, 0.2], learn=True), sets, chains=chains)
@@ -86,6 +95,8 @@ KINDS: dict[str, Callable[[], WeightPosterior]] = {
     "diagonal": lambda: low_rank(0),
     "matrix normal": matrix_normal,
     "matrix normal, last layer": lambda: matrix_normal(LAST),
+    "rank one": rank_one,
+    "rank one, last layer": lambda: rank_one(LAST),
     "draws": draws,
     "draws, last layer": lambda: draws(3, LAST),
     "draws with buffers": draws_with_buffers,
