@@ -94,6 +94,13 @@ class Family(Kept, ABC):
             "depend on each other. Prune the posterior after the fit."
         )
 
+    def per_weight(self) -> list[Tensor]:
+        """The parameters whose last axis is that of the flat weights; by default all.
+
+        What an optimizer keeps of them is cleared where weights are pruned.
+        """
+        return list(self.parameters())
+
     def sharpen(self, ratio: float, prior: BoundPrior | None) -> None:
         """Where q is about to be, as the data come to count ``ratio`` times what they did.
 

@@ -33,21 +33,18 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from lightning_bnn.checks import check_option
-from lightning_bnn.families.base import Family
 from lightning_bnn.families.fused import can_fuse, fused_draw, fused_gradients
+from lightning_bnn.families.gaussian import HALF_LOG_TWO_PI_E, GaussianFamily
 from lightning_bnn.families.pruned import zero_pruned_
 from lightning_bnn.families.workspace import Workspace
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import GaussianPosterior
-from lightning_bnn.priors import BoundPrior, Normal
+from lightning_bnn.priors import BoundPrior
 from lightning_bnn.random import NormalStream
 
 __all__ = ["MeanField", "ScaleForm"]
 
 ScaleForm = Literal["exp", "softplus"]
-
-_AT_PRIOR = 0.1  # nats
-_HALF_LOG_TWO_PI_E = 0.5 * math.log(2 * math.pi * math.e)
 
 
 def inverse_scale(sd: float, form: ScaleForm) -> float:
@@ -60,7 +57,7 @@ def inverse_scale(sd: float, form: ScaleForm) -> float:
     return math.log(sd) if form == "exp" else sd + math.log(-math.expm1(-sd))
 
 
-class MeanField(Family):
+class MeanField(GaussianFamily):
     """Independent Gaussians: a mean and a standard deviation for each weight.
 
     Args:
@@ -113,12 +110,10 @@ class MeanField(Family):
         """μ + σε, by ordinary autograd."""
         return torch.addcmul(self.mean, self.sd(), noise)
 
-    def kl(self, draw: Tensor, prior: BoundPrior) -> Tensor:
-        """KL(q‖p) in nats by ordinary autograd; ``draw`` serves priors without a closed form."""
+    def log_volume(self) -> Tensor:
+        """Σ log σ of the weights that are not pruned."""
         sd = self.sd()
-        kept = sd if self.keep is None else sd[self.keep]
-        entropy = torch.log(kept).sum() + kept.numel() * _HALF_LOG_TWO_PI_E
-        return prior.expected_energy(self.mean, sd, draw, self.keep) - entropy
+        return torch.log(sd if self.keep is None else sd[self.keep]).sum()
 
     def posterior(
         self, net: nn.Module, likelihood: Likelihood, fixed: Mapping[str, Tensor]
@@ -171,30 +166,11 @@ class MeanField(Family):
         space.filled = True
 
     @torch.no_grad()
-    def sharpen(self, ratio: float, prior: BoundPrior | None) -> None:
-        """1/σ² is a sum of what the data and the prior say (the latter exactly, if Gaussian)."""
-        precision = self.sd() ** -2
-        own = torch.zeros_like(precision)
-        for start, stop, _, _, scale in prior.segments() if prior is not None else ():
-            own[start:stop] = scale**-2
-        precision = (precision - own).clamp_(min=0).mul_(ratio).add_(own)
-        sd = precision.rsqrt_()
+    def widen(self, factors: Tensor) -> None:
+        """Multiply the standard deviations by flat factors, in place."""
+        sd = self.sd() * factors
         rho = sd.log() if self.scale_form == "exp" else sd + torch.log(-torch.expm1(-sd))
         self.rho.copy_(rho if self.keep is None else torch.where(self.keep, rho, self.rho))
-
-    @torch.no_grad()
-    def at_prior(self, prior: BoundPrior) -> Tensor:
-        """Whose KL is below 0.1 nats: at most, σ is 0.7 or 1.35 s, or the mean 0.45 s off.
-
-        Only of Gaussian priors: from others, a Gaussian q stays away.
-        """
-        sd, at = self.sd(), torch.zeros_like(self.mean, dtype=torch.bool)
-        for start, stop, density, loc, scale in prior.segments():
-            if isinstance(density, Normal):
-                ratio, distance = sd[start:stop] / scale, (self.mean[start:stop] - loc) / scale
-                kl = 0.5 * (distance**2 + ratio**2 - 1) - ratio.log()
-                at[start:stop] = kl < _AT_PRIOR
-        return at if self.keep is None else at & self.keep
 
     @torch.no_grad()
     def prune(self, keep: Tensor, prior: BoundPrior) -> None:
@@ -234,7 +210,7 @@ class _Draw(torch.autograd.Function):
                 log_sd = (space.sd if keep is None else space.sd[keep]).log().sum()
             torch.addcmul(mean, space.sd, space.noise, out=space.weights)
             energy = prior.expected_energy(mean, space.sd, space.weights, keep)
-            kl = energy - log_sd - kept.numel() * _HALF_LOG_TWO_PI_E
+            kl = energy - log_sd - kept.numel() * HALF_LOG_TWO_PI_E
         ctx.family, ctx.space, ctx.prior, ctx.bits = family, space, prior, family.bits(mean)
         zero_pruned_(ctx.bits, space.weights)
         ctx.save_for_backward(mean, rho)

@@ -6,8 +6,10 @@ from lightning_bnn.posteriors.gaussian import GaussianPosterior
 from lightning_bnn.posteriors.laplace import LaplacePosterior
 from lightning_bnn.posteriors.linear import LinearPosterior
 from lightning_bnn.posteriors.low_rank import LowRankPosterior
+from lightning_bnn.posteriors.matrix_normal import MatrixNormalPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
 from lightning_bnn.posteriors.moments import Moments
+from lightning_bnn.posteriors.rank_one import RankOnePosterior
 from lightning_bnn.posteriors.scales import prior_scales
 from lightning_bnn.posteriors.weights import WeightPosterior
 from lightning_bnn.storage.stream import DrawStream
@@ -19,9 +21,11 @@ __all__ = [
     "LaplacePosterior",
     "LinearPosterior",
     "LowRankPosterior",
+    "MatrixNormalPosterior",
     "MixturePosterior",
     "Moments",
     "Posterior",
+    "RankOnePosterior",
     "WeightPosterior",
     "prior_scales",
 ]

@@ -160,7 +160,7 @@ class GaussianPosterior(FlatGaussian):
     """
 
     kind = "gaussian"
-    groups = ("mean", "sd")
+    groups: ClassVar[tuple[str, ...]] = ("mean", "sd")
 
     def __init__(
         self,

@@ -9,7 +9,8 @@ scale s, a draw is
 
 so its covariance is :math:`s\,(\tfrac12\,\mathrm{diag}(v) + \tfrac12\,DD^\top/(R-1))`. There is one
 :math:`z_2` for all tensors together: weights of different layers move together as they did in the
-deviations. Without deviations (R = 0) the covariance is s·diag(v), the whole of it.
+deviations. Without deviations (R = 0) the covariance is s·diag(v), the whole of it. Any sum of a
+diagonal and a low-rank covariance can be written so (:meth:`LowRankPosterior.from_covariance`).
 
 Maddox, Garipov, Izmailov, Vetrov and Wilson (2019), *A Simple Baseline for Bayesian Uncertainty in
 Deep Learning*.
@@ -23,6 +24,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from lightning_bnn.checks import check_kind, check_number
 from lightning_bnn.errors import ConfigurationError
@@ -97,6 +99,45 @@ class LowRankPosterior(FlatGaussian):
                     "the diagonal alone."
                 )
             self._columns = torch.stack([self._layout.flatten(row) for row in rows])  # (R, P)
+
+    @classmethod
+    def from_covariance(
+        cls,
+        net: nn.Module,
+        likelihood: Likelihood,
+        mean: Mapping[str, Tensor],
+        variance: Mapping[str, Tensor],
+        columns: Mapping[str, Tensor],
+        fixed: Mapping[str, Tensor] | None = None,
+    ) -> Self:
+        """The Gaussian whose covariance is diag(variance) + Σ c cᵀ over the columns c, no halves.
+
+        Args:
+            net: The network.
+            likelihood: How outputs of the network give targets.
+            mean: The means of the Bayesian weights, by name.
+            variance: What each has of its own.
+            columns: At least one column, each tensor with a leading axis of them.
+            fixed: Other parameters and buffers.
+
+        Example:
+            >>> from lightning_bnn.likelihoods import Gaussian
+            >>> net = nn.Linear(1, 1, bias=False)
+            >>> one = {"weight": torch.ones(1, 1)}
+            >>> LowRankPosterior.from_covariance(
+            ...     net, Gaussian(0.1), one, one, {"weight": torch.full((1, 1, 1), 2.0)}
+            ... ).moments().variance
+            {'weight': tensor([[5.]])}
+        """
+        rank = len(next(iter(columns.values())))
+        room = max(rank, 2)  # a column of zeros changes nothing
+        deviations = {
+            name: torch.cat([tensor, tensor.new_zeros(room - rank, *tensor.shape[1:])])
+            * math.sqrt(2 * (room - 1))
+            for name, tensor in columns.items()
+        }
+        double = {name: 2 * tensor for name, tensor in variance.items()}
+        return cls(net, likelihood, mean, double, deviations, fixed)
 
     @property
     def variance(self) -> Weights:

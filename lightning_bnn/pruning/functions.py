@@ -178,7 +178,8 @@ def support(posterior: WeightPosterior) -> dict[str, Tensor]:
                 add(name, mask)
             continue
         for blob in component.weight_blobs():
-            for name, tensor in blob.items():
+            for name in blob.keys() & tensors.keys():  # not what correlations are made of
+                tensor = blob[name]
                 nonzero = tensor != 0  # deviations have one more axis
                 add(name, nonzero.any(0) if tensor.ndim > tensors[name].ndim else nonzero)
     return {name: somewhere[name] for name in tensors}

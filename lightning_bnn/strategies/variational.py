@@ -510,7 +510,7 @@ class VariationalBNN(Strategy):
     def _clear_optimizers(self) -> None:
         """Let no momentum move what was pruned, nor a gradient that is already there."""
         family, own = self.family, dict(self.net.named_parameters())
-        pruned = [] if family.keep is None else [(p, family.keep) for p in family.parameters()]
+        pruned = [] if family.keep is None else [(p, family.keep) for p in family.per_weight()]
         pruned += [(own[name], keep) for name, keep in self.others.masks().items() if name in own]
         optimizers = self.trainer.optimizers if self._trainer is not None else []
         for parameter, keep in pruned:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from lightning_bnn import IVONBNN, SGMCMC, DeepEnsemble, LaplaceBNN, VariationalBNN
-from lightning_bnn.families import MeanField
+from lightning_bnn.families import FullRank, Kronecker, LowRank, MeanField, RankOne
 from lightning_bnn.likelihoods import (
     Bernoulli,
     Categorical,
@@ -30,7 +30,14 @@ LEARNED = Normal(scale=Learned(by="layer"))
 MakeStrategy = Callable[[nn.Module, Likelihood], Strategy]
 
 SAMPLERS: dict[str, Any] = {s.__name__: s for s in (SGLD, PSGLD, SGHMC, SGNHT, BAOA)}
-FAMILIES: dict[str, Any] = {"MeanField": MeanField, "softplus": partial(MeanField, "softplus")}
+FAMILIES: dict[str, Any] = {
+    "MeanField": MeanField,
+    "softplus": partial(MeanField, "softplus"),
+    "FullRank": FullRank,
+    "LowRank": partial(LowRank, 2),
+    "Kronecker": Kronecker,
+    "RankOne": partial(RankOne, 3),
+}
 LIKELIHOODS: dict[str, Any] = {
     made.__name__: made
     for made in (Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson)

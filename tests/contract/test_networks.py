@@ -11,6 +11,7 @@ import torch
 
 from lightning_bnn import IVONBNN, SGMCMC, DeepEnsemble, LaplaceBNN, Posterior, VariationalBNN
 from lightning_bnn.callbacks import SampleCollector
+from lightning_bnn.families import FullRank, Kronecker, LowRank, RankOne
 from lightning_bnn.likelihoods import Categorical, HeteroscedasticGaussian
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import Normal
@@ -33,11 +34,25 @@ STRATEGIES: dict[str, Any] = {
     "ensemble": partial(DeepEnsemble, members=3, start="around"),
     "laplace": partial(LaplaceBNN, structure="diagonal", predict_draws=3),
     "last layer": partial(LaplaceBNN, bayesian=last_layer, predict_draws=3),
+    "full rank": partial(VARIATIONAL, family=FullRank(), bayesian=last_layer),
+    "low rank": partial(VARIATIONAL, family=LowRank(2)),
+    "matrix normal": partial(VARIATIONAL, family=Kronecker(longest=64)),
+    "rank one": partial(VARIATIONAL, family=RankOne(2)),
 }
 LONG = ("flipout", "local", "laplace")  # with millions of weights
 
+FAMILIES = ("full rank", "low rank", "matrix normal", "rank one")
+
+
+def _takes_long(name: str, kind: str) -> bool:
+    """Of the families each network has one in the ordinary suite."""
+    if kind in FAMILIES:
+        return name == "resnet" or list(NETS).index(name) % 4 != FAMILIES.index(kind)
+    return name == "resnet" and kind in LONG
+
+
 PAIRS = [
-    pytest.param(name, kind, marks=pytest.mark.slow if name == "resnet" and kind in LONG else ())
+    pytest.param(name, kind, marks=pytest.mark.slow if _takes_long(name, kind) else ())
     for name in NETS
     for kind in STRATEGIES
 ]

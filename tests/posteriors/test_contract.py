@@ -28,7 +28,9 @@ from lightning_bnn import (
 from lightning_bnn.curvature import Covariance
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.posteriors import MatrixNormalPosterior, RankOnePosterior
 from lightning_bnn.posteriors.laplace import PredictiveKind
+from lightning_bnn.posteriors.matrices import factor_sides
 from lightning_bnn.report import report_posteriors
 from lightning_bnn.selection import FlatLayout
 
@@ -71,6 +73,21 @@ def linear() -> LinearPosterior:
     return LinearPosterior(used_network(), likelihood, tensors(LAST), tensors(LAST, (5,)))
 
 
+def matrix_normal(names: tuple[str, ...] = ()) -> MatrixNormalPosterior:
+    sd = {name: tensor.abs() + 0.1 for name, tensor in tensors(names).items()}
+    sides = {"3.weight.rows": torch.randn(2, 2), "3.weight.columns": torch.randn(4, 4)}
+    factors = {name: nn.functional.normalize(root, dim=1) for name, root in sides.items()}
+    return MatrixNormalPosterior(used_network(), Gaussian(0.2), tensors(names), sd, factors)
+
+
+def rank_one(names: tuple[str, ...] = ()) -> RankOnePosterior:
+    shared = tensors(names)
+    lengths = {k: n for name, one in shared.items() for k, n in factor_sides(name, one.shape)}
+    factors = {name: 1 + 0.3 * torch.randn(3, length) for name, length in lengths.items()}
+    sd = {name: 0.1 + 0.2 * torch.rand(3, length) for name, length in lengths.items()}
+    return RankOnePosterior(used_network(), Gaussian(0.2), shared, factors, sd)
+
+
 def draws(chains: int = 2, names: tuple[str, ...] = ()) -> DrawsPosterior:
     sets = [tensors(names) for _ in range(12)]
     return DrawsPosterior(used_network(), Gaussian([0.1, 0.2], learn=True), sets, chains=chains)
@@ -109,6 +126,10 @@ KINDS: dict[str, Callable[[], WeightPosterior]] = {
     "laplace, masked": lambda: laplace_posterior("kron", "linearised").map(
         lambda name, tensor: tensor.masked_fill(torch.ones_like(tensor).cumsum(-1) == 2, 0)
     ),
+    "matrix normal": matrix_normal,
+    "matrix normal, last layer": lambda: matrix_normal(LAST),
+    "rank one": rank_one,
+    "rank one, last layer": lambda: rank_one(LAST),
     "draws": draws,
     "draws, last layer": lambda: draws(3, LAST),
     "draws with buffers": draws_with_buffers,
