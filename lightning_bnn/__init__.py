@@ -3,12 +3,14 @@
 from lightning_bnn.diagnostics import diagnose, to_arviz
 from lightning_bnn.posteriors import (
     DrawsPosterior,
+    DropoutPosterior,
     GaussianPosterior,
     LowRankPosterior,
     MixturePosterior,
     Moments,
     Posterior,
     WeightPosterior,
+    mc_dropout,
 )
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.pruning import (
@@ -22,15 +24,17 @@ from lightning_bnn.pruning import (
     support,
 )
 from lightning_bnn.stacked import StackedModule
-from lightning_bnn.strategies import SGMCMC, DeepEnsemble, Strategy, VariationalBNN
+from lightning_bnn.strategies import SGMCMC, DeepEnsemble, MCDropoutBNN, Strategy, VariationalBNN
 from lightning_bnn.target import Target
 
 __all__ = [
     "SGMCMC",
     "DeepEnsemble",
     "DrawsPosterior",
+    "DropoutPosterior",
     "GaussianPosterior",
     "LowRankPosterior",
+    "MCDropoutBNN",
     "MixturePosterior",
     "Moments",
     "Posterior",
@@ -43,6 +47,7 @@ __all__ = [
     "compact",
     "diagnose",
     "masked",
+    "mc_dropout",
     "mean_network",
     "prune",
     "prune_curve",

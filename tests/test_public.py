@@ -13,8 +13,10 @@ PUBLIC = {
     "lightning_bnn": [
         "DeepEnsemble",
         "DrawsPosterior",
+        "DropoutPosterior",
         "GaussianPosterior",
         "LowRankPosterior",
+        "MCDropoutBNN",
         "MixturePosterior",
         "Moments",
         "Posterior",
@@ -28,6 +30,7 @@ PUBLIC = {
         "compact",
         "diagnose",
         "masked",
+        "mc_dropout",
         "mean_network",
         "prune",
         "prune_curve",

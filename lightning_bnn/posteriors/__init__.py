@@ -1,7 +1,8 @@
-"""Posteriors: what predicts; over weights: stored draws, Gaussians and mixtures of them."""
+"""Posteriors: what predicts; over weights: stored draws, Gaussians, mixtures of them; dropout."""
 
 from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.draws import DrawsPosterior
+from lightning_bnn.posteriors.dropout import DropoutPosterior, mc_dropout
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
 from lightning_bnn.posteriors.low_rank import LowRankPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
@@ -13,11 +14,13 @@ from lightning_bnn.storage.stream import DrawStream
 __all__ = [
     "DrawStream",
     "DrawsPosterior",
+    "DropoutPosterior",
     "GaussianPosterior",
     "LowRankPosterior",
     "MixturePosterior",
     "Moments",
     "Posterior",
     "WeightPosterior",
+    "mc_dropout",
     "prior_scales",
 ]

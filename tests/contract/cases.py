@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_bnn import SGMCMC, DeepEnsemble, VariationalBNN
+from lightning_bnn import SGMCMC, DeepEnsemble, MCDropoutBNN, VariationalBNN
 from lightning_bnn.families import MeanField
 from lightning_bnn.likelihoods import (
     Bernoulli,
@@ -39,6 +39,8 @@ SECTIONS: dict[str, Any] = {}
 STRATEGIES: dict[str, MakeStrategy] = {
     "DeepEnsemble": partial(DeepEnsemble, prior=PRIOR, members=2, seed=0),
     "chunks": partial(DeepEnsemble, prior=PRIOR, members=3, chunk=2, seed=0, bootstrap=True),
+    "dropout": partial(MCDropoutBNN, prior=PRIOR, rate=0.2, seed=0),
+    "concrete dropout": partial(MCDropoutBNN, prior=LEARNED, kind="concrete", seed=0),
     "flipout": partial(VariationalBNN, prior=PRIOR, estimator="flipout", seed=0),
     "HMC": partial(SGMCMC, prior=PRIOR, sampler=partial(HMC, lr=1e-4), chains=2, seed=0),
     "learned scales, VI": partial(VariationalBNN, prior=LEARNED, seed=0),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_bnn import SGMCMC, DeepEnsemble, Posterior, VariationalBNN
+from lightning_bnn import SGMCMC, DeepEnsemble, MCDropoutBNN, Posterior, VariationalBNN
 from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.likelihoods import Categorical, HeteroscedasticGaussian
 from lightning_bnn.predictive import Predictive
@@ -29,8 +29,10 @@ STRATEGIES: dict[str, Any] = {
     "local": partial(VARIATIONAL, estimator="local"),
     "chains": partial(SGMCMC, sampler=partial(SGHMC, lr=1e-4), chains=2, predict_draws=3),
     "ensemble": partial(DeepEnsemble, members=3, start="around"),
+    "dropout": partial(MCDropoutBNN, predict_draws=3),
+    "concrete dropout": partial(MCDropoutBNN, kind="concrete", predict_draws=3),
 }
-LONG = ("flipout", "local")  # with millions of weights
+LONG = ("flipout", "local", "concrete dropout")  # with millions of weights
 
 PAIRS = [
     pytest.param(name, kind, marks=pytest.mark.slow if name == "resnet" and kind in LONG else ())
