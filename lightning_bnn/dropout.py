@@ -254,7 +254,7 @@ def add_noise(net: nn.Module, layers: Sequence[DropoutLayer], change: Change) ->
     handles = []
     for index, module in enumerate(modules):
         hook = _Hook(change, index)
-        handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        handles.append(module.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
     try:
         for module in silent:
             module.training = False
