@@ -2,5 +2,6 @@
 
 from lightning_bnn.families.base import Family
 from lightning_bnn.families.mean_field import MeanField
+from lightning_bnn.families.variational_dropout import VariationalDropout
 
-__all__ = ["Family", "MeanField"]
+__all__ = ["Family", "MeanField", "VariationalDropout"]

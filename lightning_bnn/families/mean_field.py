@@ -183,7 +183,7 @@ class MeanField(Family):
         self.rho.copy_(rho if self.keep is None else torch.where(self.keep, rho, self.rho))
 
     @torch.no_grad()
-    def at_prior(self, prior: BoundPrior) -> Tensor:
+    def at_prior(self, prior: BoundPrior) -> Tensor | None:
         """Whose KL is below 0.1 nats: at most, σ is 0.7 or 1.35 s, or the mean 0.45 s off.
 
         Only of Gaussian priors: from others, a Gaussian q stays away.

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from lightning_bnn import SGMCMC, DeepEnsemble, MCDropoutBNN, VariationalBNN
-from lightning_bnn.families import MeanField
+from lightning_bnn.families import MeanField, VariationalDropout
 from lightning_bnn.likelihoods import (
     Bernoulli,
     Categorical,
@@ -30,7 +30,11 @@ LEARNED = Normal(scale=Learned(by="layer"))
 MakeStrategy = Callable[[nn.Module, Likelihood], Strategy]
 
 SAMPLERS: dict[str, Any] = {s.__name__: s for s in (SGLD, PSGLD, SGHMC, SGNHT, BAOA)}
-FAMILIES: dict[str, Any] = {"MeanField": MeanField, "softplus": partial(MeanField, "softplus")}
+FAMILIES: dict[str, Any] = {
+    "MeanField": MeanField,
+    "softplus": partial(MeanField, "softplus"),
+    "VariationalDropout": VariationalDropout,
+}
 LIKELIHOODS: dict[str, Any] = {
     made.__name__: made
     for made in (Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson)
