@@ -23,7 +23,7 @@ LAYERS = [
     ["likelihoods"],
     ["predictive"],
     ["exchange", "hyperprior", "priors", "resize"],
-    ["stacked_layers", "stacked", "flat", "shared_part"],
+    ["stacked_layers", "stacked", "flat", "shared_part", "dropout"],
     ["target"],
     ["bank", "curvature"],
     ["storage"],

@@ -4,6 +4,7 @@ from lightning_bnn.diagnostics import diagnose, to_arviz
 from lightning_bnn.optimizers import IVON
 from lightning_bnn.posteriors import (
     DrawsPosterior,
+    DropoutPosterior,
     GaussianPosterior,
     LaplacePosterior,
     LinearPosterior,
@@ -12,6 +13,7 @@ from lightning_bnn.posteriors import (
     Moments,
     Posterior,
     WeightPosterior,
+    mc_dropout,
 )
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.pruning import (
@@ -31,6 +33,7 @@ from lightning_bnn.strategies import (
     BayesianLinear,
     DeepEnsemble,
     LaplaceBNN,
+    MCDropoutBNN,
     PolynomialRegression,
     Strategy,
     VariationalBNN,
@@ -45,11 +48,13 @@ __all__ = [
     "BayesianLinear",
     "DeepEnsemble",
     "DrawsPosterior",
+    "DropoutPosterior",
     "GaussianPosterior",
     "LaplaceBNN",
     "LaplacePosterior",
     "LinearPosterior",
     "LowRankPosterior",
+    "MCDropoutBNN",
     "MixturePosterior",
     "Moments",
     "PolynomialRegression",
@@ -64,6 +69,7 @@ __all__ = [
     "diagnose",
     "laplace",
     "masked",
+    "mc_dropout",
     "mean_network",
     "prune",
     "prune_curve",

@@ -58,7 +58,7 @@ class GaussianFamily(Family):
         self.widen(sharpened(sd, own, ratio) / sd)
 
     @torch.no_grad()
-    def at_prior(self, prior: BoundPrior) -> Tensor:
+    def at_prior(self, prior: BoundPrior) -> Tensor | None:
         """Whose KL is below 0.1 nats: at most, σ is 0.7 or 1.35 s, or the mean 0.45 s off.
 
         Only of Gaussian priors: from others, a Gaussian q stays away.

@@ -1,7 +1,8 @@
-"""Posteriors: what predicts; over weights: stored draws, Gaussians and mixtures of them."""
+"""Posteriors: what predicts; over weights: stored draws, Gaussians, mixtures of them; dropout."""
 
 from lightning_bnn.posteriors.base import Posterior
 from lightning_bnn.posteriors.draws import DrawsPosterior
+from lightning_bnn.posteriors.dropout import DropoutPosterior, mc_dropout
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
 from lightning_bnn.posteriors.laplace import LaplacePosterior
 from lightning_bnn.posteriors.linear import LinearPosterior
@@ -17,6 +18,7 @@ from lightning_bnn.storage.stream import DrawStream
 __all__ = [
     "DrawStream",
     "DrawsPosterior",
+    "DropoutPosterior",
     "GaussianPosterior",
     "LaplacePosterior",
     "LinearPosterior",
@@ -27,5 +29,6 @@ __all__ = [
     "Posterior",
     "RankOnePosterior",
     "WeightPosterior",
+    "mc_dropout",
     "prior_scales",
 ]

@@ -45,7 +45,7 @@ from lightning_bnn.storage.stream import Change, Weights
 
 __all__ = [
     "CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights", "changed",
-    "network_fields",
+    "network_fields", "stored_network",
 ]  # fmt: skip
 
 CHUNK = 8
@@ -292,28 +292,10 @@ class WeightPosterior(Posterior):
         cls, stored: Stored, net: nn.Module | None, likelihood: Likelihood | None
     ) -> Posterior:
         """The posterior of a manifest, if the network is one of the same names and shapes."""
-        checked(stored.fields, _FORM, f"{stored.files}: {MANIFEST}", "fields")
-        network, pruned_from = stored.fields["network"], stored.fields.get("original")
-        size, held = sum(math.prod(shape) for _, shape in network), stored.files.size("blobs")
-        # before time and memory are taken for it
-        if size > _MOST_PER_BYTE * (held + 1000) or len(network) * _LEAST_BYTES > held + 1000:
-            raise PosteriorFormatError(
-                f"The network in {stored.files} has {len(network):,} tensors of {size:,} numbers, "
-                f"its blobs only {held:,} bytes. Restore them from a copy."
-            )
-        if net is None:
-            net = _made_again(stored, network)
-        if describe(net) == pruned_from:
-            net = resized(net, dict(network))
-        difference = first_difference(network, describe(net))
-        if difference:
-            raise PosteriorFormatError(
-                f"The posterior in {stored.files} is of another network: {difference} in the given "
-                "one. Pass the architecture that the posterior was made with."
-            )
+        net = stored_network(stored, net)
         posterior = super().from_manifest(stored, net, likelihood)
         assert isinstance(posterior, WeightPosterior)
-        posterior.pruned_from = pruned_from
+        posterior.pruned_from = stored.fields.get("original")
         return posterior
 
 
@@ -321,6 +303,35 @@ def network_fields(net: nn.Module) -> dict[str, Any]:
     """What a manifest says of a network: names and shapes, and its recipe if it has one."""
     made = network_recipe(net)
     return {"network": describe(net), **({} if made is None else {"recipe": made})}
+
+
+def stored_network(stored: Stored, net: nn.Module | None) -> nn.Module:
+    """The network of a manifest: the given one if it is of the same names and shapes, or made anew.
+
+    Args:
+        stored: What was saved, with :func:`network_fields` in its manifest.
+        net: The given one; of a compact posterior it may be the larger network.
+    """
+    checked(stored.fields, _FORM, f"{stored.files}: {MANIFEST}", "fields")
+    network, pruned_from = stored.fields["network"], stored.fields.get("original")
+    size, held = sum(math.prod(shape) for _, shape in network), stored.files.size("blobs")
+    # before time and memory are taken for it
+    if size > _MOST_PER_BYTE * (held + 1000) or len(network) * _LEAST_BYTES > held + 1000:
+        raise PosteriorFormatError(
+            f"The network in {stored.files} has {len(network):,} tensors of {size:,} numbers, "
+            f"its blobs only {held:,} bytes. Restore them from a copy."
+        )
+    if net is None:
+        net = _made_again(stored, network)
+    if describe(net) == pruned_from:
+        net = resized(net, dict(network))
+    difference = first_difference(network, describe(net))
+    if difference:
+        raise PosteriorFormatError(
+            f"The posterior in {stored.files} is of another network: {difference} in the given "
+            "one. Pass the architecture that the posterior was made with."
+        )
+    return net
 
 
 def _made_again(stored: Stored, network: Description) -> nn.Module:

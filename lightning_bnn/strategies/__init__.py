@@ -1,6 +1,7 @@
 """Strategies: Lightning modules that approximate a posterior."""
 
 from lightning_bnn.strategies.base import Strategy
+from lightning_bnn.strategies.dropout import MCDropoutBNN
 from lightning_bnn.strategies.ensemble import DeepEnsemble
 from lightning_bnn.strategies.ivon import IVONBNN
 from lightning_bnn.strategies.laplace import LaplaceBNN
@@ -14,6 +15,7 @@ __all__ = [
     "BayesianLinear",
     "DeepEnsemble",
     "LaplaceBNN",
+    "MCDropoutBNN",
     "PolynomialRegression",
     "Strategy",
     "VariationalBNN",

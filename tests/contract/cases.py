@@ -10,8 +10,22 @@ from typing import Any
 
 from torch import nn
 
-from lightning_bnn import IVONBNN, SGMCMC, DeepEnsemble, LaplaceBNN, VariationalBNN
-from lightning_bnn.families import FullRank, Kronecker, LowRank, MeanField, RankOne
+from lightning_bnn import (
+    IVONBNN,
+    SGMCMC,
+    DeepEnsemble,
+    LaplaceBNN,
+    MCDropoutBNN,
+    VariationalBNN,
+)
+from lightning_bnn.families import (
+    FullRank,
+    Kronecker,
+    LowRank,
+    MeanField,
+    RankOne,
+    VariationalDropout,
+)
 from lightning_bnn.likelihoods import (
     Bernoulli,
     Categorical,
@@ -37,6 +51,7 @@ FAMILIES: dict[str, Any] = {
     "LowRank": partial(LowRank, 2),
     "Kronecker": Kronecker,
     "RankOne": partial(RankOne, 3),
+    "VariationalDropout": VariationalDropout,
 }
 LIKELIHOODS: dict[str, Any] = {
     made.__name__: made
@@ -47,6 +62,8 @@ STRATEGIES: dict[str, MakeStrategy] = {
     "DeepEnsemble": partial(DeepEnsemble, prior=PRIOR, members=2, seed=0),
     "chunks": partial(DeepEnsemble, prior=PRIOR, members=3, chunk=2, seed=0, bootstrap=True),
     "IVON": partial(IVONBNN, prior=PRIOR, seed=0),
+    "dropout": partial(MCDropoutBNN, prior=PRIOR, rate=0.2, seed=0),
+    "concrete dropout": partial(MCDropoutBNN, prior=LEARNED, kind="concrete", seed=0),
     "flipout": partial(VariationalBNN, prior=PRIOR, estimator="flipout", seed=0),
     "HMC": partial(SGMCMC, prior=PRIOR, sampler=partial(HMC, lr=1e-4), chains=2, seed=0),
     "Laplace": partial(LaplaceBNN, prior=PRIOR, structure="full", seed=0),

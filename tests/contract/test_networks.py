@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_bnn import IVONBNN, SGMCMC, DeepEnsemble, LaplaceBNN, Posterior, VariationalBNN
+from lightning_bnn import (
+    IVONBNN,
+    SGMCMC,
+    DeepEnsemble,
+    LaplaceBNN,
+    MCDropoutBNN,
+    Posterior,
+    VariationalBNN,
+)
 from lightning_bnn.callbacks import SampleCollector
 from lightning_bnn.families import FullRank, Kronecker, LowRank, RankOne
 from lightning_bnn.likelihoods import Categorical, HeteroscedasticGaussian
@@ -38,8 +46,10 @@ STRATEGIES: dict[str, Any] = {
     "low rank": partial(VARIATIONAL, family=LowRank(2)),
     "matrix normal": partial(VARIATIONAL, family=Kronecker(longest=64)),
     "rank one": partial(VARIATIONAL, family=RankOne(2)),
+    "dropout": partial(MCDropoutBNN, predict_draws=3),
+    "concrete dropout": partial(MCDropoutBNN, kind="concrete", predict_draws=3),
 }
-LONG = ("flipout", "local", "laplace")  # with millions of weights
+LONG = ("flipout", "local", "laplace", "concrete dropout")  # with millions of weights
 
 FAMILIES = ("full rank", "low rank", "matrix normal", "rank one")
 

@@ -13,7 +13,7 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from lightning_bnn import GaussianPosterior, Posterior, WeightPosterior
+from lightning_bnn import GaussianPosterior, Posterior, WeightPosterior, mc_dropout
 from lightning_bnn.exchange import call_with
 from lightning_bnn.likelihoods import Categorical
 from tests.nets import SequenceLSTM, SequenceTransformer, make_data
@@ -72,6 +72,10 @@ CASES: dict[str, tuple[Callable[[], Posterior], Any]] = {
     **{name: (make, INPUTS) for name, make in KINDS.items()},
     "convolutions": (lambda: gaussian(conv_net()), make_data("resnet", "regression").tensors[0]),
     "a head": (lambda: gaussian(conv_net(), "3."), make_data("resnet", "regression").tensors[0]),
+    "dropout": (
+        lambda: mc_dropout(nn.Sequential(nn.Dropout2d(0.5), conv_net()), Categorical()),
+        make_data("resnet", "regression").tensors[0],
+    ),
     "transformer": (
         lambda: gaussian(SequenceTransformer(3)), make_data("lstm", "regression").tensors[0]
     ),

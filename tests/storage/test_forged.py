@@ -28,12 +28,14 @@ from torch import nn
 
 from lightning_bnn import Posterior
 from lightning_bnn.commands.status import main as status
+from lightning_bnn.dropout import inserted_layers
 from lightning_bnn.errors import LightningBNNError, PosteriorFormatError
 from lightning_bnn.launch import load_run
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import (
     DrawsPosterior,
+    DropoutPosterior,
     GaussianPosterior,
     LowRankPosterior,
     MixturePosterior,
@@ -73,6 +75,10 @@ def draws() -> DrawsPosterior:
     return DrawsPosterior(net(), Gaussian(0.1), sets, chains=2)
 
 
+def dropout() -> DropoutPosterior:
+    return DropoutPosterior(net(), Gaussian(0.1), inserted_layers(net(), None, 0.2))
+
+
 def compact() -> GaussianPosterior:
     posterior = gaussian()
     larger = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1))
@@ -85,6 +91,7 @@ SAVED: dict[str, Callable[[], Posterior]] = {
     "low rank": low_rank,
     "draws": draws,
     "compact": compact,
+    "dropout": dropout,
     "mixture": lambda: MixturePosterior([gaussian(), MixturePosterior([draws(), low_rank()])]),
 }
 
