@@ -20,6 +20,7 @@ from lightning_bnn import (
     laplace,
     prune,
     sparsity,
+    support,
 )
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
 from lightning_bnn.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
@@ -148,6 +149,9 @@ def test_it_is_pruned_compacted_saved_and_reported(structure: str, tmp_path: Pat
     posterior = laplace(net, DataLoader(DATA, batch_size=16), Categorical(), structure=structure)
     pruned = prune(posterior, 0.5, unit="channel")
     assert sparsity(pruned) > 0.2
+    before, after = posterior.moments().variance, pruned.moments().variance
+    for name, kept in support(pruned).items():
+        assert torch.equal(after[name], before[name] * kept), name
     small = compact(pruned)
     assert small.net[0].out_features == 8
     small.save(tmp_path)
