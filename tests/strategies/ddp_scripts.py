@@ -9,13 +9,20 @@ from pathlib import Path
 import torch
 
 from tests.strategies import (
+    ddp_dropout_script,
     ddp_ensemble_script,
     ddp_ensemble_variants_script,
     ddp_script,
     ddp_sgmcmc_script,
 )
 
-SCRIPTS = (ddp_script, ddp_sgmcmc_script, ddp_ensemble_script, ddp_ensemble_variants_script)
+SCRIPTS = (
+    ddp_script,
+    ddp_sgmcmc_script,
+    ddp_ensemble_script,
+    ddp_ensemble_variants_script,
+    ddp_dropout_script,
+)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
