@@ -64,6 +64,7 @@ Factors = tuple[Tensor, ...]  # what inputs are multiplied by, and what is added
 
 # SELU's limit at minus infinity
 _ALPHA = -1.7580993408473766
+_NESTED = "use_nested_tensor"  # of nn.TransformerEncoder
 
 
 def _bernoulli(u: Tensor, rate: float) -> Factors:
@@ -251,6 +252,8 @@ def add_noise(net: nn.Module, layers: Sequence[DropoutLayer], change: Change) ->
     own = tuple(kind for kind, *_ in _OWN)
     modules = [net.get_submodule(layer.name) for layer in layers]
     silent = [module for module in modules if isinstance(module, own) and module.training]
+    # in evaluation a Transformer makes tensors without a shape of what has a padding mask
+    nested = [module for module in net.modules() if getattr(module, _NESTED, False) is True]
     handles = []
     for index, module in enumerate(modules):
         hook = _Hook(change, index)
@@ -258,10 +261,14 @@ def add_noise(net: nn.Module, layers: Sequence[DropoutLayer], change: Change) ->
     try:
         for module in silent:
             module.training = False
+        for module in nested:
+            setattr(module, _NESTED, False)
         yield
     finally:
         for module in silent:
             module.training = True
+        for module in nested:
+            setattr(module, _NESTED, True)
         for handle in handles:
             handle.remove()
 

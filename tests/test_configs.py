@@ -49,7 +49,7 @@ def test_parses(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     "stem",
     [
         *("digits_vi", "digits_vi_pruned", "toy_vi", "digits_sgmcmc", "toy_sghmc", "toy_hmc"),
-        *("digits_ensemble", "digits_ivon", "toy_laplace", "toy_polynomial"),
+        *("digits_ensemble", "digits_ivon", "digits_dropout", "toy_laplace", "toy_polynomial"),
     ],
 )
 def test_runs(stem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,6 +133,21 @@ class Positions(TimeFirst):
         return self.head(inputs + self.drop(self.table)).sum(1)
 
 
+class Padded(nn.Module):
+    """A Transformer encoder that is told what is padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.embed, self.head = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        padding = (torch.arange(5) > 2).expand(len(inputs), 5)
+        hidden = self.encoder(self.embed(inputs), src_key_padding_mask=padding)
+        return self.head(hidden[:, :3].mean(1))
+
+
 class Keywords(TimeFirst):
     """Two arguments, of which one is the same for all examples."""
 
@@ -157,6 +172,7 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Any, int]] = {
                    nn.Dropout(), nn.Linear(784, 2)), PICTURES, 0,
     ),
     "transformer": (lambda: SequenceTransformer(2), SERIES, 1),
+    "padded": (Padded, SERIES, 1),
     "time first": (TimeFirst, SERIES, 0),
     "folded": (Folded, SERIES, 1),
     "residual": (Residual, ROWS, 1),

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from tests.strategies import (
+    ddp_dropout_script,
     ddp_ensemble_script,
     ddp_ensemble_variants_script,
     ddp_laplace_script,
@@ -21,6 +22,7 @@ SCRIPTS = (
     ddp_sgmcmc_script,
     ddp_ensemble_script,
     ddp_ensemble_variants_script,
+    ddp_dropout_script,
     ddp_laplace_script,
 )
 
