@@ -111,7 +111,7 @@ def take_turn(setting: str, epochs: int) -> tuple[float, float, float, int]:
     """One fit: its seconds, those of its predictions and hooks, and how many pages it wrote."""
     pl.seed_everything(0, verbose=False)
     with tempfile.TemporaryDirectory() as folder:
-        bnn = demo_digits.make_variational(epochs)
+        bnn = demo_digits.make_variational()
         callbacks = SETTINGS[setting](Path(folder))
         trainer = demo_digits.make_trainer(epochs, callbacks=callbacks, limit_val_batches=None)
         data = Digits()

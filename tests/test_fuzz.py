@@ -116,6 +116,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "sd": lambda: tensors(0.1),
     "targets": lambda: NUMBERS,
     "test": lambda: TensorDataset(INPUTS, NUMBERS),
+    "trained_net": lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5), nn.Linear(3, 1)),
     "train": lambda: TensorDataset(INPUTS, NUMBERS),
     "variance": tensors,
     "weights": tensors,
@@ -127,11 +128,14 @@ SKIPPED = {
     "Splits", "collate_rows", "toy_curve", "TensorRows", "PruneCurve", "PruningResult", "Diagnosis",
     "Statistics", "rank_figure", "trace_figure", "to_arviz", "export_network", "Strategy",
     "MeanScore", "Target", "DrawStream", "Sampler", "prior_scales",
+    # made by strategies
+    "DropoutPosterior", "LaplacePosterior", "LinearPosterior", "MatrixNormalPosterior",
+    "RankOnePosterior",
 }  # fmt: skip
 OF_WRITERS = {
     "from_stored", "from_manifest", "from_stream", "from_collected", "made_from", "number_of",
     "entry", "blobs", "manifest_fields", "outputs", "map", "tensors", "draws", "align",
-    "from_tensors",
+    "from_tensors", "from_covariance",
 }  # fmt: skip
 
 WRONG: list[Any] = [

@@ -31,7 +31,9 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 def chains(tmp_path: Path) -> str:
     """The place of a configuration of chains that take no time."""
     configuration = yaml.safe_load((CONFIGS / "toy_sghmc.yaml").read_text())
-    configuration["model"]["init_args"]["warm_up"] = 5
+    options = configuration["model"]["init_args"]
+    sampler = {"class_path": "lightning_bnn.samplers.SGHMC", "init_args": {"lr": 5e-4}}
+    options |= {"warm_up": 5, "sampler": sampler}
     trainer = configuration["trainer"]
     trainer |= {"max_epochs": 30, "check_val_every_n_epoch": 30}
     trainer["callbacks"] = trainer["callbacks"][:1]
