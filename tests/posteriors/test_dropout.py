@@ -175,6 +175,10 @@ NETS: dict[str, tuple[Callable[[], nn.Module], Any, int]] = {
     "padded": (Padded, SERIES, 1),
     "time first": (TimeFirst, SERIES, 0),
     "folded": (Folded, SERIES, 1),
+    "positions along the axis of examples": (
+        sequential(nn.Flatten(0, 1), nn.Dropout(), nn.Unflatten(0, (-1, 5)), nn.Flatten(),
+                   nn.Linear(15, 2)), SERIES, 0,
+    ),
     "residual": (Residual, ROWS, 1),
     "positions": (Positions, SERIES, 2),
     "own statistics": (
@@ -230,6 +234,24 @@ def test_it_comes_back_from_the_disk(case, tmp_path):
     assert type(loaded) is DropoutPosterior
     assert loaded.rates == posterior.rates
     torch.testing.assert_close(outputs(loaded, inputs), outputs(posterior, inputs))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.other = nn.Dropout(0.5), nn.Dropout(0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.stack([self.drop(inputs), self.drop(inputs), self.other(inputs)], 1)
+
+
+def test_layers_and_calls_have_masks_of_their_own():
+    """Of 64 numbers each; masks of p = 1/2 are independent of each other and of other draws."""
+    masks = outputs(mc_dropout(Twice(), Gaussian()), torch.ones(2, 64), 20) > 0
+    assert torch.equal(masks[:, 0], masks[:, 1])  # the same for both examples
+    rows = masks[:, 0].flatten(0, 1).double() * 2 - 1  # 60 masks
+    correlation = rows @ rows.T / 64 - torch.eye(60)
+    assert correlation.abs().max() < 0.7  # 5.6 standard errors
 
 
 def test_what_comes_before_the_first_layer_runs_once():
