@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from lightning_bnn import VariationalBNN
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.families import Kronecker, LowRank, RankOne
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal
 from tests.nets import make_data
@@ -38,6 +39,9 @@ def main(directory: Path) -> None:
         ("local", {"estimator": "local"}, {}),
         ("draws", {"draws": 2}, {}),
         ("accumulated", {}, {"accumulate_grad_batches": 2}),
+        ("low_rank", {"family": LowRank(2)}, {}),
+        ("kronecker", {"family": Kronecker()}, {}),
+        ("rank_one", {"family": RankOne(2)}, {}),
         ("last_layer", {"bayesian": "4.*"}, {"gradient_clip_val": 0.5}),
     ):
         bnn = make_bnn(**options)  # no common seed: the ranks must be brought together
