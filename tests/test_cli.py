@@ -229,6 +229,16 @@ def test_a_learned_prior_scale_from_a_file(tmp_path: Path, monkeypatch: Any) -> 
     assert "lightning_bnn.priors.Learned" in text
 
 
+def test_a_family_from_a_file(tmp_path: Path, monkeypatch: Any) -> None:
+    seen = []
+    monkeypatch.setattr(cli.BayesianCLI, "after_fit", lambda self: seen.append(self))
+    family = {"class_path": "lightning_bnn.families.LowRank", "init_args": {"rank": 3}}
+    assert main(["fit", "--config", configuration(tmp_path, family=family)]) == 0
+    assert seen[0].model.family.columns.shape[0] == 3
+    text = next(tmp_path.rglob("config.yaml")).read_text()
+    assert "lightning_bnn.families.LowRank" in text
+
+
 def test_functions_choose_the_bayesian_weights(tmp_path: Path) -> None:
     config = configuration(tmp_path, bayesian="lightning_bnn.selection.last_layer")
     where = tmp_path / "elsewhere"

@@ -193,6 +193,12 @@ class SNRPruning(pl.Callback):
             )
         if stage == "fit":
             refuse_averaging(trainer)
+            if not strategy.family.can_prune:
+                raise ConfigurationError(
+                    f"Weights of {type(strategy.family).__name__} cannot be pruned while training, "
+                    "because they depend on each other. Prune the posterior after the fit: "
+                    "prune(posterior, fraction)."
+                )
         if stage == "fit" or self._strategy is None:
             if strategy is not self._strategy:
                 self._trainer = None  # of another strategy nothing is pruned yet

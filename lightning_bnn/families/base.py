@@ -32,9 +32,11 @@ class Family(Kept, ABC):
     Attributes:
         layout: Which stretch of the flat vector is which tensor.
         mean: The flat mean of q.
+        can_prune: Whether weights can be taken out in a fit.
     """
 
     mean: Tensor
+    can_prune = False
     factorised = False  # whether weights are independent, with ``sd()``: for per-example noise
 
     def bind(self, tensors: Mapping[str, Tensor], initial_scale: float = 0.01) -> Self:

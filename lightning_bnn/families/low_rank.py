@@ -50,6 +50,8 @@ class LowRank(GaussianFamily):
         tensor([0.5000, 0.5000, 0.5000, 0.5000, 0.5000])
     """
 
+    can_prune = True
+
     def __init__(self, rank: int = 10) -> None:
         super().__init__()
         self.rank = check_whole("rank", rank, 1)
@@ -123,7 +125,6 @@ class LowRank(GaussianFamily):
             pruned = ~self.keep[part]
             self.rho[part] = torch.where(pruned, math.log(scale), self.rho[part])
             self.mean[part] = torch.where(pruned, loc, self.mean[part])
-        self.columns.masked_fill_(~self.keep, 0)
 
     @torch.no_grad()
     def posterior(

@@ -71,6 +71,7 @@ class MeanField(GaussianFamily):
     """
 
     factorised = True
+    can_prune = True
 
     def __init__(self, scale_form: ScaleForm = "exp") -> None:
         super().__init__()

@@ -60,6 +60,8 @@ class RankOne(Family):
         torch.Size([8])
     """
 
+    can_prune = True
+
     def __init__(self, components: int = 4, prior_scale: float = 0.1) -> None:
         super().__init__()
         self.components = check_whole("components", components, 1)

@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_bnn.families import Family
 from lightning_bnn.likelihoods import Gaussian
-from lightning_bnn.priors import BoundPrior, Laplace, Normal
+from lightning_bnn.priors import BoundPrior, Learned, Normal, StudentT
 from lightning_bnn.random import NormalStream
 from tests.contract.cases import FAMILIES
 
@@ -39,15 +39,15 @@ def test_it_starts_at_the_network_with_the_scale_that_was_asked_for(name: str) -
 def test_draws_have_the_moments_of_the_posterior(name: str) -> None:
     family, _, net = make(name)
     moments = family.posterior(net, Gaussian(0.1), {}).moments()
-    noise = torch.randn(4000, family.noise_size, dtype=torch.float64)
+    noise = torch.randn(2000, family.noise_size, dtype=torch.float64)
     draws = torch.stack([family.rsample(row).detach() for row in noise])
     mean, sd = family.layout.flatten(moments.mean), family.layout.flatten(moments.variance).sqrt()
     # mean and sd within 5 standard errors of each of 8 weights: a false alarm in 10⁵
-    assert ((draws.mean(0) - mean) / sd).abs().max() < 5 / 63
-    torch.testing.assert_close(draws.std(0), sd, rtol=5 / 89, atol=0)
+    assert ((draws.mean(0) - mean) / sd).abs().max() < 5 / 44
+    torch.testing.assert_close(draws.std(0), sd, rtol=5 / 63, atol=0)
 
 
-@pytest.mark.parametrize("prior", [Normal(0.1, 0.7), Laplace()], ids=["closed form", "estimate"])
+@pytest.mark.parametrize("prior", [Normal(0.1, 0.7), StudentT(), Normal(scale=Learned())], ids=str)
 def test_the_gradients_of_draw_and_kl_are_right(name: str, prior: Any) -> None:
     family, bound, _ = make(name, prior)
     noise = torch.randn(family.noise_size, dtype=torch.float64)

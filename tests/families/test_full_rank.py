@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from lightning_bnn import VariationalBNN
+from lightning_bnn.callbacks import SNRPruning
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.families import FullRank
 from lightning_bnn.families.cholesky import CholeskyFactor
@@ -144,7 +145,11 @@ def test_noise_for_each_example_needs_independent_weights(estimator):
         VariationalBNN(nn.Linear(2, 1), Gaussian(), family=FullRank(), estimator=estimator)
 
 
-def test_pruning_in_a_fit_is_refused():
+def test_pruning_in_a_fit_is_refused_before_it_begins():
     bnn = VariationalBNN(nn.Linear(2, 1), Gaussian(), family=FullRank(), num_data=10)
+    trainer = quiet_trainer(max_steps=1, callbacks=[SNRPruning(fraction=0.5)])
+    with pytest.raises(ConfigurationError, match="FullRank cannot be pruned while training"):
+        trainer.fit(bnn, full_batches(torch.zeros(10, 2), torch.zeros(10, 1)))
+    assert trainer.global_step == 0
     with pytest.raises(ConfigurationError, match="FullRank cannot be pruned while training"):
         bnn.prune({"bias": torch.tensor([False])})

@@ -109,12 +109,12 @@ def test_the_kl_is_that_of_torch_distributions(longest):
 
 @pytest.mark.parametrize("of", ["family", "posterior"])
 def test_draws_have_the_covariance(of):
-    """All 15 · 16 / 2 covariances and 15 means of 4,000 draws, within 5 standard errors.
+    """All 15 · 16 / 2 covariances and 15 means of 2,000 draws, within 5 standard errors.
 
     A false alarm is one in 10⁴ (135 numbers at 6e-7), and the seeds are fixed.
     """
     family, net, _ = any_family()
-    count = 4000
+    count = 2000
     if of == "family":
         noise = torch.randn(count, 15, generator=generator(), dtype=torch.float64)
         draws = torch.stack([family.rsample(row).detach() for row in noise])

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from lightning_bnn import IVONBNN, BayesianLinear, VariationalBNN
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.families import Kronecker, LowRank, RankOne
 from lightning_bnn.likelihoods import Categorical, Gaussian
 from lightning_bnn.priors import Normal
 from tests.nets import make_data
@@ -40,6 +41,9 @@ def main(directory: Path) -> None:
         ("draws", {"draws": 2}, {}),
         ("accumulated", {}, {"accumulate_grad_batches": 2}),
         ("ivon", {"kind": IVONBNN}, {"accumulate_grad_batches": 2}),
+        ("low_rank", {"family": LowRank(2)}, {}),
+        ("kronecker", {"family": Kronecker()}, {}),
+        ("rank_one", {"family": RankOne(2)}, {}),
         ("last_layer", {"bayesian": "4.*"}, {"gradient_clip_val": 0.5}),
     ):
         bnn = make_bnn(**options)  # no common seed: the ranks must be brought together

@@ -17,7 +17,8 @@ from tests.nets import loader, make_data
 from tests.processes import read_ranks
 from tests.trainers import quiet_trainer
 
-FITS = ["weight", "flipout", "local", "draws", "accumulated", "ivon", "last_layer"]
+FAMILIES = ["low_rank", "kronecker", "rank_one"]
+FITS = ["weight", "flipout", "local", "draws", "accumulated", "ivon", *FAMILIES, "last_layer"]
 
 
 @pytest.fixture(scope="module")

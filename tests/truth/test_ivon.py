@@ -30,6 +30,7 @@ def fit(
     dtype: torch.dtype = torch.float32,
     temperature: float = 1.0,
     tempers: Tempers = "likelihood",
+    steps: int = STEPS,
     seed: int = 1,
 ) -> IVONBNN:
     inputs, targets = problem.inputs.to(dtype), problem.targets.to(dtype)
@@ -40,12 +41,12 @@ def fit(
         temperature=temperature,
         tempers=tempers,
         lr=0.3,
-        beta2=1 - 10 / STEPS,
+        beta2=1 - 10 / steps,
         radius=10.0,
         initial_scale=0.1 * temperature**0.5,
         seed=seed,
     )
-    trainer = quiet_trainer(max_steps=STEPS, limit_val_batches=0)
+    trainer = quiet_trainer(max_steps=steps, limit_val_batches=0)
     trainer.fit(bnn, full_batches(inputs, targets.expand(-1, COPIES).contiguous()))
     return bnn
 
@@ -63,12 +64,12 @@ def test_mean_field_is_the_closed_form(dtype: torch.dtype) -> None:
 def test_temperature_is_that_of_what_it_tempers(tempers: Tempers) -> None:
     """T = 1/4 is noise of half the sd, and a prior of half the sd where it is tempered, too."""
     problem = replace(LinearRegression.make(), prior_sd=0.05)
-    bnn = fit(problem, temperature=0.25, tempers=tempers)
+    bnn = fit(problem, temperature=0.25, tempers=tempers, steps=2 * STEPS)
     likelihood_alone = replace(problem, noise_sd=problem.noise_sd / 2)
     both = replace(likelihood_alone, prior_sd=problem.prior_sd / 2)
     right, wrong = (both, likelihood_alone) if tempers == "posterior" else (likelihood_alone, both)
     by_mean, by_variance, _ = errors(right, bnn)
-    # a quarter of the variance is reached later: errors of 0.022 sd were seen
+    # a quarter of the variance is reached later: errors of 0.007 sd and 0.019 were seen
     assert by_mean <= 0.05
     assert by_variance <= 0.05
     assert errors(wrong, bnn)[1] > 0.2
