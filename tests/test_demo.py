@@ -13,6 +13,7 @@ from lightning_bnn import Posterior, demo, demo_digits
 from lightning_bnn.nets import MLP
 
 
+@pytest.mark.slow
 def test_toy_regression_is_unsure_beside_the_data() -> None:
     posterior, data = demo.fit_toy()
     grid = data.grid(281)

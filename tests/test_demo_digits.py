@@ -13,6 +13,7 @@ from lightning_bnn.posteriors import DrawsPosterior
 pytestmark = pytest.mark.filterwarnings("ignore:You passed in a .val_dataloader. but have no")
 
 
+@pytest.mark.slow
 def test_variational_is_no_worse_than_plain_adam() -> None:
     """Same network and seed; on the 360 test digits: validation digits have chosen T."""
     inputs, targets = demo_digits.unseen_digits()
