@@ -49,7 +49,8 @@ STRATEGIES: dict[str, Any] = {
     "dropout": partial(MCDropoutBNN, predict_draws=3),
     "concrete dropout": partial(MCDropoutBNN, kind="concrete", predict_draws=3),
 }
-LONG = ("flipout", "local", "laplace", "ivon", "dropout", "concrete dropout")  # with millions of weights
+# with millions of weights
+LONG = ("flipout", "local", "laplace", "ivon", "dropout", "concrete dropout")
 
 FAMILIES = ("full rank", "low rank", "matrix normal", "rank one")
 
