@@ -823,13 +823,15 @@ class Kept(Callback):
         self.starts.append(module.weights.detach().clone())
 
 
-def overfit(folder: Path, ckpt: Path | None = None, **options: Any) -> tuple[SWAGMoments, Kept]:
+def overfit(
+    folder: Path, ckpt: Path | None = None, lr: float = 1e-9, **options: Any
+) -> tuple[SWAGMoments, Kept]:
     """Two epochs, and three of averaging; validation is best after the first."""
     inputs = torch.linspace(-1, 1, 8)[:, None]
     rows, opposite = TensorDataset(inputs, 3 * inputs), TensorDataset(inputs, -3 * inputs)
     torch.manual_seed(0)
     bnn = DeepEnsemble(nn.Linear(1, 1), Gaussian(0.5), members=2, seed=3, **options)
-    swag, kept = each_epoch(start=2, lr=1e-9, anneal=0), Kept()
+    swag, kept = each_epoch(start=2, lr=lr, anneal=0), Kept()
     saver = ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
     trainer = quiet_trainer(max_epochs=5, callbacks=[swag, kept, saver], enable_checkpointing=True)
     trainer.fit(bnn, DataLoader(rows, 4), DataLoader(opposite, 8), ckpt_path=ckpt)
@@ -846,3 +848,14 @@ def test_averaging_begins_at_the_best_weights_by_validation(tmp_path: Path) -> N
         assert torch.equal(resumed.moments.mean, swag.moments.mean)
     swag, kept = overfit(tmp_path / "last", restore_best=False)
     torch.testing.assert_close(swag.moments.mean, kept.starts[2], rtol=0, atol=1e-6)
+
+
+def test_each_epoch_of_averaging_begins_at_the_best_weights(tmp_path: Path) -> None:
+    swag, kept = overfit(tmp_path, lr=0.01)
+    best = kept.starts[1]
+    # Adam moves a weight by about its rate in a step, and an epoch has two
+    assert (swag.moments.mean - best).abs().amax() < 0.03
+    assert (kept.starts[4] - best).abs().amax() < 0.03  # it does not add up
+    resumed, _ = overfit(tmp_path / "resumed", tmp_path / "epoch=2.ckpt", lr=0.01)
+    assert torch.equal(resumed.moments.mean, swag.moments.mean)
+    assert torch.equal(resumed.moments.variance, swag.moments.variance)
