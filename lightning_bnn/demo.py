@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report.save(out / "report.html")
     console.print(_table(report.numbers))
     console.print(str(report), markup=False, highlight=False)
-    two = {name: named[name] for name in ("variational", "plain Adam")}
+    two = {name: named[name] for name in ("SG-MCMC", "plain Adam")}
     _picture(out / "predictive.png", grid, curve, toy_data, two)
     console.print(f"wrote predictive.png, report.html and two posteriors to {out}")
 
