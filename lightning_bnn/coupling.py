@@ -9,7 +9,8 @@ the precisions :math:`\Lambda_{jj}` (those of each weight given all others), and
 
 whose gradient is :math:`B(w-m)`. Its expectation under q has the terms of the mean of q, and
 :math:`\tfrac12\mathrm{tr}(B\,\mathrm{Cov}_q)`. This is 0 where weights of q are independent;
-else it is estimated, without bias, by :math:`\tfrac12\delta^\top B\,\delta` at the step δ of a draw.
+else it is estimated, without bias, by :math:`\tfrac12\delta^\top B\,\delta` at the step δ of a
+draw.
 """
 
 from __future__ import annotations

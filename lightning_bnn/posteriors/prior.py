@@ -27,7 +27,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lightning_bnn.checks import check_number, check_option
 from lightning_bnn.curvature.base import check_room
@@ -146,7 +145,7 @@ class PosteriorPrior(Normal):
             self._check_spread(tensors, variance)
         if not self._is_full(posterior, len(variance)):
             return mean, self.power / (variance + added)
-        matrix = _part(posterior, tensors) + added.diag()
+        matrix = posterior.covariance_of(list(tensors)) + added.diag()
         lower, failed = torch.linalg.cholesky_ex(matrix)
         if bool(failed) or bool((lower.diagonal() < _LEAST * matrix.diagonal().sqrt()).any()):
             raise ConfigurationError(
@@ -170,7 +169,7 @@ class PosteriorPrior(Normal):
 
     def _is_full(self, posterior: WeightPosterior, size: int) -> bool:
         """Whether correlations are taken; says so where some are left out."""
-        kept = posterior.correlations
+        kept = posterior.correlations if posterior.has_variance else "none"
         whole = sum(posterior.net.get_parameter(name).numel() for name in posterior.varying)
         if self.covariance == "full" and kept != "none":
             check_room(
@@ -239,15 +238,6 @@ def _check_tensor(name: str, tensor: Tensor, held: Mapping[str, Tensor]) -> None
         )
 
 
-def _part(posterior: WeightPosterior, tensors: Mapping[str, Tensor]) -> Tensor:
-    """The covariance of some tensors, in their order; 0 of those that do not vary."""
-    sizes = [posterior.net.get_parameter(name).numel() for name in posterior.varying]
-    places = dict(zip(posterior.varying, torch.arange(sum(sizes)).split(sizes), strict=True))
-    nowhere = torch.tensor(sum(sizes))  # a last row and column of zeros
-    where = torch.cat([places.get(k, nowhere.expand(t.numel())) for k, t in tensors.items()])
-    return F.pad(posterior.covariance_matrix(), (0, 1, 0, 1))[where][:, where]
-
-
 # ------------------------------------------------------------------ as an option of a strategy
 
 GivenPrior = Prior | WeightPosterior | Mapping[str, Prior | WeightPosterior]
@@ -287,11 +277,18 @@ def posterior_of(prior: Any, name: str, net: nn.Module) -> WeightPosterior | Non
         prior: What a user gave as a prior.
         name: The name of a parameter, or of a buffer.
         net: The network.
+
+    Raises:
+        ConfigurationError: The posterior has no such tensor.
     """
     prior = _as_prior(prior, {})
     if isinstance(prior, Mapping):
         prior = next((one for pattern, one in prior.items() if fnmatchcase(name, pattern)), None)
-    return prior.read(net) if isinstance(prior, PosteriorPrior) else None
+    if not isinstance(prior, PosteriorPrior):
+        return None
+    posterior = prior.read(net)
+    _check_tensor(name, network_tensors(net)[name], network_tensors(posterior.net))
+    return posterior
 
 
 @torch.no_grad()
@@ -319,7 +316,5 @@ def starting_network(net: Any, prior: Any) -> Any:
         made = copy_network(net) if made is None else made
         if id(posterior) not in means:
             means[id(posterior)] = {**posterior.fixed, **posterior.mean}
-        own = network_tensors(made)[name]
-        _check_tensor(name, own, means[id(posterior)])
-        own.copy_(means[id(posterior)][name])
+        network_tensors(made)[name].copy_(means[id(posterior)][name])
     return net if made is None else made

@@ -167,6 +167,16 @@ class WeightPosterior(Posterior):
         shift = total[:-1, -1:] / count
         return (total[:-1, :-1] - count * shift @ shift.T) / max(1, count - 1)
 
+    def covariance_of(self, names: Sequence[str]) -> Tensor:
+        """The covariance of some parameters, in their order; 0 of those that do not vary."""
+        sizes = {name: parameter.numel() for name, parameter in self.net.named_parameters()}
+        varying = [sizes[name] for name in self.varying]
+        places = dict(zip(self.varying, torch.arange(sum(varying)).split(varying), strict=True))
+        nowhere = torch.tensor(sum(varying))  # a last row and column of zeros
+        where = [places.get(name, nowhere.expand(sizes[name])) for name in names]
+        matrix = F.pad(self.covariance_matrix(), (0, 1, 0, 1))
+        return matrix[torch.cat(where)][:, torch.cat(where)]
+
     def weight_blobs(self) -> Iterable[Mapping[str, Tensor]]:
         """Groups of tensors by the names of the network's; what is 0 in all is 0 in every draw.
 

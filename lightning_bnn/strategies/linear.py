@@ -188,8 +188,8 @@ class BayesianLinear(Strategy):
         likelihood: A ``Gaussian``: its scale is found by the evidence if it is learned (the
             default), else taken as it is.
         prior: The prior of the layer's weights, a ``Normal`` around 0, or the posterior of an
-            earlier fit (see :class:`~lightning_bnn.PosteriorPrior`); None: one scale of all is found
-            by the evidence.
+            earlier fit (see :class:`~lightning_bnn.PosteriorPrior`); None: one scale of all is
+            found by the evidence.
         predict_draws: Draws in validation, test and prediction; None: the closed form.
         **data: ``split`` and ``output`` (see :class:`DataOptions`).
 
