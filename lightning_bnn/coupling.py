@@ -42,6 +42,7 @@ class Coupling(nn.Module):
         tensor(3.)
     """
 
+    same_on_all_ranks = True
     places: Tensor
     matrix: Tensor
     constant: Tensor

@@ -49,7 +49,7 @@ class PosteriorPrior(Normal):
     """A posterior as the prior of a fit on other data; ``prior=posterior`` is short for it.
 
     Correlations between weights that are inferred today and those that are point estimates today
-    are left out.
+    are left out. What the likelihood has learned is no part of it.
 
     Args:
         posterior: A posterior over the weights of the network, or of one with some of the same

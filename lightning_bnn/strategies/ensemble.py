@@ -293,10 +293,6 @@ class DeepEnsemble(BankStrategy):
         self.snapshots = None if snapshots is None else SnapshotStore(snapshots, self._state())
         if check_flag("restore_best", restore_best) and snapshots is None:
             self.best = BestWeights(len(ids))
-        if self.snapshots is not None:
-            # they are the same on all ranks, and too large to be handed out in each step
-            kept = [f"snapshots.{name}" for name, _ in self.snapshots.named_buffers()]
-            self._ddp_params_and_buffers_to_ignore = kept
         self._optimizer_names: list[str] = []
         self._cycle_ends: list[int] = []
         self._cycle_start = 0

@@ -36,6 +36,7 @@ from lightning_bnn import (
 from lightning_bnn.ensembles.randomise import draw_offsets
 from lightning_bnn.families import FullRank, Kronecker, LowRank, MeanField
 from lightning_bnn.likelihoods import Gaussian
+from lightning_bnn.posteriors import MatrixNormalPosterior
 from lightning_bnn.priors import BoundPrior, Normal
 from lightning_bnn.samplers import HMC, SGLD
 from tests.families.exact import exact
@@ -314,6 +315,27 @@ def test_laplace_of_several_outputs_in_two_parts() -> None:
         torch.testing.assert_close(
             today.covariance_matrix(), whole.covariance_matrix(), rtol=1e-7, atol=1e-12
         )
+
+
+@pytest.mark.parametrize("correlated", [True, False])
+def test_a_kronecker_product_as_the_prior_is_kept_by_kronecker_factors(correlated: bool) -> None:
+    """Covariance and evidence are those of the full structure, with a noise for each output."""
+    torch.manual_seed(0)
+    net, noise = nn.Linear(3, 2, bias=False).double(), Gaussian([0.3, 0.8])
+    x, y = torch.randn(20, 3).double(), torch.randn(20, 2).double()
+    sd = torch.outer(torch.tensor([0.5, 2.0]), torch.tensor([0.2, 1.0, 3.0])).double()
+    roots = {"weight.rows": torch.randn(2, 2), "weight.columns": torch.randn(3, 3)}
+    factors = {name: nn.functional.normalize(root.double(), dim=1) for name, root in roots.items()}
+    mean = {"weight": torch.randn(2, 3).double()}
+    yesterday = MatrixNormalPosterior(
+        net, noise, mean, {"weight": sd}, factors if correlated else None
+    )
+    full, kron = (
+        laplace(net, [(x, y)], noise, yesterday, structure=one)  # type: ignore[arg-type]
+        for one in ("full", "kron")
+    )
+    torch.testing.assert_close(kron.covariance_matrix(), full.covariance_matrix(), **CLOSE)
+    assert kron.log_evidence == pytest.approx(full.log_evidence, abs=1e-8)
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
