@@ -48,7 +48,8 @@ from lightning_bnn.selection import FlatLayout
 
 __all__ = ["Kron", "KronCovariance"]
 
-_REST = 0.01
+_REST = 0.01  # of a prior's precision that may be left out without a word
+_CLOSE = 1e-10
 
 
 class KronCovariance(Covariance):
@@ -117,6 +118,7 @@ class Kron(Curvature):
         self.layers = plain_layers(net, self.layout.names)
         self._checked = False
         self._coupling: Coupling | None = None
+        self._products: dict[Any, tuple[Tensor, Tensor]] = {}
         self.inputs: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
         self.counts: dict[str, Tensor] = {}
@@ -154,7 +156,7 @@ class Kron(Curvature):
     def set_prior(self, own: Tensor, coupling: Coupling | None) -> None:
         """The precision of each layer becomes a Kronecker product, the nearest one."""
         super().set_prior(own, coupling)
-        self._coupling = coupling
+        self._coupling, self._products = coupling, {}
 
     def sums(self) -> list[Tensor]:
         """Both factors of all layers, and the numbers of places."""
@@ -197,7 +199,10 @@ class Kron(Curvature):
             logs = own.log()
             rows, columns = logs.mean(1) - logs.mean(), logs.mean(0)
             return columns.exp().diag(), rows.exp().diag()
-        return nearest_product(self._block(layer, own))
+        key = layer, *precisions
+        if key not in self._products:  # it takes many passes over the block
+            self._products[key] = nearest_product(self._block(layer, own))
+        return self._products[key]
 
     def _block(self, layer: str, own: Tensor) -> Tensor:
         """The prior's precision of a layer, (out, in, out, in)."""
@@ -285,7 +290,7 @@ def _times(root: Tensor | None, matrix: Tensor) -> Tensor:
     return root[:, None] * matrix if root.dim() == 1 else root @ matrix
 
 
-def nearest_product(block: Tensor, rounds: int = 100) -> tuple[Tensor, Tensor]:
+def nearest_product(block: Tensor, rounds: int = 30) -> tuple[Tensor, Tensor]:
     """The factors F, (in, in), and G, (out, out), whose products G ⊗ F are nearest to a block.
 
     By alternating least squares, which keeps both positive. (Van Loan and Pitsianis, 1993,
@@ -301,15 +306,18 @@ def nearest_product(block: Tensor, rounds: int = 100) -> tuple[Tensor, Tensor]:
         >>> torch.allclose(outputs * inputs, 3 * one)
         True
     """
-    outputs = torch.eye(len(block), dtype=block.dtype, device=block.device)
-    inputs = torch.zeros(())
+    side, features = block.shape[:2]
+    # a row for each pair of outputs, a column for each pair of inputs: the nearest of rank one
+    pairs = block.permute(0, 2, 1, 3).reshape(side**2, features**2)
+    outputs = torch.eye(side, dtype=block.dtype, device=block.device).flatten()
+    inputs = pairs.new_zeros(features**2)
     for _ in range(rounds):
         before = inputs
-        inputs = torch.einsum("op,oipj->ij", outputs, block) / outputs.square().sum()
-        outputs = torch.einsum("ij,oipj->op", inputs, block) / inputs.square().sum()
-        if before.dim() and torch.allclose(before, inputs, rtol=1e-12, atol=0):
+        inputs = outputs @ pairs / outputs.square().sum()
+        outputs = pairs @ inputs / inputs.square().sum()
+        if float((inputs - before).norm()) <= _CLOSE * float(inputs.norm()):
             break
-    return inputs, outputs
+    return inputs.view(features, features), outputs.view(side, side)
 
 
 def _sizes(module: nn.Module, keys: Sequence[str]) -> tuple[int, int]:
