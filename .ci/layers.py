@@ -22,7 +22,7 @@ LAYERS = [
     ["metrics", "recipes"],
     ["likelihoods"],
     ["predictive"],
-    ["exchange", "hyperprior", "priors", "resize"],
+    ["coupling", "exchange", "hyperprior", "priors", "resize"],
     ["stacked_layers", "stacked", "flat", "shared_part", "dropout"],
     ["target"],
     ["bank", "curvature"],

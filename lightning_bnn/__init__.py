@@ -12,6 +12,7 @@ from lightning_bnn.posteriors import (
     MixturePosterior,
     Moments,
     Posterior,
+    PosteriorPrior,
     WeightPosterior,
     mc_dropout,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Moments",
     "PolynomialRegression",
     "Posterior",
+    "PosteriorPrior",
     "Predictive",
     "StackedModule",
     "Strategy",

@@ -14,6 +14,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.network import copy_network, describe, first_difference, network_tensors
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
+from lightning_bnn.posteriors.prior import posterior_of
 from lightning_bnn.random import isolated_random_state, member_seed
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "differs_in_size",
     "is_untrained",
     "reset_network",
+    "start_at_prior",
     "start_members",
 ]
 
@@ -220,11 +222,44 @@ def _from_posterior(
             f"The posterior in start= is of another network: {difference} in it."
         )
     own = network_tensors(net)
-    drawn = [
-        {**start.fixed, **_draw_of(start, member, member_seed(seed, member, "start"))}
-        for member in members
-    ]
-    return {name: tensor.to(own[name]) for name, tensor in _stack(drawn).items()}
+    drawn = _draws_of(start, members, seed)
+    return {name: tensor.to(own[name]) for name, tensor in drawn.items()}
+
+
+def start_at_prior(
+    net: nn.Module, prior: object, stacked: dict[str, Tensor], members: Sequence[int], seed: int
+) -> dict[str, Tensor]:
+    """Where members start, with draws of the posteriors that are priors in their places.
+
+    Args:
+        net: The network.
+        prior: What a user gave as a prior.
+        stacked: Where they start otherwise.
+        members: The members' numbers.
+        seed: The root seed.
+
+    Returns:
+        The same, or, if a posterior is among the priors, new tensors.
+    """
+    drawn: dict[int, dict[str, Tensor]] = {}
+    started = {}
+    for name, tensor in stacked.items():
+        posterior = posterior_of(prior, name, net)
+        if posterior is not None:
+            if id(posterior) not in drawn:
+                drawn[id(posterior)] = _draws_of(posterior, members, seed)
+            started[name] = drawn[id(posterior)][name].to(tensor)
+    return {**stacked, **started} if started else stacked
+
+
+def _draws_of(start: WeightPosterior, members: Sequence[int], seed: int) -> dict[str, Tensor]:
+    """Draws for each member, with what is the same in all draws."""
+    return _stack(
+        [
+            {**start.fixed, **_draw_of(start, member, member_seed(seed, member, "start"))}
+            for member in members
+        ]
+    )
 
 
 def _draw_of(start: WeightPosterior, member: int, seed: int) -> dict[str, Tensor]:

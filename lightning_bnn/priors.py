@@ -14,7 +14,9 @@ and the others are estimated with the draw of the step.
 With ``fan_in=True`` the scale of a weight tensor is divided by the square root of its number
 of inputs, so that one number suits layers of every width; vectors (biases, normalisation) and
 embeddings keep the scale as it is. With ``loc="pretrained"`` the prior is centred on the
-weights that the network had when the strategy was made.
+weights that the network had when the strategy was made. A posterior as the prior
+(:class:`~lightning_bnn.PosteriorPrior`) has a location and a scale of each weight, and may couple
+them (:mod:`lightning_bnn.coupling`).
 
 ``Normal(scale=Learned())`` is a hierarchical prior: every tensor (or layer) has a scale of its own,
 which is inferred with the weights (:mod:`lightning_bnn.hyperprior`).
@@ -33,6 +35,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_bnn.checks import check_flag, check_number, check_option
+from lightning_bnn.coupling import Coupling
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.hyperprior import Group, GroupScales
 from lightning_bnn.selection import FlatLayout
@@ -184,6 +187,22 @@ class Prior(ABC):
 
     def precision(self, scale: float) -> float | None:
         """The second derivative of −log p, where it is the same everywhere; else None."""
+        return None
+
+    def gaussian(
+        self, net: nn.Module, tensors: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """Of a Gaussian with a location and a scale for each weight: its mean and its precision.
+
+        Its other methods then get tensors as ``loc`` and ``scale``.
+
+        Args:
+            net: The network.
+            tensors: All weights that have this prior, by name.
+
+        Returns:
+            In float64, the flat mean (P,), and the precision: (P,), or a matrix (P, P).
+        """
         return None
 
     def tempered(self, scale: float, power: float) -> tuple[Prior, float]:
@@ -426,6 +445,8 @@ class BoundPrior(nn.Module):
         names: The names of the weights, in their order.
         sizes: How many numbers each has.
         learned: The scales that are learned, or None.
+        located: The names of those whose prior has numbers for each weight.
+        coupling: What couples weights, or None.
         power: What the density is raised to where a temperature says so (see
             :mod:`lightning_bnn.target`); 1 by default.
 
@@ -441,22 +462,29 @@ class BoundPrior(nn.Module):
     """
 
     pretrained: Tensor
+    scales: Tensor
     learned: GroupScales | None
+    coupling: Coupling | None
 
     def __init__(self, prior: PriorLike, net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         layout = FlatLayout(tensors)
         self.names, self.sizes = layout.names, layout.sizes
+        # a scale of 0 stands for one of each weight, in a buffer
         self._segments: list[tuple[int, int, Prior, float]] = []
-        # 1/scale² of each tensor (None where it is learned), and whether all are Gaussians around 0
+        # 1/scale² of each tensor (None where it is learned, 1 where each weight has its own), and
+        # whether all are Gaussians around 0
         self._precisions: list[float | None] = []
         self._around_zero = True
         groups: dict[tuple[int, str], Group] = {}
         sizes: list[int] = []
         fans: list[float] = []
         start = 0
+        matched = {name: _match(prior, name) for name in layout.names}
+        located = self._locate(matched, net, tensors)
+        self.located = [name for name, one in matched.items() if id(one) in located]
         for name, size in zip(layout.names, layout.sizes, strict=True):
-            chosen = _match(prior, name)
+            chosen = matched[name]
             fan = fan_in(net, name) if chosen.fan_in else 1
             self._around_zero &= type(chosen) is Normal and chosen.loc == 0.0
             begin, scale = start, 1 / math.sqrt(fan)
@@ -467,32 +495,63 @@ class BoundPrior(nn.Module):
                 fans.append(float(fan))
                 self._precisions.append(None)
             else:
-                scale = chosen.scale / math.sqrt(fan)
-                self._precisions.append(scale**-2)
+                scale = 0.0 if id(chosen) in located else chosen.scale / math.sqrt(fan)
+                self._precisions.append(scale**-2 if scale else 1.0)
                 if self._segments and self._segments[-1][2:] == (chosen, scale):
                     begin = self._segments.pop()[0]
             self._segments.append((begin, start + size, chosen, scale))
             start += size
         self.learned = GroupScales(list(groups.values()), sizes, fans) if groups else None
         self._power = 1.0
-        pretrained = any(chosen.loc == "pretrained" for _, _, chosen, _ in self._segments)
-        # A buffer: a resumed run must find the prior where the first run put it.
-        self.register_buffer("pretrained", layout.flatten(tensors) if pretrained else None)
 
-    def segments(self) -> list[tuple[int, int, Prior, Tensor | float, float]]:
+    def _locate(
+        self, matched: Mapping[str, Prior], net: nn.Module, tensors: Mapping[str, Tensor]
+    ) -> set[int]:
+        """Make the buffers of priors with numbers for each weight; give the ids of these priors.
+
+        Buffers: a resumed run must find the prior where the first run put it.
+        """
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])
+        places = dict(zip(self.names, torch.arange(len(flat)).split(self.sizes), strict=True))
+        scales = torch.ones_like(flat, dtype=torch.promote_types(flat.dtype, torch.float32))
+        located, coupled = set(), []
+        for one in {id(prior): prior for prior in matched.values()}.values():
+            own = {name: tensors[name] for name, prior in matched.items() if prior is one}
+            given = one.gaussian(net, own)
+            if given is None:
+                continue
+            located.add(id(one))
+            mean, precision = given
+            where = torch.cat([places[name] for name in own])
+            if precision.dim() == 2:
+                coupled.append((where, precision))
+                precision = precision.diagonal()
+            flat[where.to(flat.device)] = mean.to(flat)
+            scales[where.to(flat.device)] = precision.rsqrt().to(scales)
+        centred = located or any(prior.loc == "pretrained" for prior in matched.values())
+        self.register_buffer("pretrained", flat if centred else None)
+        self.register_buffer("scales", scales if located else None)
+        self.coupling = Coupling(coupled, like=scales) if coupled else None
+        return located
+
+    def segments(self) -> list[tuple[int, int, Prior, Tensor | float, Any]]:
         """(start, stop, prior, loc, scale) of each stretch of the flat vector, to its power.
 
-        A learned scale is given at the precision τ = 1.
+        A scale is a number, or a tensor of one for each weight. A learned one is given at the
+        precision τ = 1; of coupled weights it is that given the others.
         """
         return [
-            (a, b, prior, self.pretrained[a:b] if prior.loc == "pretrained" else prior.loc, scale)
+            (a, b, prior, self.pretrained[a:b] if isinstance(prior.loc, str) else prior.loc, scale)
             for a, b, prior, scale in self._tempered()
         ]
 
-    def _tempered(self) -> list[tuple[int, int, Prior, float]]:
+    def _tempered(self) -> list[tuple[int, int, Prior, Any]]:
+        segments: list[tuple[int, int, Prior, Any]] = [
+            (a, b, prior, scale or self.scales[a:b]) for a, b, prior, scale in self._segments
+        ]
         if self.power == 1:
-            return self._segments
-        return [(a, b, *prior.tempered(s, self.power)) for a, b, prior, s in self._segments]
+            return segments
+        return [(a, b, *prior.tempered(s, self.power)) for a, b, prior, s in segments]
 
     @property
     def power(self) -> float:
@@ -514,10 +573,12 @@ class BoundPrior(nn.Module):
         """
         parts = []
         for a, b, prior, loc, scale in self._fixed_segments():
-            (some,), centre = _kept(keep, a, b, loc, weights)
+            (some,), centre, scale = _kept(keep, a, b, loc, scale, weights)
             parts.append(prior.energy(some, centre, scale))
         if self.learned is not None:
             parts.append(self.learned.energy(self.squares(keep, weights), self._counts(keep)))
+        if self.coupling is not None:
+            parts.append(self.coupling.energy(self._centred(weights, keep), self.power))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def add_energy_gradient(self, gradient: Tensor, weight: Tensor, weights: Tensor) -> None:
@@ -526,6 +587,8 @@ class BoundPrior(nn.Module):
         scales = self._current_scales(None, weights)
         for (a, b, prior, loc, _), scale in zip(self.segments(), scales, strict=True):
             prior.add_energy_gradient(gradient[..., a:b], weight, weights[..., a:b], loc, scale)
+        if self.coupling is not None:
+            self.coupling.add_gradient(gradient, weight * self.power, self._centred(weights))
 
     def precisions(self, weights: Tensor) -> list[float | Tensor] | None:
         """1/scale² of each tensor where all have Gaussians around 0, else None.
@@ -543,6 +606,8 @@ class BoundPrior(nn.Module):
     def gaussian_precisions(self, weights: Tensor) -> list[float]:
         """1/scale² of each tensor, around any location; a learned one is E[τ | w].
 
+        Where each weight has its own it is 1, and they are :meth:`weight_precisions`.
+
         Args:
             weights: The flat weights, (P,).
 
@@ -556,7 +621,7 @@ class BoundPrior(nn.Module):
             >>> bound.gaussian_precisions(torch.zeros(5))
             [16.0, 4.0]
         """
-        for _, _, prior, scale in self._segments:
+        for _, _, prior, scale in self._tempered():
             if prior.precision(scale) is None:
                 raise ConfigurationError(
                     f"A Laplace approximation needs a prior that is Gaussian; got {prior!r}. Pass "
@@ -573,7 +638,8 @@ class BoundPrior(nn.Module):
     ) -> Tensor:
         """Σ E[−log p(w)] under N(mean, sd²), in closed form where the prior has one.
 
-        Where scales are learned it is a bound of it, with q(τ) at its optimum.
+        Of a q with correlations :meth:`correlation_energy` comes to it. Where scales are learned it
+        is a bound of it, with q(τ) at its optimum.
 
         Args:
             mean: The flat means.
@@ -583,11 +649,53 @@ class BoundPrior(nn.Module):
         """
         parts = []
         for a, b, prior, loc, scale in self._fixed_segments():
-            (some_mean, some_sd, some_draw), centre = _kept(keep, a, b, loc, mean, sd, draw)
-            parts.append(prior.expected_energy(some_mean, some_sd, some_draw, centre, scale))
+            some, centre, scale = _kept(keep, a, b, loc, scale, mean, sd, draw)
+            parts.append(prior.expected_energy(some[0], some[1], some[2], centre, scale))
         if self.learned is not None:
             parts.append(self.learned.energy(self.squares(keep, mean, sd), self._counts(keep)))
+        if self.coupling is not None:
+            parts.append(self.coupling.energy(self._centred(mean, keep), self.power))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
+
+    def correlation_energy(self, step: Tensor, keep: Tensor | None = None) -> Tensor | None:
+        """What the prior's couplings add to E[−log p(w)] where weights of q are correlated.
+
+        It is ½ tr(B Σ), Σ the covariance of q and B what couples weights, estimated without bias
+        at a draw; None if the prior couples none.
+
+        Args:
+            step: The draw less the mean of q.
+            keep: Which weights count, a boolean vector; all by default.
+        """
+        if self.coupling is None:
+            return None
+        step = step if keep is None else step.masked_fill(~keep, 0)
+        return self.power * self.coupling.quadratic(step)
+
+    def _centred(self, weights: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Weights less their location; 0 where they are not kept."""
+        centred = weights - self.pretrained
+        return centred if keep is None else centred.masked_fill(~keep, 0)
+
+    def weight_precisions(self) -> Tensor | None:
+        """The second derivatives of −log p by weight, 1 where a tensor has one for all; (P,).
+
+        None: all tensors have one for all of their weights.
+        """
+        if self.scales is None:
+            return None
+        return self.scales.pow(-2)
+
+    def deviations(self, noise: Tensor) -> Tensor:
+        """Draws of Gaussian priors less their location, of standard normal ``noise`` (..., P)."""
+        drawn = torch.empty_like(noise)
+        for a, b, _, _, scale in self.segments():
+            drawn[..., a:b] = noise[..., a:b] * scale
+        if (coupling := self.coupling) is not None:
+            at = coupling.places
+            scales = self.scales[at] / math.sqrt(self.power)
+            drawn[..., at] = coupling.correlate(noise[..., at], scales, self.power)
+        return drawn
 
     def energy_at_mode(self) -> float:
         """−log p at the locations, where these priors are largest: a constant of the energy."""
@@ -597,7 +705,7 @@ class BoundPrior(nn.Module):
             total += float(prior.energy(mode, loc, scale))
         if self.learned is not None:
             total += float(self.learned.energy(torch.zeros(len(self.learned.sizes))))
-        return total
+        return total + (0.0 if self.coupling is None else float(self.coupling.constant))
 
     def add_energy_gradients(
         self,
@@ -619,6 +727,8 @@ class BoundPrior(nn.Module):
                 mean_gradient[a:b], sd_gradient[a:b], weight, mean[a:b], sd[a:b], noise[a:b],
                 loc, scale,
             )  # fmt: skip
+        if self.coupling is not None:
+            self.coupling.add_gradient(mean_gradient, weight * self.power, self._centred(mean))
 
     # ---------------------------------------------------------------- scales that are learned
 
@@ -672,8 +782,8 @@ class BoundPrior(nn.Module):
         dtype = torch.promote_types(weights.dtype, torch.float32)
         parts = []
         for a, b, _, loc, _ in self._learned_segments():
-            (some, *spread), centre = _kept(
-                keep, a, b, loc, weights, *(() if sd is None else (sd,))
+            (some, *spread), centre, _ = _kept(
+                keep, a, b, loc, 1.0, weights, *(() if sd is None else (sd,))
             )
             centred = some - centre if isinstance(centre, Tensor) or centre != 0.0 else some
             sums = [
@@ -700,10 +810,10 @@ class BoundPrior(nn.Module):
             for _, _, prior, scale in self._tempered()
         ]
 
-    def _fixed_segments(self) -> list[tuple[int, int, Prior, Tensor | float, float]]:
+    def _fixed_segments(self) -> list[tuple[int, int, Prior, Tensor | float, Any]]:
         return [one for one in self.segments() if not isinstance(one[2].scale, Learned)]
 
-    def _learned_segments(self) -> list[tuple[int, int, Prior, Tensor | float, float]]:
+    def _learned_segments(self) -> list[tuple[int, int, Prior, Tensor | float, Any]]:
         return [one for one in self.segments() if isinstance(one[2].scale, Learned)]
 
 
@@ -719,14 +829,15 @@ def _group(groups: dict[tuple[int, str], Group], prior: Prior, scale: Learned, n
 
 
 def _kept(
-    keep: Tensor | None, start: int, stop: int, loc: Tensor | float, *flats: Tensor
-) -> tuple[list[Tensor], Tensor | float]:
-    """A stretch of flat vectors and of the location, without what is not kept."""
+    keep: Tensor | None, start: int, stop: int, loc: Tensor | float, scale: Any, *flats: Tensor
+) -> tuple[list[Tensor], Tensor | float, Any]:
+    """A stretch of flat vectors, of the location and of the scale, without what is not kept."""
     parts = [flat[..., start:stop] for flat in flats]
     if keep is None:
-        return parts, loc
+        return parts, loc, scale
     chosen = keep[start:stop]
-    return [part[..., chosen] for part in parts], loc[chosen] if isinstance(loc, Tensor) else loc
+    loc, scale = (one[chosen] if isinstance(one, Tensor) else one for one in (loc, scale))
+    return [part[..., chosen] for part in parts], loc, scale
 
 
 def fan_in(net: nn.Module, name: str) -> int:

@@ -135,7 +135,7 @@ SKIPPED = {
 OF_WRITERS = {
     "from_stored", "from_manifest", "from_stream", "from_collected", "made_from", "number_of",
     "entry", "blobs", "manifest_fields", "outputs", "map", "tensors", "draws", "align",
-    "from_tensors", "from_covariance",
+    "from_tensors", "from_covariance", "covariance_of",
 }  # fmt: skip
 
 WRONG: list[Any] = [

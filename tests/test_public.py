@@ -27,6 +27,7 @@ PUBLIC = {
         "MixturePosterior",
         "Moments",
         "Posterior",
+        "PosteriorPrior",
         "Predictive",
         "SGMCMC",
         "StackedModule",

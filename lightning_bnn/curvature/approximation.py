@@ -112,6 +112,9 @@ def approximate(
     factor = 1.0 if num_data is None else num_data / count
     curvature.scale(factor)
     _check_curvature(curvature, likelihood)
+    own = prior.weight_precisions()
+    if own is not None:
+        curvature.set_prior(own, prior.coupling)
     squares = _squares(prior, flat)
     found = best_precisions(curvature, precisions, squares, scales)
     return Approximation(
@@ -127,11 +130,15 @@ def flat_weights(weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def _squares(prior: BoundPrior, flat: Tensor) -> list[float]:
-    """Σ (w − m)² of each tensor."""
+    """Σ (w − m)² of each tensor; with the precisions that are its weights' own."""
     centred = flat.double() if flat.device.type != "mps" else flat.clone()
     for start, stop, _, loc, _ in prior.segments():
         centred[start:stop] -= loc
-    return [float(part.square().sum()) for part in centred.split(prior.sizes)]
+    own = prior.weight_precisions()
+    pulled = centred if own is None else centred * own
+    if prior.coupling is not None:
+        prior.coupling.add_gradient(pulled, pulled.new_ones(()), centred)
+    return [float(part.sum()) for part in (centred * pulled).split(prior.sizes)]
 
 
 def _check_curvature(curvature: Curvature, likelihood: Likelihood) -> None:

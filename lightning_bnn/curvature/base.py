@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lightning_bnn.coupling import Coupling
 from lightning_bnn.curvature.linear import LinearisedNetwork
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.selection import FlatLayout
@@ -91,6 +92,17 @@ class Curvature(ABC):
         self.device = next(iter(weights.values())).device
         # Apple's MPS has no float64
         self.dtype = torch.float32 if self.device.type == "mps" else torch.float64
+        self.own: Tensor | None = None
+
+    def set_prior(self, own: Tensor, coupling: Coupling | None) -> None:
+        """Let the prior's precision differ between the weights of a tensor.
+
+        Args:
+            own: What the precision of each weight is, times that of its tensor, (P,).
+            coupling: What couples weights under the prior; a structure without room for it takes
+                the precision of each weight given the others.
+        """
+        self.own = own.to(dtype=self.dtype, device=self.device)
 
     @classmethod
     @abstractmethod
@@ -139,7 +151,8 @@ class Curvature(ABC):
         """The precision of each weight, (P,)."""
         each = torch.tensor(precisions, dtype=self.dtype, device=self.device)
         sizes = torch.tensor(self.layout.sizes, device=self.device)
-        return each.repeat_interleave(sizes)
+        spread = each.repeat_interleave(sizes)
+        return spread if self.own is None else spread * self.own
 
 
 class RowCurvature(Curvature):

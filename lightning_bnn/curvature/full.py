@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lightning_bnn.coupling import Coupling
 from lightning_bnn.curvature.base import Covariance, RowCurvature
 
 __all__ = ["Full", "FullCovariance"]
@@ -59,11 +60,20 @@ class Full(RowCurvature):
         super().__init__(net, weights)
         size = self.layout.size
         self.matrix = torch.zeros(size, size, dtype=self.dtype, device=self.device)
+        self._constant = 0.0  # of a prior whose P is a matrix, ½ log(det diag P / det P)
 
     @classmethod
     def check(cls, net: nn.Module, names: Sequence[str]) -> int:
         """H, its factor, the factor's inverse, and room to compute them."""
         return 4 * 8 * sum(net.get_parameter(name).numel() for name in names) ** 2
+
+    def set_prior(self, own: Tensor, coupling: Coupling | None) -> None:
+        """H gets what couples weights, so that it is in all that is made of H + P."""
+        super().set_prior(own, coupling)
+        if coupling is not None:
+            at = coupling.places
+            self.matrix[at[:, None], at] += coupling.matrix.to(self.matrix)
+            self._constant = float(coupling.constant)
 
     def add_rows(self, rows: Tensor) -> None:
         """Add the outer products."""
@@ -89,7 +99,8 @@ class Full(RowCurvature):
 
     def log_determinant(self, precisions: Sequence[float]) -> float:
         """By a Cholesky factor, which is cheaper than the spectrum."""
-        return 2 * float(self._factor(precisions)[1].diagonal().log().sum())
+        lower = self._factor(precisions)[1]
+        return 2 * (float(lower.diagonal().log().sum()) + self._constant)
 
     def covariance(self, precisions: Sequence[float]) -> FullCovariance:
         """The inverse of H + P, by the inverse of its Cholesky factor."""

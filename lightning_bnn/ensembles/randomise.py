@@ -52,7 +52,7 @@ def check_randomise(kind: str, likelihood: Likelihood, prior: BoundPrior) -> Non
     """
     check_option("randomise", kind, ("targets and anchors", "anchors"))
     for _, _, one, _, _ in prior.segments():
-        if type(one) is not Normal:
+        if not isinstance(one, Normal):
             raise ConfigurationError(
                 f"randomise={kind!r} centres a Normal prior at an anchor for each member; got the "
                 f"prior {one!r}. Pass prior=Normal(...)."
@@ -93,9 +93,7 @@ def draw_offsets(prior: BoundPrior, seeds: Tensor, like: Tensor) -> Tensor:
     noise = torch.empty(like.shape[1], dtype=torch.float64)
     for row, seed in zip(offsets, stream_seeds(seeds, _ANCHORS).tolist(), strict=True):
         row.copy_(noise.normal_(generator=torch.Generator().manual_seed(seed)))
-    for start, stop, _, _, scale in prior.segments():
-        offsets[:, start:stop] *= scale
-    return offsets
+    return prior.deviations(offsets)
 
 
 def noisy_targets(

@@ -75,6 +75,8 @@ class SnapshotStore(nn.Module):
 
     taken: Tensor
 
+    same_on_all_ranks = True
+
     def __init__(self, cycles: int, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.cycles = check_whole("snapshots", cycles, 1)

@@ -1,7 +1,8 @@
 r"""What all Gaussian families share: their KL from any prior, by the spread of each weight.
 
-Every prior of the package is a density for each weight by itself, so its expectation under a
-Gaussian q needs no covariances, only the mean and the standard deviation of each weight:
+The expectation under a Gaussian q of a prior that is a density for each weight by itself needs no
+covariances, only the mean and the standard deviation of each weight; of one that couples weights
+(:mod:`lightning_bnn.coupling`) what covariances add is estimated at the draw:
 
 .. math::
     \mathrm{KL}(q\|p) = \mathbb{E}_q[-\log p(w)]
@@ -46,6 +47,9 @@ class GaussianFamily(Family):
         """KL(q‖p) in nats by ordinary autograd; ``draw`` serves priors without a closed form."""
         count = self.mean.numel() if self.keep is None else int(self.keep.sum())
         energy = prior.expected_energy(self.mean, self.sd(), draw, self.keep)
+        if not self.factorised:
+            between = prior.correlation_energy(draw - self.mean, self.keep)
+            energy = energy if between is None else energy + between
         return energy - self.log_volume() - count * HALF_LOG_TWO_PI_E
 
     @torch.no_grad()

@@ -123,7 +123,8 @@ class LowRank(GaussianFamily):
         for start, stop, _, loc, scale in prior.segments():
             part = slice(start, stop)
             pruned = ~self.keep[part]
-            self.rho[part] = torch.where(pruned, math.log(scale), self.rho[part])
+            log_scale = torch.as_tensor(scale, dtype=self.rho.dtype).to(self.rho.device).log()
+            self.rho[part] = torch.where(pruned, log_scale, self.rho[part])
             self.mean[part] = torch.where(pruned, loc, self.mean[part])
 
     @torch.no_grad()

@@ -107,6 +107,10 @@ class MeanField(GaussianFamily):
         """The flat vector of standard deviations, differentiable in ρ; parked where pruned."""
         return torch.exp(self.rho) if self.scale_form == "exp" else F.softplus(self.rho)
 
+    def _inverse(self, sd: Tensor) -> Tensor:
+        """The ρ at which the scale form gives ``sd``."""
+        return sd.log() if self.scale_form == "exp" else sd + torch.log(-torch.expm1(-sd))
+
     def rsample(self, noise: Tensor) -> Tensor:
         """μ + σε, by ordinary autograd."""
         return torch.addcmul(self.mean, self.sd(), noise)
@@ -169,8 +173,7 @@ class MeanField(GaussianFamily):
     @torch.no_grad()
     def widen(self, factors: Tensor) -> None:
         """Multiply the standard deviations by flat factors, in place."""
-        sd = self.sd() * factors
-        rho = sd.log() if self.scale_form == "exp" else sd + torch.log(-torch.expm1(-sd))
+        rho = self._inverse(self.sd() * factors)
         self.rho.copy_(rho if self.keep is None else torch.where(self.keep, rho, self.rho))
 
     @torch.no_grad()
@@ -186,8 +189,8 @@ class MeanField(GaussianFamily):
         for start, stop, _, loc, scale in prior.segments():
             part = slice(start, stop)
             pruned = ~self.keep[part]
-            rho = inverse_scale(scale, self.scale_form)
-            self.rho[part] = torch.where(pruned, rho, self.rho[part])
+            sd = torch.as_tensor(scale, dtype=self.rho.dtype, device=self.rho.device)
+            self.rho[part] = torch.where(pruned, self._inverse(sd), self.rho[part])
             self.mean[part] = torch.where(pruned, loc, self.mean[part])
 
 

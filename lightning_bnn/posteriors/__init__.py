@@ -10,6 +10,7 @@ from lightning_bnn.posteriors.low_rank import LowRankPosterior
 from lightning_bnn.posteriors.matrix_normal import MatrixNormalPosterior
 from lightning_bnn.posteriors.mixture import MixturePosterior
 from lightning_bnn.posteriors.moments import Moments
+from lightning_bnn.posteriors.prior import PosteriorPrior
 from lightning_bnn.posteriors.rank_one import RankOnePosterior
 from lightning_bnn.posteriors.scales import prior_scales
 from lightning_bnn.posteriors.weights import WeightPosterior
@@ -27,6 +28,7 @@ __all__ = [
     "MixturePosterior",
     "Moments",
     "Posterior",
+    "PosteriorPrior",
     "RankOnePosterior",
     "WeightPosterior",
     "mc_dropout",

@@ -15,7 +15,14 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
 from lightning_bnn.posteriors.base import Blobs
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
-from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights, changed
+from lightning_bnn.posteriors.weights import (
+    CHUNK,
+    Change,
+    Correlations,
+    WeightPosterior,
+    Weights,
+    changed,
+)
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.storage.store import Stored
 
@@ -176,6 +183,15 @@ class GaussianPosterior(FlatGaussian):
     def sd(self) -> Weights:
         """The standard deviations of the Bayesian weights, by name."""
         return self._layout.views(self._spread)
+
+    @property
+    def correlations(self) -> Correlations:
+        """None: weights are independent."""
+        return "none"
+
+    def covariance_matrix(self) -> Tensor:
+        """The covariance of all weights that vary, (P, P), in float64."""
+        return self._spread.double().cpu().square().diag()
 
     def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
         return lambda row: row.normal_(generator=generator).mul_(self._spread).add_(self._mean)

@@ -37,7 +37,14 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
 from lightning_bnn.posteriors.base import Blobs
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
-from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights, changed
+from lightning_bnn.posteriors.weights import (
+    CHUNK,
+    Change,
+    Correlations,
+    WeightPosterior,
+    Weights,
+    changed,
+)
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.storage.manifest import SHAPE, Form
@@ -147,6 +154,20 @@ class LaplacePosterior(WeightPosterior):
         variance = self._layout.views(self._left(at_least_float32(self.covariance.variance())))
         names = self.varying
         return Moments({k: mean[k] for k in names}, {k: variance[k] for k in names})
+
+    @property
+    def correlations(self) -> Correlations:
+        """Known, unless the structure is that of independent weights."""
+        return "none" if self.covariance.structure == "diagonal" else "known"
+
+    def covariance_matrix(self) -> Tensor:
+        """The covariance of all weights that vary, (P, P), in float64."""
+        covariance = self.covariance.to("cpu", torch.float64)
+        size = covariance.layout.size
+        root = covariance.project(torch.eye(size, dtype=torch.float64))
+        if self._index is not None:
+            root = torch.cat([root.new_zeros(1, root.shape[1]), root])[self._index.cpu()]
+        return root @ root.T
 
     def weight_blobs(self) -> Iterable[Mapping[str, Tensor]]:
         """The mean, and the places in the covariance; what is 0 in both is 0 in every draw."""

@@ -24,7 +24,14 @@ from lightning_bnn.likelihoods.gaussian import LinearPredictive
 from lightning_bnn.network import in_network_order, in_precision_of
 from lightning_bnn.posteriors.base import Blobs
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
-from lightning_bnn.posteriors.weights import CHUNK, Change, WeightPosterior, Weights, changed
+from lightning_bnn.posteriors.weights import (
+    CHUNK,
+    Change,
+    Correlations,
+    WeightPosterior,
+    Weights,
+    changed,
+)
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.storage.store import Stored
 
@@ -103,6 +110,26 @@ class LinearPosterior(WeightPosterior):
         mean = {name: at_least_float32(one) for name, one in self._means.items()}
         wide = {name: at_least_float32(one) for name, one in self.deviations.items()}
         return Moments(mean, {name: one.square().sum(0) for name, one in wide.items()})
+
+    @property
+    def correlations(self) -> Correlations:
+        """Known."""
+        return "known"
+
+    def covariance_matrix(self) -> Tensor:
+        """The covariance of all weights that vary, (P, P), in float64."""
+        wide = {name: one.double().cpu() for name, one in self.deviations.items()}
+        # a deviation moves the weights of one output, independent of others
+        rows = []
+        for output in range(len(next(iter(self._means.values())))):
+            alone = []
+            for one in wide.values():
+                moved = torch.zeros_like(one)
+                moved[:, output] = one[:, output]
+                alone.append(moved.flatten(1))
+            rows.append(torch.cat(alone, 1))
+        root = torch.cat(rows)
+        return root.T @ root
 
     @property
     def mean(self) -> Weights:

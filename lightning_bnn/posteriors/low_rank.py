@@ -33,7 +33,7 @@ from lightning_bnn.network import in_network_order
 from lightning_bnn.posteriors.draws import unstack
 from lightning_bnn.posteriors.gaussian import FlatGaussian
 from lightning_bnn.posteriors.moments import at_least_float32
-from lightning_bnn.posteriors.weights import Weights
+from lightning_bnn.posteriors.weights import Correlations, Weights
 from lightning_bnn.storage.manifest import Form
 
 __all__ = ["LowRankPosterior"]
@@ -153,6 +153,19 @@ class LowRankPosterior(FlatGaussian):
     def rank(self) -> int:
         """R, the number of deviations."""
         return len(self._columns)
+
+    @property
+    def correlations(self) -> Correlations:
+        """Known, if there are deviations."""
+        return "known" if self.rank else "none"
+
+    def covariance_matrix(self) -> Tensor:
+        """The covariance of all weights that vary, (P, P), in float64."""
+        diagonal = self._spread.double().cpu().diag()
+        if not self.rank:
+            return self.scale * diagonal
+        columns = self._columns.double().cpu()
+        return 0.5 * self.scale * (diagonal + columns.T @ columns / (self.rank - 1))
 
     def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
         half = 0.5 if self.rank else 1.0

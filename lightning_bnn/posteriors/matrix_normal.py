@@ -21,7 +21,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
 from lightning_bnn.posteriors.matrices import as_matrix, matrix_shape, places_left
-from lightning_bnn.posteriors.weights import Change, Weights, changed
+from lightning_bnn.posteriors.weights import Change, Correlations, Weights, changed
 
 __all__ = ["MatrixNormalPosterior"]
 
@@ -83,6 +83,23 @@ class MatrixNormalPosterior(GaussianPosterior):
         """Whether a weight varies."""
         return bool(self._spread.any())
 
+    @property
+    def correlations(self) -> Correlations:
+        """Known, if there are factors."""
+        return "known" if self.factors else "none"
+
+    def covariance_matrix(self) -> Tensor:
+        """The covariance of all weights that vary, (P, P), in float64."""
+        blocks = []
+        for name, sd in self.sd.items():
+            sides = [
+                _correlation(self.factors.get(f"{name}.{side}"), length)
+                for side, length in zip(_SIDES, matrix_shape(sd.shape), strict=True)
+            ]
+            scale = sd.double().cpu().flatten()
+            blocks.append(scale[:, None] * torch.kron(*sides) * scale)
+        return torch.block_diag(*blocks)
+
     def _sampler(self, generator: torch.Generator | None) -> Callable[[Tensor], Any]:
         def fill(row: Tensor) -> None:
             row.normal_(generator=generator)
@@ -111,6 +128,13 @@ class MatrixNormalPosterior(GaussianPosterior):
             factors = {name: _shrunk(factor, left[name]) for name, factor in factors.items()}
         made = type(self)(net or self.net, self.likelihood, mean, sd, factors, fixed)
         return made.made_from(self, net)
+
+
+def _correlation(root: Tensor | None, length: int) -> Tensor:
+    """What a root is of, in float64; of none, that of independent rows."""
+    if root is None:
+        return torch.eye(length, dtype=torch.float64)
+    return root.double().cpu() @ root.double().cpu().T
 
 
 def _shrunk(factor: Tensor, places: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from typing_extensions import Self
 
 from lightning_bnn.errors import ConfigurationError
@@ -156,6 +156,18 @@ class MixturePosterior(WeightPosterior):
         count = len(self._components)
         points = count > 1 and not any(component.has_variance for component in self._components)
         return running.result(count - 1 if points else count)
+
+    def covariance_matrix(self) -> Tensor:
+        """By the law of total covariance, as :meth:`moments`."""
+        names, count = self.varying, len(self._components)
+        means, inside = [], torch.zeros(())
+        for component in self._components:
+            values = {**component.fixed, **component.mean}
+            means.append(torch.cat([values[name].double().cpu().flatten() for name in names]))
+            inside = inside + component.covariance_of(names) / count
+        centred = torch.stack(means) - torch.stack(means).mean(0)
+        points = count > 1 and not any(component.has_variance for component in self._components)
+        return inside + centred.T @ centred / (count - 1 if points else count)
 
     @property
     def mean(self) -> Weights:

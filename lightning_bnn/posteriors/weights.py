@@ -13,10 +13,11 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from typing_extensions import Self
 
 from lightning_bnn.checks import check_kind, check_whole
@@ -44,14 +45,17 @@ from lightning_bnn.storage.store import Stored
 from lightning_bnn.storage.stream import Change, Weights
 
 __all__ = [
-    "CACHE_BYTES", "CHUNK", "Change", "Description", "WeightPosterior", "Weights", "changed",
-    "network_fields", "stored_network",
+    "CACHE_BYTES", "CHUNK", "Change", "Correlations", "Description", "WeightPosterior", "Weights",
+    "changed", "network_fields", "stored_network",
 ]  # fmt: skip
 
 CHUNK = 8
 _MOST_PER_BYTE = 256  # numbers: zeros are stored in less than a byte for each
 _LEAST_BYTES = 40  # of a blob, to name a tensor
 CACHE_BYTES = 2**29
+_PER_WEIGHT = 100  # draws for a covariance
+
+Correlations = Literal["none", "known", "estimated"]
 
 Description = Sequence[Sequence[Any]]
 
@@ -129,6 +133,49 @@ class WeightPosterior(Posterior):
     def has_variance(self) -> bool:
         """Whether a weight varies; stored draws are not read for it."""
         return any(bool(variance.any()) for variance in self.moments().variance.values())
+
+    @property
+    def correlations(self) -> Correlations:
+        """What :meth:`covariance_matrix` has beside the diagonal."""
+        return "estimated"
+
+    def covariance_matrix(self) -> Tensor:
+        """The covariance of all weights that vary, side by side in their order, (P, P), in float64.
+
+        By default that of draws: of all that there are, or of many more than there are weights.
+
+        Example:
+            >>> from lightning_bnn import DrawsPosterior
+            >>> from lightning_bnn.likelihoods import Gaussian
+            >>> draws = [{"weight": torch.tensor([[w, 2 * w]])} for w in (-1.0, 0.0, 1.0)]
+            >>> posterior = DrawsPosterior(nn.Linear(2, 1), Gaussian(0.1), draws)
+            >>> posterior.covariance_matrix()
+            tensor([[1., 2.],
+                    [2., 4.]], dtype=torch.float64)
+        """
+        names = self.varying
+        sizes = {name: parameter.numel() for name, parameter in self.net.named_parameters()}
+        size = sum(sizes[name] for name in names)
+        count = len(self) if isinstance(self, Sized) else _PER_WEIGHT * size
+        total = torch.zeros(size + 1, size + 1, dtype=torch.float64)
+        means = self.mean
+        mean = torch.cat([means[name].double().cpu().flatten() for name in names])
+        for stacked in self.draws(count, seeded_generator(0, self.device)):
+            flat = torch.cat([stacked[name].flatten(1) for name in names], dim=1)
+            rows = F.pad(flat.double().cpu() - mean, (0, 1), value=1.0)
+            total += rows.T @ rows
+        shift = total[:-1, -1:] / count
+        return (total[:-1, :-1] - count * shift @ shift.T) / max(1, count - 1)
+
+    def covariance_of(self, names: Sequence[str]) -> Tensor:
+        """The covariance of some parameters, in their order; 0 of those that do not vary."""
+        sizes = {name: parameter.numel() for name, parameter in self.net.named_parameters()}
+        varying = [sizes[name] for name in self.varying]
+        places = dict(zip(self.varying, torch.arange(sum(varying)).split(varying), strict=True))
+        nowhere = torch.tensor(sum(varying))  # a last row and column of zeros
+        where = [places.get(name, nowhere.expand(sizes[name])) for name in names]
+        matrix = F.pad(self.covariance_matrix(), (0, 1, 0, 1))
+        return matrix[torch.cat(where)][:, torch.cat(where)]
 
     def weight_blobs(self) -> Iterable[Mapping[str, Tensor]]:
         """Groups of tensors by the names of the network's; what is 0 in all is 0 in every draw.

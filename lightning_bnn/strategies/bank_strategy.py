@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 from lightning_bnn.bank import Bank, View, clip_rows
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import EMAWeightAveraging, WeightAveraging
+from lightning_bnn.posteriors.prior import GivenPrior, chosen_prior
 from lightning_bnn.predictive import Predictive
-from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
+from lightning_bnn.priors import BoundPrior
 from lightning_bnn.selection import trainable_names
 from lightning_bnn.stacked import Mode
 from lightning_bnn.strategies.base import Strategy
@@ -39,7 +40,7 @@ class BankStrategy(Strategy):
     def _build_bank(
         self,
         stacked: Mapping[str, Tensor],
-        prior: Prior | Mapping[str, Prior] | None,
+        prior: GivenPrior | None,
         ids: Sequence[int],
         names: Sequence[str],
         num_data: int | None,
@@ -50,9 +51,8 @@ class BankStrategy(Strategy):
         prior_power: float = 1.0,
     ) -> None:
         """Make the bank and the target; trainable weights not among ``names`` are points."""
-        prior = Normal() if prior is None else prior
         trainable = trainable_names(self.net)
-        check_prior(prior, trainable)
+        prior = chosen_prior(prior, trainable)
         own = dict(self.net.named_parameters())
         points = [name for name in trainable if name not in names]
         self.prior = BoundPrior(prior, self.net, {name: own[name] for name in names})

@@ -770,6 +770,13 @@ class Strategy(pl.LightningModule, InBar, ABC):
         """Let the trainer's checkpoints be whole, before one of them is read."""
         protect_checkpoints(self.trainer)
         self._resumes_unscheduled = False
+        # they are the same on all ranks, and too large to be handed out in each step
+        self._ddp_params_and_buffers_to_ignore = [
+            f"{path}.{name}"
+            for path, module in self.named_modules()
+            if getattr(module, "same_on_all_ranks", False)
+            for name, _ in module.named_buffers()
+        ]
 
     def on_fit_start(self) -> None:
         """Make every loader resumable, with one seed for all ranks."""

@@ -62,7 +62,8 @@ from lightning_bnn.dropout import (
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DropoutPosterior
-from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
+from lightning_bnn.posteriors.prior import GivenPrior, chosen_prior, starting_network
+from lightning_bnn.priors import BoundPrior, Normal
 from lightning_bnn.random import NoiseGenerator
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import StackedModule
@@ -89,7 +90,8 @@ class MCDropoutBNN(Strategy):
     Args:
         net: Any module; the strategy works on a copy.
         likelihood: How outputs of the network give targets.
-        prior: One prior for all weights, or a mapping from name patterns to priors.
+        prior: One prior for all weights, or a mapping from name patterns to priors. A posterior is
+            one, too (see :class:`~lightning_bnn.PosteriorPrior`).
         rate: p, the chance that a number is dropped; by default 0.1, and for a network's own
             layers theirs. With ``"concrete"`` where the learned rates begin.
         kind: ``"bernoulli"``, ``"gaussian"`` or ``"concrete"`` (see the module); the last inserts
@@ -123,7 +125,7 @@ class MCDropoutBNN(Strategy):
         self,
         net: nn.Module,
         likelihood: Likelihood,
-        prior: Prior | Mapping[str, Prior] | None = None,
+        prior: GivenPrior | None = None,
         rate: float | None = None,
         kind: Kind = "bernoulli",
         layers: Choice = None,
@@ -138,7 +140,7 @@ class MCDropoutBNN(Strategy):
         if isinstance(net, nn.Module):
             select(net)  # says what is wrong with networks that have nothing to train
         super().__init__(
-            net,
+            starting_network(net, prior),
             likelihood,
             num_data,
             optimizer,
@@ -158,8 +160,7 @@ class MCDropoutBNN(Strategy):
         self.kind = kind
         self.layers = _choose_layers(self.net, kind, layers, rate)
         trainable = trainable_names(self.net)
-        prior = Normal() if prior is None else prior
-        check_prior(prior, trainable)
+        prior = chosen_prior(prior, trainable)
         own = dict(self.net.named_parameters())
         dropped = {layer.weight: own[layer.weight] for layer in self.layers if layer.weight}
         points = {name: own[name] for name in trainable if name not in dropped}

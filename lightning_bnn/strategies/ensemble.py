@@ -64,6 +64,7 @@ from lightning_bnn.initialise import (
     build_network,
     differs_in_size,
     is_untrained,
+    start_at_prior,
     start_members,
 )
 from lightning_bnn.lightning import (
@@ -76,8 +77,9 @@ from lightning_bnn.likelihoods import Gaussian, Likelihood
 from lightning_bnn.mixtures import reshape_targets
 from lightning_bnn.network import plain_network, warn_if_compiled
 from lightning_bnn.posteriors import DrawsPosterior, MixturePosterior, WeightPosterior
+from lightning_bnn.posteriors.prior import GivenPrior, starting_network
 from lightning_bnn.predictive import Predictive
-from lightning_bnn.priors import BoundPrior, Prior
+from lightning_bnn.priors import BoundPrior
 from lightning_bnn.random import member_seed, random_seed
 from lightning_bnn.selection import select
 from lightning_bnn.stacked import Mode
@@ -111,12 +113,14 @@ class DeepEnsemble(BankStrategy):
             says. Yours stays as it is.
         likelihood: How outputs of the network give targets. What it learns, each member learns
             for itself.
-        prior: One prior for all weights, or a mapping from name patterns to priors.
+        prior: One prior for all weights, or a mapping from name patterns to priors. A posterior is
+            one, too (see :class:`~lightning_bnn.PosteriorPrior`).
         members: How many members are trained side by side, or their numbers: ``members=[3]``
             trains alone what would be the fourth of ``members=10``.
         start: Where the members of a network start. ``"reset"``: at new initial values;
-            ``"around"``: at its weights, all members but number 0 perturbed; a posterior: at its
-            draws; or a list of networks. But for ``"reset"``, a function in ``net`` is called
+            ``"around"``: at its weights, all members but number 0 perturbed; ``"auto"``: reset,
+            and at draws of a posterior where that is the prior; a posterior: at its draws; or a
+            list of networks. But for ``"reset"`` and ``"auto"``, a function in ``net`` is called
             once.
         num_data: The number of training examples; found from the training data if left out.
         independent_batches: Whether each member sees the training data in an order of its own;
@@ -172,9 +176,9 @@ class DeepEnsemble(BankStrategy):
         self,
         net: nn.Module | NetworkFactory,
         likelihood: Likelihood,
-        prior: Prior | Mapping[str, Prior] | None = None,
+        prior: GivenPrior | None = None,
         members: int | Sequence[int] = 5,
-        start: Start = "reset",
+        start: Start | Literal["auto"] = "auto",
         num_data: int | None = None,
         independent_batches: bool = False,
         chunk: int | None = None,
@@ -194,6 +198,9 @@ class DeepEnsemble(BankStrategy):
         ids = check_ids(members)
         root = random_seed() if seed is None else check_whole("seed", seed, 0)
         factory = None if isinstance(net, nn.Module) else net
+        auto = isinstance(start, str) and start == "auto"
+        if isinstance(start, str) and start == "auto":
+            start = "reset"
         reset = isinstance(start, str) and start == "reset"
         built = factory is not None and reset
         # where members start around one network, it must not depend on which of them are trained
@@ -203,6 +210,8 @@ class DeepEnsemble(BankStrategy):
         ]
         warn_if_compiled(nets[0])
         nets = [plain_network(one) for one in nets]
+        if not reset:
+            nets[0] = starting_network(nets[0], prior)
         begin = partial(
             start_members,
             members=ids,
@@ -229,6 +238,9 @@ class DeepEnsemble(BankStrategy):
             stacked = start_both(template, stacked, fixed)
             if isinstance(prior, Mapping):
                 prior = {f"net.{pattern}": chosen for pattern, chosen in prior.items()}
+        begun = stacked
+        if auto:
+            stacked = start_at_prior(template, prior, stacked, ids, root)
         super().__init__(
             template, likelihood, num_data, scheduler_interval=scheduler_interval, **data
         )
@@ -270,7 +282,9 @@ class DeepEnsemble(BankStrategy):
         self._examples: int | Tensor | None = None  # how many, or the indices of a part
         self._optimizers, self._schedulers = optimizer, scheduler
         given = None if isinstance(start, str) else start
-        if factory is None and reset:
+        if stacked is not begun:
+            self._untrained = False
+        elif factory is None and reset:
             self._untrained = True
         elif isinstance(given, WeightPosterior):
             self._untrained = False
@@ -279,10 +293,6 @@ class DeepEnsemble(BankStrategy):
         self.snapshots = None if snapshots is None else SnapshotStore(snapshots, self._state())
         if check_flag("restore_best", restore_best) and snapshots is None:
             self.best = BestWeights(len(ids))
-        if self.snapshots is not None:
-            # they are the same on all ranks, and too large to be handed out in each step
-            kept = [f"snapshots.{name}" for name, _ in self.snapshots.named_buffers()]
-            self._ddp_params_and_buffers_to_ignore = kept
         self._optimizer_names: list[str] = []
         self._cycle_ends: list[int] = []
         self._cycle_start = 0

@@ -48,7 +48,8 @@ from lightning_bnn.families import MeanField
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.optimizers import NaturalGradient
 from lightning_bnn.optimizers.natural import check_rate
-from lightning_bnn.priors import Prior, fan_in
+from lightning_bnn.posteriors.prior import GivenPrior
+from lightning_bnn.priors import fan_in
 from lightning_bnn.selection import Choice
 from lightning_bnn.strategies.base import DataOptions
 from lightning_bnn.strategies.schedule import (
@@ -74,7 +75,8 @@ class IVONBNN(VariationalBNN):
     Args:
         net: Any module; the strategy works on a copy, and its weights become the means.
         likelihood: How outputs of the network give targets.
-        prior: One prior for all weights, or a mapping from name patterns to priors.
+        prior: One prior for all weights, or a mapping from name patterns to priors. A posterior is
+            one, too (see :class:`~lightning_bnn.PosteriorPrior`).
         bayesian: Which weights are Bayesian (see :func:`lightning_bnn.selection.select`); the
             others are point estimates.
         num_data: N; found from the training data if left out.
@@ -113,7 +115,7 @@ class IVONBNN(VariationalBNN):
         self,
         net: nn.Module,
         likelihood: Likelihood,
-        prior: Prior | Mapping[str, Prior] | None = None,
+        prior: GivenPrior | None = None,
         bayesian: Choice = None,
         num_data: int | None = None,
         temperature: float | Literal["validation"] = 1.0,

@@ -26,7 +26,7 @@ Barber (2018), *A Scalable Laplace Approximation for Neural Networks*; Daxberger
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -50,8 +50,9 @@ from lightning_bnn.likelihoods.base import check_likelihood
 from lightning_bnn.network import copy_network, network_tensors, plain_network
 from lightning_bnn.posteriors import LaplacePosterior, WeightPosterior
 from lightning_bnn.posteriors.laplace import PredictiveKind
+from lightning_bnn.posteriors.prior import GivenPrior, chosen_prior
 from lightning_bnn.predictive import Predictive
-from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
+from lightning_bnn.priors import BoundPrior
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
 from lightning_bnn.stacked import with_output
 from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, Strategy
@@ -72,6 +73,8 @@ class LaplaceBNN(DeepEnsemble):
         net: Any module; the strategy works on a copy, and training begins at its weights.
         likelihood: How outputs of the network give targets.
         prior: One Gaussian prior for all weights, or a mapping from name patterns to such priors.
+            A posterior is one, too (see :class:`~lightning_bnn.PosteriorPrior`); its scales are
+            given.
         structure: How the curvature is kept: ``"diagonal"``; ``"kron"``, Kronecker factors of
             linear and convolutional layers; or ``"full"``, a matrix of all weights, for thousands.
         bayesian: Which weights vary: ``None`` for all, or as for
@@ -115,7 +118,7 @@ class LaplaceBNN(DeepEnsemble):
         self,
         net: nn.Module,
         likelihood: Likelihood,
-        prior: Prior | Mapping[str, Prior] | None = None,
+        prior: GivenPrior | None = None,
         structure: Structure = "kron",
         bayesian: Choice = None,
         predictive: PredictiveKind = "linearised",
@@ -150,9 +153,10 @@ class LaplaceBNN(DeepEnsemble):
         self._names = names
         # of the weights that vary alone; a buffer of it holds pretrained locations
         self.own_prior = BoundPrior(
-            Normal() if prior is None else prior, self.net, {name: own[name] for name in names}
+            chosen_prior(prior, trainable_names(net)), self.net, {name: own[name] for name in names}
         )
         self.own_prior.gaussian_precisions(torch.cat([own[n].detach().flatten() for n in names]))
+        _check_scales(self.scales, self.own_prior)
         self._rehearsed = False
 
     # ---------------------------------------------------------------- the curvature
@@ -279,10 +283,14 @@ class LaplaceBNN(DeepEnsemble):
         return float(self.finished["log_evidence"])
 
     def prior_precisions(self) -> dict[str, float]:
-        """By name, the precision 1/scale² of the prior of each tensor in the posterior."""
+        """By name, the precision 1/scale² of the prior of each tensor in the posterior.
+
+        Tensors whose prior is a posterior have one for each weight, and are left out.
+        """
         if not self._is_current:
             return {}
-        return dict(zip(self._names, self.finished["precisions"].tolist(), strict=True))
+        found = zip(self._names, self.finished["precisions"].tolist(), strict=True)
+        return {name: one for name, one in found if name not in self.own_prior.located}
 
     def _predict(self, inputs: Any) -> Predictive:
         """With the mode alone, or from the Laplace approximation."""
@@ -295,7 +303,7 @@ def laplace(
     net: nn.Module,
     loader: Iterable[Any],
     likelihood: Likelihood,
-    prior: Prior | Mapping[str, Prior] | None = None,
+    prior: GivenPrior | None = None,
     structure: Structure = "kron",
     bayesian: Choice = None,
     predictive: PredictiveKind = "linearised",
@@ -322,6 +330,7 @@ def laplace(
 
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
+        >>> from lightning_bnn.priors import Normal
         >>> x = torch.linspace(-1, 1, 8)[:, None]
         >>> net = nn.Linear(1, 1)
         >>> posterior = laplace(net, [(x, 2 * x)], Gaussian(0.5), Normal(), structure="full")
@@ -330,17 +339,17 @@ def laplace(
     """
     net = plain_network(net)
     check_likelihood(likelihood)
-    prior_or_default = Normal() if prior is None else prior
     names = select(net, bayesian)
     check_structure(structure, net, names)
-    check_prior(prior_or_default, trainable_names(net))
+    gaussian = chosen_prior(prior, trainable_names(net))
     check_option("predictive", predictive, ("linearised", "draws"))
     chosen = _chosen_scales(scales, prior)
     own = copy_network(net) if output is None else with_output(copy_network(net), output)
     own.eval()
     tensors = network_tensors(own)
     weights = {name: tensors.pop(name) for name in names}
-    bound = BoundPrior(prior_or_default, own, weights)
+    bound = BoundPrior(gaussian, own, weights)
+    _check_scales(chosen, bound)
     splits, device = make_split(split), next(iter(weights.values())).device
     found = approximate(
         own,
@@ -362,6 +371,15 @@ def _length(loader: Any, num_data: int | None) -> int | None:
     if num_data is not None:
         return check_whole("num_data", num_data, 1)
     return count_examples(loader, None) if hasattr(loader, "dataset") else None
+
+
+def _check_scales(scales: Scales, prior: BoundPrior) -> None:
+    if scales != "given" and prior.weight_precisions() is not None:
+        raise ConfigurationError(
+            f"scales={scales!r} finds scales of a Normal prior, and a posterior that is the prior "
+            "has its own. Leave scales= out; to count it less, pass PosteriorPrior(posterior, "
+            "power=0.5)."
+        )
 
 
 def _chosen_scales(scales: Scales | None, prior: Any) -> Scales:

@@ -38,7 +38,8 @@ from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.nets import Polynomial
 from lightning_bnn.network import network_tensors
-from lightning_bnn.posteriors import LinearPosterior
+from lightning_bnn.posteriors import LinearPosterior, PosteriorPrior, WeightPosterior
+from lightning_bnn.posteriors.prior import starting_network
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import BoundPrior, Learned, Normal
 from lightning_bnn.selection import last_layer
@@ -51,6 +52,7 @@ _NOT_FINITE = (
     "The features or the targets of the training data hold NaN or infinity, or numbers whose "
     "squares are too large. Standardise them, or drop such examples."
 )
+_APART = 1e-6  # the largest correlation between outputs that is one of rounding
 _LARGEST = 1e12  # α times the mean square of what the features explain
 
 
@@ -70,7 +72,7 @@ class ClosedForm:
 
     Attributes:
         mean: μ, (d, k).
-        basis: V, (d, d).
+        basis: V, (d, d); where outputs have priors of their own, one for each, (k, d, d).
         sd: (d, k).
         noise: σ of each output, (k,).
         alpha: The precision of the prior over that which was given; 1 where one was.
@@ -86,15 +88,21 @@ class ClosedForm:
 
 
 def solve(
-    sums: Sums, precision: Tensor | None, noise: Tensor | None, shared: bool = True
+    sums: Sums,
+    precision: Tensor | None,
+    noise: Tensor | None,
+    shared: bool = True,
+    centre: Tensor | None = None,
 ) -> ClosedForm:
     """The posterior from sums in float64.
 
     Args:
         sums: What the data say.
-        precision: 1/s² of each weight, (d,); None: one for all is found.
+        precision: 1/s² of each weight, (d,); or a matrix for each output, (k, d, d); None: one for
+            all is found.
         noise: σ of each output, (k,); None: it is found.
         shared: Whether all outputs have the same σ, where it is found.
+        centre: The mean of the prior, (d, k); by default 0.
 
     Example:
         >>> one = torch.ones(1, 1, dtype=torch.float64)
@@ -102,23 +110,28 @@ def solve(
         >>> found.mean.item(), found.sd.square().item()              # 6 / (3 + 1), 1 / (3 + 1)
         (1.5, 0.25)
     """
-    scale = torch.ones_like(sums.gram[0]) if precision is None else precision.rsqrt()
-    values, vectors = torch.linalg.eigh(sums.gram * scale[:, None] * scale)
-    values = values.clamp(min=0)[:, None]  # (d, 1)
-    cross = vectors.T @ (scale[:, None] * sums.cross)  # (d, k)
-    outputs, alpha = cross.shape[1], 1.0
+    if centre is not None:
+        sums = _around(sums, centre)
+    precision = torch.ones_like(sums.gram[0]) if (unknown := precision is None) else precision
+    root = precision_root(precision)
+    values, vectors = torch.linalg.eigh(root.mT @ sums.gram @ root)
+    values = values.clamp(min=0).T if values.dim() == 2 else values.clamp(min=0)[:, None]
+    basis = root @ vectors
+    outputs, alpha = sums.cross.shape[1], 1.0
+    each = basis if basis.dim() == 3 else basis.expand(outputs, *basis.shape)
+    cross = torch.einsum("jdr,dj->rj", each, sums.cross)
     floor = (sums.squares.mean() / sums.count).clamp(min=1e-300)  # the mean square of a target
     variance = (sums.squares / sums.count).clamp(min=1e-300) if noise is None else noise.square()
     if shared and noise is None:
         variance = variance.mean().expand(outputs)
-    for _ in range(_ROUNDS if precision is None or noise is None else 1):
+    for _ in range(_ROUNDS if unknown or noise is None else 1):
         mean = cross / (values + alpha * variance)
         size = mean.square().sum()
         residual = sums.squares - 2 * (mean * cross).sum(0) + (values * mean.square()).sum(0)
         residual = residual.clamp(min=0)
         effective = (values / (values + alpha * variance)).sum(0)
         before = torch.cat([variance, variance.new_tensor([alpha])])
-        if precision is None:
+        if unknown:
             alpha = min(float(effective.sum() / size.clamp(min=1e-300)), _LARGEST / float(floor))
         if noise is None:
             left = sums.count - effective
@@ -136,8 +149,30 @@ def solve(
         + alpha * mean.square().sum()
     )
     sd = (values / variance + alpha).rsqrt()
-    basis = scale[:, None] * vectors
-    return ClosedForm(basis @ mean, basis, sd, variance.sqrt(), alpha, float(evidence))
+    mean = torch.einsum("jdr,rj->dj", each, mean)
+    mean = mean if centre is None else mean + centre
+    return ClosedForm(mean, basis, sd, variance.sqrt(), alpha, float(evidence))
+
+
+def _around(sums: Sums, centre: Tensor) -> Sums:
+    """What the data say of the weights less a mean."""
+    moved = sums.gram @ centre
+    squares = sums.squares - (centre * (2 * sums.cross - moved)).sum(0)
+    return Sums(sums.gram, sums.cross - moved, squares.clamp(min=0), sums.count)
+
+
+def precision_root(precision: Tensor) -> Tensor:
+    """R with R Rᵀ the inverse of a precision: (d,), or matrices (k, d, d).
+
+    Example:
+        >>> precision_root(torch.tensor([4.0]))
+        tensor([[0.5000]])
+    """
+    if precision.dim() == 1:
+        return precision.rsqrt().diag()
+    lower = torch.linalg.cholesky(precision)
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    return torch.linalg.solve_triangular(lower.mT, eye.expand_as(lower), upper=True)
 
 
 class BayesianLinear(Strategy):
@@ -152,7 +187,8 @@ class BayesianLinear(Strategy):
             ``nn.Linear(5, 1)`` or ``nn.Sequential(features, nn.Linear(64, 1))``.
         likelihood: A ``Gaussian``: its scale is found by the evidence if it is learned (the
             default), else taken as it is.
-        prior: The prior of the layer's weights, a ``Normal`` around 0; None: one scale of all is
+        prior: The prior of the layer's weights, a ``Normal`` around 0, or the posterior of an
+            earlier fit (see :class:`~lightning_bnn.PosteriorPrior`); None: one scale of all is
             found by the evidence.
         predict_draws: Draws in validation, test and prediction; None: the closed form.
         **data: ``split`` and ``output`` (see :class:`DataOptions`).
@@ -174,19 +210,21 @@ class BayesianLinear(Strategy):
         self,
         net: nn.Module,
         likelihood: Gaussian | None = None,
-        prior: Normal | None = None,
+        prior: Normal | WeightPosterior | None = None,
         predict_draws: int | None = None,
         **data: Unpack[DataOptions],
     ) -> None:
         likelihood = Gaussian(learn=True) if likelihood is None else likelihood
         check_kind("likelihood", likelihood, Gaussian, "a Gaussian, which has the closed form")
-        if prior is not None:
-            check_kind("prior", prior, Normal, "a Normal, which has the closed form")
-            if prior.loc != 0.0 or isinstance(prior.scale, Learned):
+        chosen = PosteriorPrior(prior) if isinstance(prior, WeightPosterior) else prior
+        if chosen is not None and not isinstance(chosen, PosteriorPrior):
+            check_kind("prior", chosen, Normal, "a Normal, which has the closed form")
+            if chosen.loc != 0.0 or isinstance(chosen.scale, Learned):
                 raise ConfigurationError(
                     f"prior= is a Normal around 0 with a scale that is known; got {prior!r}. Leave "
                     "it out to have the scale found by the evidence."
                 )
+        net = starting_network(net, prior)
         super().__init__(net, likelihood, None, predict_draws=predict_draws, **data)
         self.automatic_optimization = False
         self._names = last_layer(self.net)
@@ -201,17 +239,35 @@ class BayesianLinear(Strategy):
         self.net.requires_grad_(False)
         for tensor in own.values():
             tensor.requires_grad_(True)
-        self._precisions: list[float] | None = None
-        if prior is not None:
-            self._precisions = [
-                float(one)
-                for one, tensor in zip(
-                    BoundPrior(prior, self.net, own).precisions(torch.zeros(1)) or [],
-                    own.values(),
-                    strict=True,
-                )
-                for _ in range(tensor[0].numel())
-            ]
+        # of the prior, in float64: (d,), or (k, d, d) with a mean (d, k)
+        self._precision: Tensor | None = None
+        self._centre: Tensor | None = None
+        if isinstance(chosen, PosteriorPrior):
+            mean, precision = chosen.gaussian(self.net, own)
+            self._precision, self._centre = self._by_output(mean, precision)
+        elif chosen is not None:
+            given = BoundPrior(chosen, self.net, own).precisions(torch.zeros(1)) or []
+            sizes = torch.tensor([tensor[0].numel() for tensor in own.values()])
+            self._precision = torch.tensor(given, dtype=torch.float64).repeat_interleave(sizes)
+
+    def _by_output(self, mean: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+        """Of flat weights, the precision matrix of each output, and the means."""
+        outputs, size = self._layer.out_features, self._layer.in_features
+        at = torch.arange(outputs * size).view(outputs, size)
+        if self._layer.bias is not None:
+            at = torch.cat([at, outputs * size + torch.arange(outputs)[:, None]], 1)
+        if precision.dim() == 1:
+            return torch.diag_embed(precision[at]), mean[at].T
+        scale = precision.diagonal().rsqrt()
+        between = (precision * scale[:, None] * scale)[at.flatten()][:, at.flatten()]
+        between = between.view(*at.shape, *at.shape).abs().amax((1, 3)).fill_diagonal_(0)
+        if bool((between > _APART).any()):
+            raise ConfigurationError(
+                "The posterior that is the prior correlates weights of different outputs, which "
+                f"{type(self).__name__} keeps apart. Pass PosteriorPrior(posterior, "
+                "covariance='diagonal'), or use LaplaceBNN(structure='full')."
+            )
+        return torch.stack([precision[row][:, row] for row in at]), mean[at].T
 
     # ---------------------------------------------------------------- the fit
 
@@ -246,12 +302,15 @@ class BayesianLinear(Strategy):
         self.net.train(training)
         learned, outputs = self.likelihood.log_scale, self._layer.out_features
         noise = self.likelihood.predictive(sums.cross.new_zeros(1, 1, outputs)).aleatoric[0].sqrt()
-        precision = self._precisions
+        precision, centre = (
+            None if one is None else one.to(sums.gram) for one in (self._precision, self._centre)
+        )
         found = solve(
             sums,
-            None if precision is None else sums.gram.new_tensor(precision),
+            precision,
             None if learned is not None else noise.double(),
             learned is None or learned.dim() == 0 or learned.numel() == 1,
+            centre,
         )
         if learned is not None:
             log_noise = found.noise.log()
@@ -328,11 +387,12 @@ class BayesianLinear(Strategy):
             basis, sd = self.finished["basis"], self.finished["sd"]
             mean = {name: self.net.get_parameter(name).data for name in self._names}
         else:
-            scale = [p**-0.5 for p in self._precisions or [1.0] * size]
-            basis = torch.tensor(scale, dtype=torch.float64).diag()
             sd = torch.ones(size, layer.out_features, dtype=torch.float64)
-            mean = self._by_name(torch.zeros(layer.out_features, size))
-        deviations = torch.einsum("dr,rj->rjd", basis, sd)
+            basis = precision_root(sd[:, 0] if self._precision is None else self._precision)
+            centre = torch.zeros_like(sd) if self._centre is None else self._centre
+            mean = self._by_name(centre.T)
+        matched = "jdr,rj->rjd" if basis.dim() == 3 else "dr,rj->rjd"
+        deviations = torch.einsum(matched, basis, sd)
         fixed = {k: v for k, v in network_tensors(self.net).items() if k not in mean}
         return LinearPosterior(self.net, self.likelihood, mean, self._by_name(deviations), fixed)
 
@@ -382,7 +442,7 @@ class PolynomialRegression(BayesianLinear):
         inputs: int = 1,
         outputs: int = 1,
         likelihood: Gaussian | None = None,
-        prior: Normal | None = None,
+        prior: Normal | WeightPosterior | None = None,
         predict_draws: int | None = None,
         **data: Unpack[DataOptions],
     ) -> None:

@@ -45,7 +45,7 @@ from typing_extensions import Unpack
 from lightning_bnn.bank import check_ids
 from lightning_bnn.checks import check_number, check_whole
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
-from lightning_bnn.initialise import Start, is_untrained, start_members
+from lightning_bnn.initialise import Start, is_untrained, start_at_prior, start_members
 from lightning_bnn.lightning import (
     StochasticWeightAveraging,
     TrainerStatus,
@@ -55,8 +55,8 @@ from lightning_bnn.lightning import (
 )
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import DrawsPosterior, Posterior, prior_scales
+from lightning_bnn.posteriors.prior import GivenPrior, starting_network
 from lightning_bnn.predictive import Predictive
-from lightning_bnn.priors import Prior
 from lightning_bnn.random import NormalStream, member_seed, random_seed
 from lightning_bnn.samplers import SGHMC, MomentumSampler, Sampler
 from lightning_bnn.samplers.warm_up import WarmUp
@@ -98,7 +98,8 @@ class SGMCMC(BankStrategy):
     Args:
         net: Any module; the strategy works on a copy.
         likelihood: How outputs of the network give targets.
-        prior: One prior for all weights, or a mapping from name patterns to priors.
+        prior: One prior for all weights, or a mapping from name patterns to priors. A posterior is
+            one, too (see :class:`~lightning_bnn.PosteriorPrior`).
         sampler: Makes the sampler, such as ``partial(SGHMC, lr=1e-3)``; by default ``SGHMC``, of
             which each chain finds its own rate. N, T and the seeds are added by the strategy.
         chains: How many chains run side by side, or their numbers: ``chains=[3]`` runs alone what
@@ -108,7 +109,8 @@ class SGMCMC(BankStrategy):
         start: Where chains start. ``"reset"``: at new initial values; ``"around"``: at the
             network's weights, all chains but number 0 perturbed: not over-dispersed, so that R-hat
             may miss modes which no chain has seen; ``"auto"``: the former if the network looks
-            untrained and a warm-up comes first, else the latter; a posterior, such as a fitted
+            untrained and a warm-up comes first, else the latter, and draws of the posterior where
+            that is the prior; a posterior, such as a fitted
             ensemble: at its draws; a list of networks; or a function that builds one.
         spread: The size of the perturbation, as a share of each tensor's root mean square.
         warm_up: Steps with another optimizer before sampling begins; a new trainer begins with
@@ -148,7 +150,7 @@ class SGMCMC(BankStrategy):
         self,
         net: nn.Module,
         likelihood: Likelihood,
-        prior: Prior | Mapping[str, Prior] | None = None,
+        prior: GivenPrior | None = None,
         sampler: SamplerFactory | None = None,
         chains: int | Sequence[int] = 4,
         bayesian: Choice = None,
@@ -167,6 +169,7 @@ class SGMCMC(BankStrategy):
         **data: Unpack[DataOptions],
     ) -> None:
         names = select(net, bayesian) if isinstance(net, nn.Module) else []
+        net = starting_network(net, prior)
         super().__init__(
             net, likelihood, num_data, warm_up_optimizer, scheduler, "step", predict_draws, **data
         )
@@ -189,9 +192,12 @@ class SGMCMC(BankStrategy):
                 "is trained in the warm-up and then held. Pass warm_up=, or a likelihood with "
                 "nothing to learn."
             )
+        auto = isinstance(start, str) and start == "auto"
         if isinstance(start, str) and start == "auto":
             start = "reset" if self.warm_up != 0 and is_untrained(self.net) else "around"
         stacked = start_members(self.net, start, ids, self.seed, spread)
+        if auto:
+            stacked = start_at_prior(self.net, prior, stacked, ids, self.seed)
         if self.warm_up == 0 and start in ("around", "reset"):
             # nothing would train what is not sampled: every chain keeps the network's own
             own = dict(self.net.named_parameters())

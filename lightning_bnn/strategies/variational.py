@@ -46,7 +46,8 @@ from lightning_bnn.lightning import (
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import checked_masks, network_tensors
 from lightning_bnn.posteriors import WeightPosterior
-from lightning_bnn.priors import BoundPrior, Normal, Prior, check_prior
+from lightning_bnn.posteriors.prior import GivenPrior, chosen_prior, starting_network
+from lightning_bnn.priors import BoundPrior
 from lightning_bnn.random import NoiseGenerator, member_seed
 from lightning_bnn.recipes import allow
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
@@ -74,7 +75,8 @@ class VariationalBNN(Strategy):
     Args:
         net: Any module; the strategy works on a copy, and its weights become the means.
         likelihood: How outputs of the network give targets.
-        prior: One prior for all weights, or a mapping from name patterns to priors.
+        prior: One prior for all weights, or a mapping from name patterns to priors. A posterior is
+            one, too (see :class:`~lightning_bnn.PosteriorPrior`).
         bayesian: Which weights are Bayesian: ``None`` for all, a name pattern, a submodule, a
             function or a list (see :func:`lightning_bnn.selection.select`). The others are
             point estimates under their prior.
@@ -104,6 +106,7 @@ class VariationalBNN(Strategy):
 
     Example:
         >>> from lightning_bnn.likelihoods import Gaussian
+        >>> from lightning_bnn.priors import Normal
         >>> bnn = VariationalBNN(nn.Linear(2, 1), Gaussian(0.1), Normal(0.0, 1.0), num_data=100)
         >>> loss = bnn.loss((torch.randn(8, 2), torch.randn(8, 1)))
         >>> loss.backward()
@@ -115,7 +118,7 @@ class VariationalBNN(Strategy):
         self,
         net: nn.Module,
         likelihood: Likelihood,
-        prior: Prior | Mapping[str, Prior] | None = None,
+        prior: GivenPrior | None = None,
         bayesian: Choice = None,
         num_data: int | None = None,
         temperature: float | Literal["validation"] = 1.0,
@@ -134,7 +137,7 @@ class VariationalBNN(Strategy):
     ) -> None:
         names = select(net, bayesian) if isinstance(net, nn.Module) else []
         super().__init__(
-            net,
+            starting_network(net, prior),
             likelihood,
             num_data,
             optimizer,
@@ -154,9 +157,8 @@ class VariationalBNN(Strategy):
         self.estimator = estimator
         self.train_draws = check_whole("draws", draws, 1)
         self.kl_warmup = check_whole("kl_warmup", kl_warmup, 0)
-        prior = Normal() if prior is None else prior
         trainable = trainable_names(self.net)
-        check_prior(prior, trainable)
+        prior = chosen_prior(prior, trainable)
         own = dict(self.net.named_parameters())
         tensors = {name: own[name] for name in names}
         points = {name: own[name] for name in trainable if name not in tensors}
@@ -401,7 +403,7 @@ class VariationalBNN(Strategy):
 
         Example:
             >>> from lightning_bnn.likelihoods import Gaussian
-            >>> from lightning_bnn.priors import Learned
+            >>> from lightning_bnn.priors import Learned, Normal
             >>> net = nn.Linear(50, 1, bias=False)
             >>> nn.init.constant_(net.weight, 0.5).shape
             torch.Size([1, 50])

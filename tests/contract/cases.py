@@ -8,6 +8,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import nn
 
 from lightning_bnn import (
@@ -15,7 +16,9 @@ from lightning_bnn import (
     SGMCMC,
     DeepEnsemble,
     LaplaceBNN,
+    LowRankPosterior,
     MCDropoutBNN,
+    PosteriorPrior,
     VariationalBNN,
 )
 from lightning_bnn.families import (
@@ -77,6 +80,33 @@ STRATEGIES: dict[str, MakeStrategy] = {
     "learned scales, SGLD": partial(
         SGMCMC, prior=LEARNED, sampler=partial(SGLD, lr=1e-4), chains=2, seed=0
     ),
+}
+
+
+def yesterday(net: nn.Module, likelihood: Likelihood) -> PosteriorPrior:
+    """A posterior whose weights are all correlated, as a prior."""
+    generator = torch.Generator().manual_seed(5)
+    own = {name: one.detach() for name, one in net.named_parameters()}
+    variance = {name: torch.full_like(one, 0.01) for name, one in own.items()}
+    columns = {
+        name: 0.1 * torch.randn(3, *one.shape, generator=generator) for name, one in own.items()
+    }
+    made = LowRankPosterior.from_covariance(net, likelihood, own, variance, columns)
+    return PosteriorPrior(made, covariance="full")
+
+
+def with_yesterday(make: Callable[..., Strategy]) -> MakeStrategy:
+    """A strategy whose prior is a posterior."""
+    return lambda net, likelihood: make(net, likelihood, prior=yesterday(net, likelihood), seed=0)
+
+
+STRATEGIES |= {
+    f"yesterday, {name}": with_yesterday(make)
+    for name, make in {
+        "VI": VariationalBNN,
+        "Laplace": partial(LaplaceBNN, structure="full"),
+        "ensemble": partial(DeepEnsemble, members=3, chunk=2, randomise="anchors"),
+    }.items()
 }
 
 _KINDS = {

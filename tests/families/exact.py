@@ -34,12 +34,14 @@ class SigmaPoints:
         return tensor
 
 
-def exact(problem: LinearRegression, family: Family, net: nn.Module | None = None) -> Any:
+def exact(
+    problem: LinearRegression, family: Family, net: nn.Module | None = None, prior: Any = None
+) -> Any:
     """A strategy whose loss is the exact bound."""
     bnn = VariationalBNN(
         problem.net() if net is None else net,
         Gaussian(problem.noise_sd),
-        Normal(0.0, problem.prior_sd),
+        Normal(0.0, problem.prior_sd) if prior is None else prior,
         num_data=len(problem.inputs),
         family=family,
         initial_scale=0.1,

@@ -192,6 +192,31 @@ def test_chunks_do_not_change_the_numbers(posterior):
         assert equal({name: torch.cat([p[name] for p in pieces]) for name in pieces[0]}, whole)
 
 
+def test_the_covariance_matrix_is_that_of_draws(posterior):
+    """Each number within 6 sd of that of 500 draws: a false alarm has a chance below 10⁻⁴."""
+    names = posterior.varying
+    covariance, moments = posterior.covariance_matrix(), posterior.moments()
+    variance = torch.cat([moments.variance[name].flatten() for name in names]).double()
+    torch.testing.assert_close(covariance, covariance.T)
+    sampled = posterior.correlations == "estimated" and isinstance(posterior, RankOnePosterior)
+    if not sampled:
+        torch.testing.assert_close(covariance.diagonal(), variance, rtol=1e-4, atol=1e-7)
+    count = len(posterior) * 100 if isinstance(posterior, DrawsPosterior) else 500
+    draws = posterior.sample(count, generator())
+    found = torch.cov(torch.cat([draws[name].flatten(1) for name in names], 1).double().T)
+    spread = covariance.diagonal()[:, None] * covariance.diagonal() + covariance.square()
+    most = 6 * (spread / count).sqrt() * (3 if posterior.correlations == "estimated" else 1)
+    if not isinstance(posterior, DrawsPosterior):
+        assert bool(((found - covariance).abs() <= most + 1e-7).all())
+    else:  # n - 1 in the place of n
+        share = (len(posterior) - 1) / len(posterior) * count / (count - 1)
+        torch.testing.assert_close(found, covariance * share, rtol=1e-5, atol=1e-6)
+    if posterior.correlations == "none":
+        assert torch.equal(covariance, covariance.diagonal().diag())
+    part = posterior.covariance_of(names[-1:])
+    torch.testing.assert_close(part, covariance[-len(part) :, -len(part) :])
+
+
 def test_predictions_are_of_the_draws_of_the_seed(posterior):
     state = torch.get_rng_state()
     outputs = posterior.predict(INPUTS, draws=7, seed=4).outputs
