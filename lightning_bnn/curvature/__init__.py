@@ -6,7 +6,7 @@ from lightning_bnn.curvature.approximation import (
     approximate,
     check_structure,
 )
-from lightning_bnn.curvature.base import Covariance
+from lightning_bnn.curvature.base import Covariance, Processes
 from lightning_bnn.curvature.evidence import Scales
 from lightning_bnn.curvature.linear import LinearisedNetwork
 
@@ -14,6 +14,7 @@ __all__ = [
     "Approximation",
     "Covariance",
     "LinearisedNetwork",
+    "Processes",
     "Scales",
     "Structure",
     "approximate",

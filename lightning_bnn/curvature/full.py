@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -55,13 +55,15 @@ class Full(RowCurvature):
 
     covariance_type = FullCovariance
 
-    def __init__(self, net: nn.Module, weights: dict[str, Tensor]) -> None:
-        super().__init__(net, weights)
+    def __init__(
+        self, net: nn.Module, weights: Mapping[str, Tensor], rank: int | None = None
+    ) -> None:
+        super().__init__(net, weights, rank)
         size = self.layout.size
         self.matrix = torch.zeros(size, size, dtype=self.dtype, device=self.device)
 
     @classmethod
-    def check(cls, net: nn.Module, names: Sequence[str]) -> int:
+    def check(cls, net: nn.Module, names: Sequence[str], rank: int | None = None) -> int:
         """H, its factor, the factor's inverse, and room to compute them."""
         return 4 * 8 * sum(net.get_parameter(name).numel() for name in names) ** 2
 

@@ -102,8 +102,10 @@ class Kron(Curvature):
 
     covariance_type = KronCovariance
 
-    def __init__(self, net: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        super().__init__(net, weights)
+    def __init__(
+        self, net: nn.Module, weights: Mapping[str, Tensor], rank: int | None = None
+    ) -> None:
+        super().__init__(net, weights, rank)
         self.layers = plain_layers(net, self.layout.names)
         self._checked = False
         self.inputs: dict[str, Tensor] = {}
@@ -117,7 +119,7 @@ class Kron(Curvature):
             self.counts[layer] = empty.new_zeros(())
 
     @classmethod
-    def check(cls, net: nn.Module, names: Sequence[str]) -> int:
+    def check(cls, net: nn.Module, names: Sequence[str], rank: int | None = None) -> int:
         """Two matrices for each layer, their eigenvectors, and room to compute them."""
         numbers = 0
         for layer, keys in plain_layers(net, names).items():

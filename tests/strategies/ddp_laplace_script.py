@@ -14,7 +14,7 @@ from lightning_bnn.priors import Normal
 from tests.nets import make_data, mlp
 from tests.trainers import quiet_trainer
 
-FITS = ("diagonal", "kron", "full")
+FITS = ("diagonal", "kron", "full", "low rank")
 
 
 def make(structure: str) -> LaplaceBNN:

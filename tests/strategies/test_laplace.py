@@ -91,6 +91,41 @@ def test_scales_are_given_or_found() -> None:
     assert found["given"][0] < found["one"][0] < found["per tensor"][0]
 
 
+@pytest.mark.parametrize("predictive", ["linearised", "draws"])
+def test_the_scale_with_the_lowest_validation_nll(
+    predictive: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no worse than any of 33 scales that are given, by passes of their own."""
+    bnn = make(prior=Normal(0.0, 2.0), scales="validation", predictive=predictive)
+    with caplog.at_level("INFO"):
+        fit(bnn, epochs=10)
+    assert "have the lowest validation NLL (" in caplog.text
+    [precision] = set(bnn.prior_precisions().values())
+    found = bnn.posterior()
+    assert isinstance(found, LaplacePosterior)
+    net = mlp(3)
+    net.load_state_dict(dict(found.mean))
+
+    def nll(**options: Any) -> float:
+        posterior = laplace(net, [DATA.tensors], Categorical(), predictive=predictive, **options)
+        return -float(posterior.predict(INPUTS).log_prob(DATA.tensors[1]).mean())
+
+    given = {s: nll(prior=Normal(0.0, s)) for s in torch.logspace(-2, 2, 33).tolist()}
+    own = nll(prior=Normal(0.0, precision**-0.5))
+    assert own < min(given.values()) + (1e-3 if predictive == "linearised" else 2e-2)
+    again = nll(prior=Normal(0.0, 2.0), scales="validation", validation=[DATA.tensors])
+    assert again == pytest.approx(own, abs=1e-4 if predictive == "linearised" else 2e-2)
+
+
+def test_validation_data_are_asked_for() -> None:
+    bnn = make(scales="validation")
+    with pytest.raises(ConfigurationError, match=r"no validation data\. Pass val_dataloaders="):
+        quiet_trainer(max_epochs=1).fit(bnn, DataLoader(DATA, batch_size=16))
+    late = make(scales="validation")  # none that has been read before the end of the fit
+    fit(late, epochs=1, num_sanity_val_steps=0, check_val_every_n_epoch=2)
+    assert len(set(late.prior_precisions().values())) == 1
+
+
 def test_a_checkpoint_has_the_curvature_and_a_longer_fit_takes_it_anew(tmp_path: Path) -> None:
     bnn = make()
     trainer = fit(bnn)
@@ -143,7 +178,7 @@ def test_uncertainty_varies_and_grows_away_from_the_data() -> None:
     assert spread[2] > 5 * spread[:2].max()
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "full", "kron"])
+@pytest.mark.parametrize("structure", ["diagonal", "full", "kron", "low rank"])
 def test_it_is_pruned_compacted_saved_and_reported(structure: str, tmp_path: Path) -> None:
     net = mlp(3)
     posterior = laplace(net, DataLoader(DATA, batch_size=16), Categorical(), structure=structure)
@@ -252,10 +287,39 @@ class Kinked(LaplaceNoise):
         (lambda: LaplaceBNN(nn.Linear(2000, 2000), Gaussian(), structure="full"), "GB of memory"),
         (lambda: LaplaceBNN(nn.LayerNorm(3), Gaussian()), r"'weight' is a weight of 'net' \(Layer"),
         (lambda: LaplaceBNN(nn.Conv2d(4, 4, 1, groups=2), Gaussian()), "convolutions without gro"),
-        (lambda: make(structure="low"), "structure= is 'diagonal', 'kron' or 'full'; got 'low'"),
+        (
+            lambda: make(structure="low"),
+            "'diagonal', 'kron', 'full' or 'low rank'; got 'low'",
+        ),
+        (lambda: make(rank=3), "rank= is for structure='low rank'; got rank=3 with 'kron'"),
+        (lambda: make(structure="low rank", rank=0), "rank= is a whole number"),
+        (
+            lambda: laplace(mlp(3), [DATA.tensors], Categorical(), scales="validation"),
+            r"by the NLL of other data than the loader's\. Pass them as validation=",
+        ),
+        (
+            lambda: laplace(mlp(3), [DATA.tensors], Categorical(), validation=[DATA.tensors]),
+            "validation= is for scales='validation'; got scales='one'",
+        ),
+        (
+            lambda: laplace(
+                mlp(3),
+                [DATA.tensors],
+                Categorical(),
+                scales="validation",
+                validation=iter([DATA.tensors]),
+            ),
+            "an iterator gives its batches once",
+        ),
+        (
+            lambda: laplace(
+                mlp(3), [DATA.tensors], Categorical(), scales="validation", validation=[]
+            ),
+            "no validation NLL without data",
+        ),
         (lambda: make(prior=Laplace()), "needs a prior that is Gaussian; got Laplace"),
         (lambda: make(prior={"*.bias": StudentT(), "*": Normal()}), "got StudentT"),
-        (lambda: make(scales="auto"), "scales= is 'given', 'one' or 'per tensor'"),
+        (lambda: make(scales="auto"), "scales= is 'given', 'one', 'per tensor' or 'validation'"),
         (lambda: make(predictive="probit"), "predictive= is 'linearised' or 'draws'"),
         (lambda: LaplaceBNN(mlp, Categorical()), r"net= is a torch\.nn\.Module"),  # type: ignore
         (lambda: laplace(mlp(3), [], Categorical()), "loader gave no batch"),
