@@ -27,7 +27,8 @@ from lightning_bnn.selection import FlatLayout
 __all__ = ["Covariance", "Curvature", "Processes", "check_room"]
 
 _GIGABYTE = 1e9
-_BLOCK = 16  # columns of the Hessian whose gradients are computed together
+_BLOCK = 16  # columns of the Hessian whose gradients are computed together,
+_NUMBERS = 2**25  # or fewer, if an example has more numbers than these
 
 
 class Covariance(ABC):
@@ -39,9 +40,11 @@ class Covariance(ABC):
 
     Attributes:
         structure: The name of its structure.
+        layered: Whether layers are independent, and :meth:`factors` gives theirs.
     """
 
     structure: ClassVar[str]
+    layered: ClassVar[bool] = False
     kinds: ClassVar[dict[str, type[Covariance]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -62,6 +65,14 @@ class Covariance(ABC):
     @abstractmethod
     def project(self, rows: Tensor) -> Tensor:
         """G times a root of Σ, so that the result R of rows G, (n, P), has R Rᵀ = G Σ Gᵀ."""
+
+    def factors(self, layer: str) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Of a layer's weights and bias joined, (outputs, features), V, U and σ.
+
+        V and U are bases of the outputs and of the features (None: as they are), and σ, (outputs,
+        features), the standard deviations in their products.
+        """
+        raise NotImplementedError
 
     def to(self, device: torch.device | str | None = None, dtype: Any = None) -> Self:
         """The same on another device, or in another precision."""
@@ -184,9 +195,10 @@ class RowCurvature(Curvature):
     def add(self, linear: LinearisedNetwork, inputs: Any, columns: Iterable[Tensor]) -> None:
         """Add what a batch has, some columns at a time."""
         block: list[Tensor] = []
+        most = max(1, min(_BLOCK, _NUMBERS // self.layout.size))
         for column in columns:
             block.append(column)
-            if len(block) == _BLOCK:
+            if len(block) == most:
                 self._add_block(linear, inputs, block)
                 block = []
         if block:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.curvature.base import Covariance, RowCurvature
+from lightning_bnn.curvature.layers import side_by_side
 
 __all__ = ["Diagonal", "DiagonalCovariance"]
 
@@ -23,6 +24,11 @@ class DiagonalCovariance(Covariance):
     """
 
     structure = "diagonal"
+    layered = True
+
+    def factors(self, layer: str) -> tuple[None, None, Tensor]:
+        """The standard deviations of a layer, in no other basis."""
+        return None, None, side_by_side(self.layout, self.tensors["sd"], layer)
 
     def deviation(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
         """A draw of N(0, Σ)."""

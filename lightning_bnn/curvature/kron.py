@@ -55,12 +55,18 @@ class KronCovariance(Covariance):
     """
 
     structure = "kron"
+    layered = True
+
+    def factors(self, layer: str) -> tuple[Tensor, Tensor, Tensor]:
+        """The eigenbases of a layer, and the standard deviations in them."""
+        left, right, scale = (self.tensors[f"{layer}.{key}"] for key in ("left", "right", "scale"))
+        return left, right, scale
 
     def _layers(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        for name, scale in self.tensors.items():
+        for name in self.tensors:
             layer, _, key = name.rpartition(".")
             if key == "scale":
-                yield layer, self.tensors[f"{layer}.left"], self.tensors[f"{layer}.right"], scale
+                yield layer, *self.factors(layer)
 
     def deviation(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
         """A draw of N(0, Σ), layer by layer."""

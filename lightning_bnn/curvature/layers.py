@@ -137,6 +137,16 @@ class RecordedPass:
             gradients[layer] = gradient.reshape(len(gradient), -1, gradient.shape[-1])
         return gradients
 
+    def numbers(self, count: int) -> int:
+        """How many an example needs for the gradients of some columns, layer by layer."""
+        total = 0
+        for layer, activations in self.inputs_of.items():
+            places, features = activations.shape[1:]
+            outputs = self._net.get_submodule(layer).get_parameter("weight").shape[0]
+            total += places * (features + 2 * count * outputs)
+            total += 0 if places == 1 else count * features
+        return total
+
     def rows(self, columns: Tensor, layout: FlatLayout) -> Tensor:
         """The gradients of each example, (B, C, P), for columns (C, B, ...)."""
         flat = self.outputs.new_empty(columns.shape[1], len(columns), layout.size)

@@ -89,7 +89,7 @@ class LowRank(RowCurvature):
         >>> linear = LinearisedNetwork(net, dict(net.named_parameters()), {})
         >>> curvature.add(linear, torch.tensor([[2.0, 3.0]]), [torch.ones(1, 1)])
         >>> curvature.spectrum([1.0])                                 # 2² + 3²
-        tensor([13.0000], dtype=torch.float64)
+        tensor([13.], dtype=torch.float64)
     """
 
     covariance_type = LowRankCovariance
