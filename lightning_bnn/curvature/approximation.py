@@ -118,15 +118,16 @@ def approximate(
     linear = LinearisedNetwork(net, weights, fixed)
     totals = torch.zeros(2, dtype=curvature.dtype, device=curvature.device)
     seen = 0
-    for inputs, targets in batches:
-        outputs = at_least_float32(linear.outputs(inputs))
-        likelihood.check(outputs, targets)
-        if not seen:
-            linear.check(inputs, outputs)
-        seen += len(outputs)
-        totals[0] += likelihood.log_prob(outputs, targets).sum()
-        totals[1] += len(outputs)
-        curvature.add(linear, inputs, likelihood.hessian_columns(outputs, targets))
+    with torch.autocast(curvature.device.type, enabled=False):
+        for inputs, targets in batches:
+            outputs = at_least_float32(linear.outputs(inputs))
+            likelihood.check(outputs, targets)
+            if not seen:
+                linear.check(inputs, outputs)
+            seen += len(outputs)
+            totals[0] += likelihood.log_prob(outputs, targets).sum()
+            totals[1] += len(outputs)
+            curvature.add(linear, inputs, likelihood.hessian_columns(outputs, targets))
     curvature.add_up(processes)
     log_likelihood, count = processes.add_up(totals).tolist()
     if not count:

@@ -186,7 +186,8 @@ class LaplacePosterior(WeightPosterior):
         mean, root = self.output_gaussian(inputs)
         flat = mean.flatten(1) if mean.ndim > 1 else mean[:, None]
         points = standard_points(count, flat.shape[1], seed).to(flat)
-        outputs = flat + torch.einsum("sf,bgf->sbg", points, root.to(flat))
+        with self._no_autocast():
+            outputs = flat + torch.einsum("sf,bgf->sbg", points, root.to(flat))
         return self.likelihood.predictive(outputs.view(count, *mean.shape))
 
     @torch.no_grad()
@@ -200,7 +201,7 @@ class LaplacePosterior(WeightPosterior):
             The means, (B, ...), and symmetric roots of the covariances, (B, F, F) with F outputs.
         """
         inputs = move_data_to_device(inputs, self.device)
-        with exclusive(self.net) as net:
+        with self._no_autocast(), exclusive(self.net) as net:
             linear = LinearisedNetwork(net, self.mean, self.fixed, self._way)
             mean = at_least_float32(linear.outputs(inputs))
             count = mean[0].numel() if len(mean) else 1
@@ -219,6 +220,10 @@ class LaplacePosterior(WeightPosterior):
         values, vectors = torch.linalg.eigh(covariance)
         root = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
         return mean, root
+
+    def _no_autocast(self) -> torch.autocast:
+        """A trainer of mixed precision evaluates under autocast, which rounds derivatives."""
+        return torch.autocast(self.device.type, enabled=False)
 
     def _whole(self, rows: Tensor) -> Tensor:
         """Rows of the weights of the covariance, from rows of those that are left."""

@@ -34,6 +34,7 @@ from tests.trainers import quiet_trainer
 
 DATA = make_data("mlp", "classification")
 INPUTS = DATA.tensors[0]
+STRUCTURES = ("diagonal", "kron", "full", "low rank")
 
 
 def fit(bnn: LaplaceBNN, epochs: int = 2, **options: Any) -> Any:
@@ -155,6 +156,48 @@ def test_a_fit_that_was_cut_off_before_the_pass_takes_it_when_resumed(tmp_path: 
     assert resumed.log_evidence() == bnn.log_evidence()
 
 
+class Power(Exception):
+    """A cut."""
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("validated", [True, False])
+def test_a_fit_that_dies_in_the_pass_repeats_only_the_pass(
+    validated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a checkpoint of the last step: by steps, or at the end of the last validation."""
+
+    def run(folder: str, **options: Any) -> LaplaceBNN:
+        bnn = make(scales="per tensor")
+        every = {} if validated else {"every_n_train_steps": 1}
+        saver = ModelCheckpoint(tmp_path / folder, "{step}", save_top_k=-1, **every)
+        trainer = quiet_trainer(max_epochs=2, callbacks=[saver], enable_checkpointing=True)
+        rows = DataLoader(DATA, batch_size=16, shuffle=True)
+        trainer.fit(bnn, rows, DataLoader(DATA, 48) if validated else None, **options)
+        return bnn
+
+    undisturbed = run("a")
+    finish, steps = LaplaceBNN.finish, []
+
+    def cut(self: LaplaceBNN, batches: Any) -> Any:
+        def first() -> Any:
+            yield next(batches)
+            raise Power
+
+        return finish(self, first())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LaplaceBNN, "finish", cut)
+        with pytest.raises(Power):
+            run("b")
+    monkeypatch.setattr(LaplaceBNN, "on_train_batch_end", lambda *_: steps.append(1))
+    resumed = run("c", ckpt_path=tmp_path / "b" / "step=6.ckpt")
+    assert not steps
+    assert resumed.log_evidence() == undisturbed.log_evidence()
+    for name, tensor in undisturbed.finished.items():
+        assert torch.equal(resumed.finished[name], tensor), name
+
+
 def test_the_network_and_random_numbers_are_left_alone() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.ReLU(inplace=True),
                         nn.Linear(8, 3)).train()  # fmt: skip
@@ -178,7 +221,7 @@ def test_uncertainty_varies_and_grows_away_from_the_data() -> None:
     assert spread[2] > 5 * spread[:2].max()
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "full", "kron", "low rank"])
+@pytest.mark.parametrize("structure", STRUCTURES)
 def test_it_is_pruned_compacted_saved_and_reported(structure: str, tmp_path: Path) -> None:
     net = mlp(3)
     posterior = laplace(net, DataLoader(DATA, batch_size=16), Categorical(), structure=structure)
@@ -335,12 +378,41 @@ def test_what_cannot_work_says_so(make: Any, words: str) -> None:
         make()
 
 
-def test_a_curvature_that_is_not_finite_names_the_tensor() -> None:
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_curvature_that_is_not_finite_names_the_tensor(structure: Any) -> None:
+    """An infinite input stops at the Hardtanh: what goes into the next layer is finite."""
     inputs = INPUTS.clone()
     inputs[3] = torch.inf
     net = nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(), nn.Linear(3, 3))
     with pytest.raises(NonFiniteError, match=r"curvature of '0\.weight' is not finite"):
-        laplace(net, [(inputs, DATA.tensors[1])], Categorical(), structure="diagonal")
+        laplace(net, [(inputs, DATA.tensors[1])], Categorical(), structure=structure)
+
+
+@pytest.mark.parametrize("precision", ["16-true", "bf16-true", "bf16-mixed", "64-true"])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_it_has_any_precision(structure: Any, precision: str) -> None:
+    """In half precision weights are rounded, but the curvature of them is that of float32.
+
+    Inputs that Lightning rounds change it by their rounding: to 5 %.
+    """
+    bnn = make(structure=structure, scales="per tensor" if structure == "kron" else "one")
+    trainer = fit(bnn, precision=precision)
+    dtype = torch.float64 if precision == "64-true" else torch.float32
+    posterior = bnn.posterior()
+    assert isinstance(posterior, LaplacePosterior)
+    assert {t.dtype for t in posterior.covariance.tensors.values()} == {dtype}
+    net = mlp(3).to(dtype)
+    net.load_state_dict(dict(posterior.mean))
+    inputs = INPUTS.to(dtype)
+    again = laplace(net, [(inputs, DATA.tensors[1])], Categorical(), structure=structure,
+                    scales=bnn.scales)  # fmt: skip
+    variance = again.covariance.variance()
+    torch.testing.assert_close(posterior.covariance.variance(), variance, rtol=0.05, atol=1e-4)
+    outputs = posterior.predict(inputs).outputs
+    assert outputs.dtype == dtype
+    torch.testing.assert_close(outputs, again.predict(inputs).outputs, rtol=0.05, atol=0.05)
+    [tested] = trainer.test(bnn, DataLoader(DATA, batch_size=16), verbose=False)
+    assert 0 < tested["test_nll"] < 2
 
 
 def test_half_precision_learned_scales_and_other_likelihoods() -> None:
