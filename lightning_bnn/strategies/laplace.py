@@ -21,11 +21,12 @@ evidence at w* (:mod:`lightning_bnn.curvature.evidence`). With ``scales="validat
 chosen by the NLL of validation data, of the predictive that is asked for; the evidence is then that
 of a model chosen by other data, and no measure for comparing models.
 
-**Resuming.** The pass comes at the end of the last epoch, after its validation, and what it finds is
-in checkpoints that are written later. Sums that are half made are in none: a fit that is killed in
-the pass takes all of it again when it is resumed, to the same numbers, and takes no training step
-again if there is a checkpoint of the last one. ``ModelCheckpoint`` writes one where there are
-validation data, or with ``every_n_train_steps``; without either its last one is of the epoch before.
+**Resuming.** The pass comes at the end of the last epoch, after its validation, and what it finds
+is in the checkpoints that are written later. Sums that are half made are in none: a fit that is
+killed in the pass takes all of it again when it is resumed, to the same numbers. Where there is a
+checkpoint of the last step, nothing else is repeated: ``ModelCheckpoint`` writes one with
+``every_n_train_steps``, or with ``save_on_train_epoch_end=False`` after each validation. As it is,
+its last one is of the epoch before, which is then trained again, to the same weights.
 
 MacKay (1992), *A Practical Bayesian Framework for Backpropagation Networks*; Ritter, Botev and
 Barber (2018), *A Scalable Laplace Approximation for Neural Networks*; Daxberger et al. (2021),
