@@ -5,6 +5,7 @@ from lightning_bnn.curvature.approximation import (
     Structure,
     approximate,
     check_structure,
+    collect,
 )
 from lightning_bnn.curvature.base import Covariance, Processes
 from lightning_bnn.curvature.evidence import Scales
@@ -19,4 +20,5 @@ __all__ = [
     "Structure",
     "approximate",
     "check_structure",
+    "collect",
 ]

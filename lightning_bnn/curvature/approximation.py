@@ -23,7 +23,7 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.mixtures import at_least_float32
 from lightning_bnn.priors import BoundPrior
 
-__all__ = ["Approximation", "Structure", "approximate", "check_structure"]
+__all__ = ["Approximation", "Structure", "approximate", "check_structure", "collect"]
 
 Structure = Literal["diagonal", "kron", "full", "low rank"]
 
@@ -111,9 +111,46 @@ def approximate(
         nll: For ``scales="validation"``, the validation NLL with a covariance.
         processes: Those that share the pass.
     """
-    processes = processes or Processes()
+    curvature, log_likelihood = collect(
+        net, weights, fixed, likelihood, structure, batches, num_data, rank, processes
+    )
+    if shortfall := curvature.shortfall():
+        rank_zero_warn(shortfall, category=UserWarning)
     flat = flat_weights(weights)
-    precisions = prior.gaussian_precisions(flat)
+    precisions, squares = prior.gaussian_precisions(flat), _squares(prior, flat)
+
+    def covariance(precisions: Sequence[float]) -> Covariance:
+        return curvature.covariance(precisions).to(dtype=flat.dtype)
+
+    lowest = None
+    if nll is None:
+        found = best_precisions(curvature, precisions, squares, scales)
+    else:
+        found, lowest = validated_precisions(precisions, lambda each: nll(covariance(each)))
+    value = evidence(curvature, found, squares, log_likelihood)
+    return Approximation(covariance(found), found, value, lowest)
+
+
+@torch.no_grad()
+def collect(
+    net: nn.Module,
+    weights: Mapping[str, Tensor],
+    fixed: Mapping[str, Tensor],
+    likelihood: Likelihood,
+    structure: str,
+    batches: Iterable[tuple[Any, Any]],
+    num_data: int | None = None,
+    rank: int | None = None,
+    processes: Processes | None = None,
+) -> tuple[Curvature, float]:
+    """The pass over the data: H and log p(D | w*), as for :func:`approximate`.
+
+    Raises:
+        DataError: There are no data.
+        NonFiniteError: H is not finite.
+        ConfigurationError: H is 0, or the network gives other outputs for an example alone.
+    """
+    processes = processes or Processes()
     curvature = _STRUCTURES[structure](net, weights, rank)
     linear = LinearisedNetwork(net, weights, fixed)
     totals = torch.zeros(2, dtype=curvature.dtype, device=curvature.device)
@@ -135,21 +172,7 @@ def approximate(
     factor = 1.0 if num_data is None else num_data / count
     curvature.scale(factor)
     _check_curvature(curvature, likelihood)
-    if shortfall := curvature.shortfall():
-        rank_zero_warn(shortfall, category=UserWarning)
-    dtype = linear.layout.flatten(linear.weights).dtype
-
-    def covariance(precisions: Sequence[float]) -> Covariance:
-        return curvature.covariance(precisions).to(dtype=dtype)
-
-    squares = _squares(prior, flat)
-    lowest = None
-    if nll is None:
-        found = best_precisions(curvature, precisions, squares, scales)
-    else:
-        found, lowest = validated_precisions(precisions, lambda each: nll(covariance(each)))
-    value = evidence(curvature, found, squares, factor * log_likelihood)
-    return Approximation(covariance(found), found, value, lowest)
+    return curvature, factor * log_likelihood
 
 
 def flat_weights(weights: Mapping[str, Tensor]) -> Tensor:

@@ -40,6 +40,8 @@ from lightning_bnn.selection import FlatLayout
 
 __all__ = ["Kron", "KronCovariance"]
 
+_NUMBERS = 2**22  # that are copied into float64 at a time
+
 
 class KronCovariance(Covariance):
     """The covariance of independent layers, each with Kronecker factors.
@@ -140,13 +142,10 @@ class Kron(Curvature):
         )
         self._checked = True
         for layer, activations in run.inputs_of.items():
-            places = activations.flatten(0, -2).to(self.dtype)
-            self.inputs[layer].addmm_(places.T, places)
-            self.counts[layer] += len(places)
+            self.counts[layer] += _add_squares(self.inputs[layer], activations)
         for column in columns:
             for layer, gradient in run.gradients(column).items():
-                places = gradient.flatten(0, -2).to(self.dtype)
-                self.gradients[layer].addmm_(places.T, places)
+                _add_squares(self.gradients[layer], gradient)
 
     def sums(self) -> list[Tensor]:
         """Both factors of all layers, and the numbers of places."""
@@ -200,6 +199,15 @@ class Kron(Curvature):
             tensors[f"{layer}.right"] = root[:, None] * right
             tensors[f"{layer}.scale"] = (torch.outer(t.clamp(min=0), s.clamp(min=0)) + 1).rsqrt()
         return KronCovariance(self.layout, tensors)
+
+
+def _add_squares(total: Tensor, values: Tensor) -> int:
+    """Add Σ v vᵀ over places, some at a time in the precision of the sum; how many there were."""
+    places = values.flatten(0, -2)
+    for some in places.split(max(1, _NUMBERS // places.shape[1])):
+        exact = some.to(total.dtype)
+        total.addmm_(exact.T, exact)
+    return len(places)
 
 
 def _sizes(module: nn.Module, keys: Sequence[str]) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_bnn.curvature.base import Covariance
+from lightning_bnn.curvature.base import Covariance, check_room
 from lightning_bnn.curvature.linear import LinearisedNetwork, some_examples
 from lightning_bnn.lightning import rank_zero_debug
 
@@ -76,6 +76,10 @@ def _by_layers(
     covariance: Covariance, linear: LinearisedNetwork, inputs: Any, outputs: Tensor, numbers: int
 ) -> Tensor:
     count = outputs[0].numel()
+    check_room(
+        f"The linearised predictive of {count:,} outputs", numbers * outputs.element_size(),
+        outputs.device, "Pass predictive='draws', or fewer weights with bayesian=.",
+    )  # fmt: skip
     total = outputs.new_zeros(len(outputs), count, count)
     step = max(1, _NUMBERS // numbers)
     for start in range(0, len(outputs), step):

@@ -35,8 +35,7 @@ Barber (2018), *A Scalable Laplace Approximation for Neural Networks*; Daxberger
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import count
 from typing import Any, Literal
@@ -47,13 +46,13 @@ from typing_extensions import Unpack
 
 from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.curvature import (
-    Approximation,
     Covariance,
     Processes,
     Scales,
     Structure,
     approximate,
     check_structure,
+    collect,
 )
 from lightning_bnn.curvature.linear import some_examples
 from lightning_bnn.errors import ConfigurationError
@@ -191,9 +190,12 @@ class LaplaceBNN(DeepEnsemble):
         if not self._rehearsed:
             self._rehearsed = True
             few = [some_examples(part, slice(_REHEARSED)) for part in self.split(batch)]
-            with warnings.catch_warnings():  # of what two examples are too few for
-                warnings.simplefilter("ignore")
-                self._approximate([(few[0], few[1])], rank=1)
+            weights, fixed = self._tensors()
+            net = copy_network(self.net).eval()
+            collect(
+                net, weights, fixed, self.likelihood_of(0), self.structure, [(few[0], few[1])],
+                self.target.num_data, rank=1,
+            )  # fmt: skip
 
     def finish(self, batches: Iterable[Any]) -> dict[str, Tensor]:
         """The curvature of all training data at the weights as they are, and the evidence."""
@@ -206,9 +208,11 @@ class LaplaceBNN(DeepEnsemble):
         of = "" if total is None else f"/{total}"
         shown = self._in_phases("curvature", batches, of)
         nll = partial(self._validation_nll, processes=processes, tried=count(1))
-        found = self._approximate(
-            map(self.split, shown), self.scales, nll if self.scales == "validation" else None,
-            processes, self.rank,
+        weights, fixed = self._tensors()
+        found = approximate(
+            copy_network(self.net).eval(), weights, fixed, self.likelihood_of(0), self.own_prior,
+            self.structure, map(self.split, shown), self.target.num_data, self.rank, self.scales,
+            nll if self.scales == "validation" else None, processes,
         )  # fmt: skip
         self._phase = ""
         tell_scales(self.scales, self._names, found)
@@ -229,21 +233,6 @@ class LaplaceBNN(DeepEnsemble):
             self._phase = f"{name} {number}{of}"
             redraw(self.trainer)
             yield item
-
-    def _approximate(
-        self,
-        batches: Iterable[Any],
-        scales: Scales = "given",
-        nll: Callable[[Covariance], float] | None = None,
-        processes: Processes | None = None,
-        rank: int | None = None,
-    ) -> Approximation:
-        weights, fixed = self._tensors()
-        net = copy_network(self.net).eval()
-        return approximate(
-            net, weights, fixed, self.likelihood_of(0), self.own_prior, self.structure, batches,
-            self.target.num_data, rank, scales, nll, processes,
-        )  # fmt: skip
 
     def _validation_nll(
         self, covariance: Covariance, processes: Processes, tried: Iterator[int]
