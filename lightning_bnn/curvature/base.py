@@ -101,7 +101,7 @@ class Processes:
 
 
 class Curvature(ABC):
-    """A structure of H, which collects it batch by batch; all sums are made in float64.
+    """A structure of H, which collects it batch by batch; sums over batches are made in float64.
 
     Args:
         net: The network.

@@ -20,7 +20,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.stacked import call_network
 
-__all__ = ["KEYS", "RecordedPass", "named", "plain_layers", "side_by_side"]
+__all__ = ["KEYS", "RecordedPass", "named", "plain_layers", "scatter", "side_by_side"]
 
 KEYS = ("weight", "bias")
 _ADVICE = (
@@ -212,6 +212,23 @@ def side_by_side(layout: FlatLayout, flat: Tensor, layer: str) -> Tensor:
         part.flatten(lead + 1) if part.dim() > lead + 1 else part.unsqueeze(-1) for part in parts
     ]
     return torch.cat(columns, -1)
+
+
+def scatter(layout: FlatLayout, flat: Tensor, layer: str, joined: Tensor) -> None:
+    """The inverse of :func:`side_by_side`, into one flat vector.
+
+    Example:
+        >>> layout, flat = FlatLayout({"weight": torch.zeros(1, 2)}), torch.zeros(2)
+        >>> scatter(layout, flat, "", torch.tensor([[1.0, 2.0]]))
+        >>> flat
+        tensor([1., 2.])
+    """
+    views, start = layout.views(flat), 0
+    for key in KEYS:
+        if (view := views.get(named(layer, key))) is not None:
+            width = view[0].numel()
+            view.copy_(joined[:, start : start + width].reshape(view.shape))
+            start += width
 
 
 def _activations(module: nn.Module, inputs: Tensor, keys: Sequence[str]) -> Tensor:

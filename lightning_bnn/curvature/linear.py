@@ -168,6 +168,20 @@ class LinearisedNetwork:
         tensors, inputs = each_tensor(_normal, self.tensors), each_tensor(_normal, inputs)
         return RecordedPass(self.net, tensors, layers, inputs, check=self.way == "unknown")
 
+    def recorded_if_plain(self, inputs: Any) -> RecordedPass | None:
+        """The same, or None where it would raise for this network."""
+        if self.way not in ("unknown", "layers"):
+            return None
+        try:
+            run = self.recorded(inputs)
+        except Exception as error:  # other layers, or used in another way
+            if self.way == "layers":
+                raise
+            rank_zero_debug(f"Gradients are not made layer by layer: {error!s:.120}")
+            return None
+        self.way = "layers"
+        return run
+
     def _by_layers(self, inputs: Any, columns: Tensor) -> Tensor:
         return self.recorded(inputs).rows(_normal(columns).transpose(0, 1), self.layout)
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from lightning_bnn.curvature.base import Covariance, check_room
 from lightning_bnn.curvature.linear import LinearisedNetwork, some_examples
-from lightning_bnn.lightning import rank_zero_debug
 
 __all__ = ["output_covariances"]
 
@@ -57,18 +56,13 @@ def output_covariances(
         tensor([[[73.]]])
     """
     inputs = linear.prepared(inputs)
-    if covariance.layered and whole is None and linear.way in ("unknown", "layers"):
-        try:
-            first = linear.recorded(some_examples(inputs, slice(1)))
-        except Exception as error:  # other layers, or used in another way
-            if linear.way == "layers":
-                raise
-            rank_zero_debug(f"Output covariances are made of rows: {error!s:.120}")
-        else:
-            linear.way = "layers"
-            return _by_layers(
-                covariance, linear, inputs, outputs, first.numbers(outputs[0].numel())
-            )
+    if covariance.layered and whole is None:
+        first = linear.recorded_if_plain(some_examples(inputs, slice(1)))
+        if first is not None:
+            numbers = first.numbers(outputs[0].numel())
+            # a trainer evaluates in inference mode, whose tensors know no derivatives
+            with torch.inference_mode(False), torch.no_grad():
+                return _by_layers(covariance, linear, inputs, outputs, numbers)
     return _by_rows(covariance, linear, inputs, outputs, whole)
 
 

@@ -130,7 +130,7 @@ def test_memory_does_not_grow_with_outputs_times_weights(
         posterior = laplace(network, [(x, torch.zeros(2, 40))], Gaussian(1.0), Normal(),
                             structure, rank=rank)  # fmt: skip
         posterior.output_gaussian(x)
-    assert 8_000 < largest.numbers < 20_000
+    assert largest.numbers < 20_000
 
 
 def test_too_many_outputs_say_so_with_the_gigabytes() -> None:
