@@ -32,6 +32,7 @@ from scipy.optimize import minimize_scalar
 
 from lightning_bnn.curvature.base import Curvature
 from lightning_bnn.errors import NonFiniteError
+from lightning_bnn.lightning import rank_zero_warn
 
 __all__ = ["Scales", "best_precisions", "evidence", "validated_precisions"]
 
@@ -126,6 +127,14 @@ def validated_precisions(
     if math.isinf(losses[best]):
         raise NonFiniteError(
             "The validation NLL is not finite at any scale of the prior. Check the validation data."
+        )
+    if best in (0, _VALIDATION_GRID - 1):
+        wanted = "smaller" if best else "larger"
+        rank_zero_warn(
+            f"The validation NLL is lowest at the end of the range, or beyond: a {wanted} scale of "
+            f"the prior, by {math.exp(abs(grid[best]) / 2):.0f} or more, than the one of the fit. "
+            + ("The predictions then hardly differ from those of the mode." if best else ""),
+            category=UserWarning,
         )
     bounds = grid[max(0, best - 1)], grid[min(_VALIDATION_GRID - 1, best + 1)]
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 0.03})

@@ -91,6 +91,7 @@ def test_draws_of_a_module_that_is_no_strategy() -> None:
     assert shown(PlainModule(), SampleCollector(burn_in=5))[-2:] == ["draws 0", "draws 1"]
 
 
+@pytest.mark.filterwarnings("ignore:The validation NLL is lowest at the end")
 @pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
 def test_the_curvature_pass(bar: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning draws no bar after the last step: what this hook asks for is what it shows."""

@@ -92,6 +92,7 @@ def test_scales_are_given_or_found() -> None:
     assert found["given"][0] < found["one"][0] < found["per tensor"][0]
 
 
+@pytest.mark.filterwarnings("ignore:The validation NLL is lowest at the end")
 @pytest.mark.parametrize("predictive", ["linearised", "draws"])
 def test_the_scale_with_the_lowest_validation_nll(
     predictive: Any, caplog: pytest.LogCaptureFixture
@@ -118,6 +119,17 @@ def test_the_scale_with_the_lowest_validation_nll(
     assert again == pytest.approx(own, abs=1e-4 if predictive == "linearised" else 2e-2)
 
 
+def test_a_scale_at_the_end_of_the_range_is_a_warning() -> None:
+    """Frequencies that the mode fits exactly: any spread of the weights makes them flatter."""
+    net = nn.Linear(4, 3).double()
+    with torch.no_grad():
+        net.bias.copy_(torch.tensor([0.5, 0.25, 0.25]).log())
+    exact = [(torch.zeros(4, 4).double(), torch.tensor([0, 0, 1, 2]))]
+    with pytest.warns(UserWarning, match=r"end of the range.* smaller scale .* by 100 or more"):
+        laplace(net, exact, Categorical(), Normal(), scales="validation", validation=exact)
+
+
+@pytest.mark.filterwarnings("ignore:The validation NLL is lowest at the end")
 def test_validation_data_are_asked_for() -> None:
     bnn = make(scales="validation")
     with pytest.raises(ConfigurationError, match=r"no validation data\. Pass val_dataloaders="):
