@@ -39,7 +39,7 @@ from lightning_bnn.strategies import (
     Strategy,
     VariationalBNN,
 )
-from lightning_bnn.strategies.laplace import laplace
+from lightning_bnn.strategies.laplace_function import laplace
 from lightning_bnn.target import Target
 
 __all__ = [

@@ -31,11 +31,12 @@ from lightning_bnn.report.gather import ExampleNumbers, batch_limit, flat_loader
 from lightning_bnn.report.loggers import headlines, log_figures, shows_figures
 from lightning_bnn.report.networks import make_posterior, name_all
 from lightning_bnn.report.posteriors import data_loader, validation_loader
-from lightning_bnn.report.run import RunModels, evaluating, load_validation_data
+from lightning_bnn.report.run import RunModels, evaluating
 from lightning_bnn.report.sections import Section
 from lightning_bnn.report.statistics import Collection
 from lightning_bnn.strategies.base import Strategy
 from lightning_bnn.strategies.resume import ResumableLoader
+from lightning_bnn.strategies.training_batches import load_validation_data
 
 __all__ = ["CalibrationReport"]
 

@@ -5,8 +5,9 @@ from lightning_bnn.curvature.approximation import (
     Structure,
     approximate,
     check_structure,
+    collect,
 )
-from lightning_bnn.curvature.base import Covariance
+from lightning_bnn.curvature.base import Covariance, Processes
 from lightning_bnn.curvature.evidence import Scales
 from lightning_bnn.curvature.linear import LinearisedNetwork
 
@@ -14,8 +15,10 @@ __all__ = [
     "Approximation",
     "Covariance",
     "LinearisedNetwork",
+    "Processes",
     "Scales",
     "Structure",
     "approximate",
     "check_structure",
+    "collect",
 ]

@@ -9,23 +9,30 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_bnn.checks import check_option
-from lightning_bnn.curvature.base import Covariance, Curvature, check_room
+from lightning_bnn.checks import check_option, check_whole
+from lightning_bnn.curvature.base import Covariance, Curvature, Processes, check_room
 from lightning_bnn.curvature.diagonal import Diagonal
-from lightning_bnn.curvature.evidence import Scales, best_precisions, evidence
+from lightning_bnn.curvature.evidence import Scales, best_precisions, evidence, validated_precisions
 from lightning_bnn.curvature.full import Full
 from lightning_bnn.curvature.kron import Kron
 from lightning_bnn.curvature.linear import LinearisedNetwork
+from lightning_bnn.curvature.low_rank import LowRank
 from lightning_bnn.errors import ConfigurationError, DataError, NonFiniteError
+from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.mixtures import at_least_float32
 from lightning_bnn.priors import BoundPrior
 
-__all__ = ["Approximation", "Structure", "approximate", "check_structure"]
+__all__ = ["Approximation", "Structure", "approximate", "check_structure", "collect"]
 
-Structure = Literal["diagonal", "kron", "full"]
+Structure = Literal["diagonal", "kron", "full", "low rank"]
 
-_STRUCTURES: dict[str, type[Curvature]] = {"diagonal": Diagonal, "kron": Kron, "full": Full}
+_STRUCTURES: dict[str, type[Curvature]] = {
+    "diagonal": Diagonal,
+    "kron": Kron,
+    "full": Full,
+    "low rank": LowRank,
+}
 
 
 @dataclass
@@ -36,14 +43,18 @@ class Approximation:
         covariance: (H + P)⁻¹.
         precisions: P of each tensor, as given or found.
         log_evidence: log p(D), in nats.
+        nll: The validation NLL, where it has chosen P.
     """
 
     covariance: Covariance
     precisions: list[float]
     log_evidence: float
+    nll: float | None = None
 
 
-def check_structure(structure: str, net: nn.Module, names: Sequence[str]) -> None:
+def check_structure(
+    structure: str, net: nn.Module, names: Sequence[str], rank: int | None = None
+) -> None:
     """Raise unless a structure can hold the curvature of some weights of a network.
 
     Example:
@@ -52,13 +63,20 @@ def check_structure(structure: str, net: nn.Module, names: Sequence[str]) -> Non
         lightning_bnn.errors.ConfigurationError: structure='full' of 1,000,000 weights needs ...
     """
     check_option("structure", structure, tuple(_STRUCTURES))
+    kind = _STRUCTURES[structure]
+    if rank is not None:
+        check_whole("rank", rank, 1)
+        if not kind.ranked:
+            raise ConfigurationError(
+                f"rank= is for structure='low rank'; got rank={rank} with {structure!r}."
+            )
     weights = [net.get_parameter(name) for name in names]
-    needed = _STRUCTURES[structure].check(net, names)
     size = sum(weight.numel() for weight in weights)
     check_room(
-        f"structure={structure!r} of {size:,} weights", needed, weights[0].device,
-        "Pass structure='kron' or 'diagonal', or fewer weights with bayesian=, such as "
-        "bayesian=lightning_bnn.selection.last_layer.",
+        f"structure={structure!r} of {size:,} weights", kind.check(net, names, rank),
+        weights[0].device,
+        "Pass structure='kron' or 'diagonal', a smaller rank=, or fewer weights with bayesian=, "
+        "such as bayesian=lightning_bnn.selection.last_layer.",
     )  # fmt: skip
 
 
@@ -70,10 +88,12 @@ def approximate(
     likelihood: Likelihood,
     prior: BoundPrior,
     structure: str,
-    scales: Scales,
     batches: Iterable[tuple[Any, Any]],
     num_data: int | None = None,
-    add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    rank: int | None = None,
+    scales: Scales = "given",
+    nll: Callable[[Covariance], float] | None = None,
+    processes: Processes | None = None,
 ) -> Approximation:
     """The Laplace approximation of a network's weights, which are at their mode.
 
@@ -83,45 +103,79 @@ def approximate(
         fixed: Other parameters and buffers.
         likelihood: How outputs give targets.
         prior: The prior of the weights that vary.
-        structure: ``"diagonal"``, ``"kron"`` or ``"full"``.
-        scales: What is done with the prior's scales (see :func:`best_precisions`).
+        structure: ``"diagonal"``, ``"kron"``, ``"full"`` or ``"low rank"``.
         batches: Inputs and targets.
         num_data: N, if the examples seen stand for another number.
-        add_up: Sums over processes.
+        rank: The number of eigenpairs of ``"low rank"``.
+        scales: What is done with the prior's scales (see :func:`best_precisions`).
+        nll: For ``scales="validation"``, the validation NLL with a covariance.
+        processes: Those that share the pass.
     """
+    curvature, log_likelihood = collect(
+        net, weights, fixed, likelihood, structure, batches, num_data, rank, processes
+    )
+    if shortfall := curvature.shortfall():
+        rank_zero_warn(shortfall, category=UserWarning)
     flat = flat_weights(weights)
-    precisions = prior.gaussian_precisions(flat)
-    curvature = _STRUCTURES[structure](net, weights)
+    precisions, squares = prior.gaussian_precisions(flat), _squares(prior, flat)
+    own = prior.weight_precisions()
+    if own is not None:
+        curvature.set_prior(own, prior.coupling)
+
+    def covariance(precisions: Sequence[float]) -> Covariance:
+        return curvature.covariance(precisions).to(dtype=flat.dtype)
+
+    lowest = None
+    if nll is None:
+        found = best_precisions(curvature, precisions, squares, scales)
+    else:
+        found, lowest = validated_precisions(precisions, lambda each: nll(covariance(each)))
+    value = evidence(curvature, found, squares, log_likelihood)
+    return Approximation(covariance(found), found, value, lowest)
+
+
+@torch.no_grad()
+def collect(
+    net: nn.Module,
+    weights: Mapping[str, Tensor],
+    fixed: Mapping[str, Tensor],
+    likelihood: Likelihood,
+    structure: str,
+    batches: Iterable[tuple[Any, Any]],
+    num_data: int | None = None,
+    rank: int | None = None,
+    processes: Processes | None = None,
+) -> tuple[Curvature, float]:
+    """The pass over the data: H and log p(D | w*), as for :func:`approximate`.
+
+    Raises:
+        DataError: There are no data.
+        NonFiniteError: H is not finite.
+        ConfigurationError: H is 0, or the network gives other outputs for an example alone.
+    """
+    processes = processes or Processes()
+    curvature = _STRUCTURES[structure](net, weights, rank)
     linear = LinearisedNetwork(net, weights, fixed)
     totals = torch.zeros(2, dtype=curvature.dtype, device=curvature.device)
     seen = 0
-    for inputs, targets in batches:
-        outputs = at_least_float32(linear.outputs(inputs))
-        likelihood.check(outputs, targets)
-        if not seen:
-            linear.check(inputs, outputs)
-        seen += len(outputs)
-        totals[0] += likelihood.log_prob(outputs, targets).sum()
-        totals[1] += len(outputs)
-        curvature.add(linear, inputs, likelihood.hessian_columns(outputs, targets))
-    for tensor in [*curvature.sums(), totals]:
-        tensor.copy_(add_up(tensor))
-    log_likelihood, count = totals.tolist()
+    with torch.autocast(curvature.device.type, enabled=False):
+        for inputs, targets in batches:
+            outputs = at_least_float32(linear.outputs(inputs))
+            likelihood.check(outputs, targets)
+            if not seen:
+                linear.check(inputs, outputs)
+            seen += len(outputs)
+            totals[0] += likelihood.log_prob(outputs, targets).sum()
+            totals[1] += len(outputs)
+            curvature.add(linear, inputs, likelihood.hessian_columns(outputs, targets))
+    curvature.add_up(processes)
+    log_likelihood, count = processes.add_up(totals).tolist()
     if not count:
         raise DataError("There is no curvature without data: the loader gave no batch.")
     factor = 1.0 if num_data is None else num_data / count
     curvature.scale(factor)
     _check_curvature(curvature, likelihood)
-    own = prior.weight_precisions()
-    if own is not None:
-        curvature.set_prior(own, prior.coupling)
-    squares = _squares(prior, flat)
-    found = best_precisions(curvature, precisions, squares, scales)
-    return Approximation(
-        curvature.covariance(found).to(dtype=linear.layout.flatten(linear.weights).dtype),
-        found,
-        evidence(curvature, found, squares, factor * log_likelihood),
-    )
+    return curvature, factor * log_likelihood
 
 
 def flat_weights(weights: Mapping[str, Tensor]) -> Tensor:

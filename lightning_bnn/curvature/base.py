@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -24,10 +25,11 @@ from lightning_bnn.curvature.linear import LinearisedNetwork
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.selection import FlatLayout
 
-__all__ = ["Covariance", "Curvature", "check_room"]
+__all__ = ["Covariance", "Curvature", "Processes", "check_room"]
 
 _GIGABYTE = 1e9
-_BLOCK = 16  # columns of the Hessian whose gradients are computed together
+_BLOCK = 16  # columns of the Hessian whose gradients are computed together,
+_NUMBERS = 2**25  # or fewer, if an example has more numbers than these
 
 
 class Covariance(ABC):
@@ -39,9 +41,11 @@ class Covariance(ABC):
 
     Attributes:
         structure: The name of its structure.
+        layered: Whether layers are independent, and :meth:`factors` gives theirs.
     """
 
     structure: ClassVar[str]
+    layered: ClassVar[bool] = False
     kinds: ClassVar[dict[str, type[Covariance]]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -63,6 +67,14 @@ class Covariance(ABC):
     def project(self, rows: Tensor) -> Tensor:
         """G times a root of Σ, so that the result R of rows G, (n, P), has R Rᵀ = G Σ Gᵀ."""
 
+    def factors(self, layer: str) -> tuple[Tensor | None, Tensor | None, Tensor]:
+        """Of a layer's weights and bias joined, (outputs, features), V, U and σ.
+
+        V and U are bases of the outputs and of the features (None: as they are), and σ, (outputs,
+        features), the standard deviations in their products.
+        """
+        raise NotImplementedError
+
     def to(self, device: torch.device | str | None = None, dtype: Any = None) -> Self:
         """The same on another device, or in another precision."""
         return type(self)(
@@ -74,20 +86,42 @@ class Covariance(ABC):
         return type(self)(self.layout, {k: t.clone() for k, t in self.tensors.items()})
 
 
+@dataclass
+class Processes:
+    """The processes that share a pass; by default this one alone.
+
+    Args:
+        count: How many there are.
+        index: Which of them this is, from 0.
+        add_up: Gives the sum of a tensor over all processes, which all of them ask for.
+    """
+
+    count: int = 1
+    index: int = 0
+    add_up: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+
 class Curvature(ABC):
-    """A structure of H, which collects it batch by batch; all sums are made in float64.
+    """A structure of H, which collects it batch by batch; sums over batches are made in float64.
 
     Args:
         net: The network.
         weights: The weights that H is of, by name.
+        rank: Of structures that have one.
+
+    Attributes:
+        ranked: Whether the structure has a rank.
 
     Raises:
         ConfigurationError: The structure cannot hold these weights, or does not fit into memory.
     """
 
     covariance_type: ClassVar[type[Covariance]]
+    ranked: ClassVar[bool] = False
 
-    def __init__(self, net: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, net: nn.Module, weights: Mapping[str, Tensor], rank: int | None = None
+    ) -> None:
         self.layout = FlatLayout(weights)
         self.device = next(iter(weights.values())).device
         # Apple's MPS has no float64
@@ -106,7 +140,7 @@ class Curvature(ABC):
 
     @classmethod
     @abstractmethod
-    def check(cls, net: nn.Module, names: Sequence[str]) -> int:
+    def check(cls, net: nn.Module, names: Sequence[str], rank: int | None = None) -> int:
         """The most bytes that it needs at a time; raises where a weight is not for it."""
 
     @abstractmethod
@@ -119,9 +153,14 @@ class Curvature(ABC):
             columns: Those of the Hessian in the outputs.
         """
 
-    @abstractmethod
     def sums(self) -> list[Tensor]:
-        """The tensors that are sums over examples, in which ranks are added up in place."""
+        """The tensors that are sums over examples, and over processes."""
+        return []
+
+    def add_up(self, processes: Processes) -> None:
+        """Let H be that of the data of all processes: in place, the sums of :meth:`sums`."""
+        for tensor in self.sums():
+            tensor.copy_(processes.add_up(tensor))
 
     @abstractmethod
     def scale(self, factor: float) -> None:
@@ -133,7 +172,7 @@ class Curvature(ABC):
 
     @abstractmethod
     def spectrum(self, precisions: Sequence[float]) -> Tensor:
-        """The eigenvalues of P^(-1/2) H P^(-1/2), (P,).
+        """The eigenvalues of P^(-1/2) H P^(-1/2), (P,); some that are 0 may be left out.
 
         Args:
             precisions: Those of the prior, of each tensor.
@@ -142,6 +181,10 @@ class Curvature(ABC):
     @abstractmethod
     def covariance(self, precisions: Sequence[float]) -> Covariance:
         """(H + P)⁻¹."""
+
+    def shortfall(self) -> str | None:
+        """A sentence on what of H the structure has left out, if that is a warning."""
+        return None
 
     def log_determinant(self, precisions: Sequence[float]) -> float:
         """The logarithm of det(H + P) / det P."""
@@ -165,9 +208,10 @@ class RowCurvature(Curvature):
     def add(self, linear: LinearisedNetwork, inputs: Any, columns: Iterable[Tensor]) -> None:
         """Add what a batch has, some columns at a time."""
         block: list[Tensor] = []
+        most = max(1, min(_BLOCK, _NUMBERS // self.layout.size))
         for column in columns:
             block.append(column)
-            if len(block) == _BLOCK:
+            if len(block) == most:
                 self._add_block(linear, inputs, block)
                 block = []
         if block:

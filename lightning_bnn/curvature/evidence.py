@@ -15,25 +15,33 @@ One factor is found on a line. Several are found by MacKay's (1992) steps
 :math:`c_t = \gamma_t / q_t`, :math:`\gamma_t = d_t - \mathrm{tr}_t(\Sigma c P)`, or, where that
 would lower F, by the step :math:`c_t = d_t / (q_t + \mathrm{tr}_t(\Sigma P))` of
 expectation-maximisation, which never does.
+
+Where the evidence is not trusted, one factor may be chosen by the NLL of validation data instead.
+What follows of it is no evidence: such data are seen, and a model that is compared by its evidence
+must not be chosen by them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
 from scipy.optimize import minimize_scalar
 
 from lightning_bnn.curvature.base import Curvature
+from lightning_bnn.errors import NonFiniteError
+from lightning_bnn.lightning import rank_zero_warn
 
-__all__ = ["Scales", "best_precisions", "evidence"]
+__all__ = ["Scales", "best_precisions", "evidence", "validated_precisions"]
 
-Scales = Literal["given", "one", "per tensor"]
+Scales = Literal["given", "one", "per tensor", "validation"]
 
 _FACTORS = (-18.0, 18.0)  # the logarithms of the smallest and of the largest
 _GRID = 73
+_VALIDATION_FACTORS = (math.log(1e-4), math.log(1e4))
+_VALIDATION_GRID = 17  # two for each power of ten
 _STEPS = 200
 _TOLERANCE = 1e-6
 
@@ -90,6 +98,48 @@ def best_precisions(
     factor = _best_factor(curvature, precisions, squares)
     found = [factor * p for p in precisions]
     return found if scales == "one" else _per_tensor(curvature, found, squares)
+
+
+def validated_precisions(
+    precisions: Sequence[float], nll: Callable[[Sequence[float]], float]
+) -> tuple[list[float], float]:
+    """The given precisions times the factor that has the lowest validation NLL, and that NLL.
+
+    It is looked for on a grid of the logarithm, and then between the neighbours of the best.
+
+    Args:
+        precisions: P of each tensor.
+        nll: The validation NLL with some precisions. Those that are not finite count as infinite.
+
+    Example:
+        >>> [found], nll = validated_precisions([2.0], lambda each: math.log(each[0] / 50) ** 2)
+        >>> round(found)
+        50
+    """
+
+    def loss(log_factor: float) -> float:
+        value = nll([math.exp(log_factor) * p for p in precisions])
+        return value if math.isfinite(value) else math.inf
+
+    grid = np.linspace(*_VALIDATION_FACTORS, _VALIDATION_GRID)
+    losses = [loss(one) for one in grid]
+    best = int(np.argmin(losses))
+    if math.isinf(losses[best]):
+        raise NonFiniteError(
+            "The validation NLL is not finite at any scale of the prior. Check the validation data."
+        )
+    if best in (0, _VALIDATION_GRID - 1):
+        wanted = "smaller" if best else "larger"
+        rank_zero_warn(
+            f"The validation NLL is lowest at the end of the range, or beyond: a {wanted} scale of "
+            f"the prior, by {math.exp(abs(grid[best]) / 2):.0f} or more, than the one of the fit. "
+            + ("The predictions then hardly differ from those of the mode." if best else ""),
+            category=UserWarning,
+        )
+    bounds = grid[max(0, best - 1)], grid[min(_VALIDATION_GRID - 1, best + 1)]
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 0.03})
+    lowest, chosen = min((float(found.fun), found.x), (losses[best], grid[best]))
+    return [math.exp(chosen) * p for p in precisions], lowest
 
 
 def _best_factor(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,8 @@ from lightning_bnn.coupling import Coupling
 from lightning_bnn.curvature.base import Covariance, RowCurvature
 
 __all__ = ["Full", "FullCovariance"]
+
+_BAND = 512  # rows of the matrix
 
 
 class FullCovariance(Covariance):
@@ -56,14 +58,22 @@ class Full(RowCurvature):
 
     covariance_type = FullCovariance
 
-    def __init__(self, net: nn.Module, weights: dict[str, Tensor]) -> None:
-        super().__init__(net, weights)
+    def __init__(
+        self, net: nn.Module, weights: Mapping[str, Tensor], rank: int | None = None
+    ) -> None:
+        super().__init__(net, weights, rank)
         size = self.layout.size
-        self.matrix = torch.zeros(size, size, dtype=self.dtype, device=self.device)
+        # of which only what is on and under the diagonal is summed and read
+        self._lower = torch.zeros(size, size, dtype=self.dtype, device=self.device)
         self._constant = 0.0  # of a prior whose P is a matrix, ½ log(det diag P / det P)
 
+    @property
+    def matrix(self) -> Tensor:
+        """H, (P, P)."""
+        return self._lower.tril() + self._lower.tril(-1).T
+
     @classmethod
-    def check(cls, net: nn.Module, names: Sequence[str]) -> int:
+    def check(cls, net: nn.Module, names: Sequence[str], rank: int | None = None) -> int:
         """H, its factor, the factor's inverse, and room to compute them."""
         return 4 * 8 * sum(net.get_parameter(name).numel() for name in names) ** 2
 
@@ -72,30 +82,32 @@ class Full(RowCurvature):
         super().set_prior(own, coupling)
         if coupling is not None:
             at = coupling.places
-            self.matrix[at[:, None], at] += coupling.matrix.to(self.matrix)
+            self._lower[at[:, None], at] += coupling.matrix.to(self._lower)
             self._constant = float(coupling.constant)
 
     def add_rows(self, rows: Tensor) -> None:
-        """Add the outer products."""
+        """Add the outer products, band by band, which is nearly half of the work for all."""
         rows = rows.to(self.dtype)
-        self.matrix.addmm_(rows.T, rows)
+        for start in range(0, self.layout.size, _BAND):
+            stop = start + _BAND
+            self._lower[start:stop, :stop].addmm_(rows[:, start:stop].T, rows[:, :stop])
 
     def sums(self) -> list[Tensor]:
         """The matrix."""
-        return [self.matrix]
+        return [self._lower]
 
     def scale(self, factor: float) -> None:
         """Multiply H by a number."""
-        self.matrix *= factor
+        self._lower *= factor
 
     def diagonal(self) -> Tensor:
         """The diagonal of H."""
-        return self.matrix.diagonal()
+        return self._lower.diagonal()
 
     def spectrum(self, precisions: Sequence[float]) -> Tensor:
         """The eigenvalues of P^(-1/2) H P^(-1/2)."""
         root = self.spread(precisions).rsqrt()
-        return torch.linalg.eigvalsh(root[:, None] * self.matrix * root).clamp(min=0)
+        return torch.linalg.eigvalsh(root[:, None] * self._lower * root).clamp(min=0)
 
     def log_determinant(self, precisions: Sequence[float]) -> float:
         """By a Cholesky factor, which is cheaper than the spectrum."""
@@ -113,6 +125,6 @@ class Full(RowCurvature):
     def _factor(self, precisions: Sequence[float]) -> tuple[Tensor, Tensor]:
         """P^(-1/2), and the Cholesky factor of P^(-1/2) H P^(-1/2) + 1, which is at least 1."""
         root = self.spread(precisions).rsqrt()
-        scaled = root[:, None] * self.matrix * root
+        scaled = root[:, None] * self._lower * root
         scaled.diagonal().add_(1)
         return root, torch.linalg.cholesky(scaled)

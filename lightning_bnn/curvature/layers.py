@@ -20,7 +20,7 @@ from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.stacked import call_network
 
-__all__ = ["KEYS", "RecordedPass", "named", "plain_layers", "side_by_side"]
+__all__ = ["KEYS", "RecordedPass", "named", "plain_layers", "scatter", "side_by_side"]
 
 KEYS = ("weight", "bias")
 _ADVICE = (
@@ -137,6 +137,16 @@ class RecordedPass:
             gradients[layer] = gradient.reshape(len(gradient), -1, gradient.shape[-1])
         return gradients
 
+    def numbers(self, count: int) -> int:
+        """How many an example needs for the gradients of some columns, layer by layer."""
+        total = 0
+        for layer, activations in self.inputs_of.items():
+            places, features = activations.shape[1:]
+            outputs = self._net.get_submodule(layer).get_parameter("weight").shape[0]
+            total += places * (features + 2 * count * outputs)
+            total += 0 if places == 1 else count * features
+        return total
+
     def rows(self, columns: Tensor, layout: FlatLayout) -> Tensor:
         """The gradients of each example, (B, C, P), for columns (C, B, ...)."""
         flat = self.outputs.new_empty(columns.shape[1], len(columns), layout.size)
@@ -202,6 +212,23 @@ def side_by_side(layout: FlatLayout, flat: Tensor, layer: str) -> Tensor:
         part.flatten(lead + 1) if part.dim() > lead + 1 else part.unsqueeze(-1) for part in parts
     ]
     return torch.cat(columns, -1)
+
+
+def scatter(layout: FlatLayout, flat: Tensor, layer: str, joined: Tensor) -> None:
+    """The inverse of :func:`side_by_side`, into one flat vector.
+
+    Example:
+        >>> layout, flat = FlatLayout({"weight": torch.zeros(1, 2)}), torch.zeros(2)
+        >>> scatter(layout, flat, "", torch.tensor([[1.0, 2.0]]))
+        >>> flat
+        tensor([1., 2.])
+    """
+    views, start = layout.views(flat), 0
+    for key in KEYS:
+        if (view := views.get(named(layer, key))) is not None:
+            width = view[0].numel()
+            view.copy_(joined[:, start : start + width].reshape(view.shape))
+            start += width
 
 
 def _activations(module: nn.Module, inputs: Tensor, keys: Sequence[str]) -> Tensor:

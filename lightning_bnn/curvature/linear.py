@@ -155,11 +155,35 @@ class LinearisedNetwork:
                 break
         return made
 
-    def _by_layers(self, inputs: Any, columns: Tensor) -> Tensor:
+    def recorded(self, inputs: Any) -> RecordedPass:
+        """A pass of a batch in which linear and convolutional layers keep what goes in.
+
+        Args:
+            inputs: The batch, in the precision of the weights.
+
+        Raises:
+            ConfigurationError: The weights are those of other layers, or used in another way.
+        """
         layers = plain_layers(self.net, self.layout.names)
         tensors, inputs = each_tensor(_normal, self.tensors), each_tensor(_normal, inputs)
-        run = RecordedPass(self.net, tensors, layers, inputs, check=self.way == "unknown")
-        return run.rows(_normal(columns).transpose(0, 1), self.layout)
+        return RecordedPass(self.net, tensors, layers, inputs, check=self.way == "unknown")
+
+    def recorded_if_plain(self, inputs: Any) -> RecordedPass | None:
+        """The same, or None where it would raise for this network."""
+        if self.way not in ("unknown", "layers"):
+            return None
+        try:
+            run = self.recorded(inputs)
+        except Exception as error:  # other layers, or used in another way
+            if self.way == "layers":
+                raise
+            rank_zero_debug(f"Gradients are not made layer by layer: {error!s:.120}")
+            return None
+        self.way = "layers"
+        return run
+
+    def _by_layers(self, inputs: Any, columns: Tensor) -> Tensor:
+        return self.recorded(inputs).rows(_normal(columns).transpose(0, 1), self.layout)
 
     def _loop(self, inputs: Any, columns: Tensor) -> Tensor:
         rows = [

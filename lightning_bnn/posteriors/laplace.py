@@ -30,7 +30,8 @@ from typing_extensions import Self
 from lightning_bnn.checks import check_option
 from lightning_bnn.curvature import Covariance, LinearisedNetwork
 from lightning_bnn.curvature.base import check_room
-from lightning_bnn.curvature.linear import Way, some_examples
+from lightning_bnn.curvature.linear import Way
+from lightning_bnn.curvature.outputs import output_covariances
 from lightning_bnn.exchange import exclusive
 from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Likelihood
@@ -53,8 +54,6 @@ from lightning_bnn.storage.store import Stored
 __all__ = ["LaplacePosterior", "PredictiveKind", "standard_points"]
 
 PredictiveKind = Literal["linearised", "draws"]
-
-_NUMBERS = 2**26  # of the Jacobians that are held at a time
 
 
 class LaplacePosterior(WeightPosterior):
@@ -208,7 +207,8 @@ class LaplacePosterior(WeightPosterior):
         mean, root = self.output_gaussian(inputs)
         flat = mean.flatten(1) if mean.ndim > 1 else mean[:, None]
         points = standard_points(count, flat.shape[1], seed).to(flat)
-        outputs = flat + torch.einsum("sf,bgf->sbg", points, root.to(flat))
+        with self._no_autocast():
+            outputs = flat + torch.einsum("sf,bgf->sbg", points, root.to(flat))
         return self.likelihood.predictive(outputs.view(count, *mean.shape))
 
     @torch.no_grad()
@@ -222,41 +222,35 @@ class LaplacePosterior(WeightPosterior):
             The means, (B, ...), and symmetric roots of the covariances, (B, F, F) with F outputs.
         """
         inputs = move_data_to_device(inputs, self.device)
-        with exclusive(self.net) as net:
+        with self._no_autocast(), exclusive(self.net) as net:
             linear = LinearisedNetwork(net, self.mean, self.fixed, self._way)
             mean = at_least_float32(linear.outputs(inputs))
             count = mean[0].numel() if len(mean) else 1
-            size = max(self._layout.size, self.covariance.layout.size)
             check_room(
-                f"The linearised predictive of {count:,} outputs for each of {size:,} weights",
-                3 * count * size * mean.element_size(), self.device,
-                "Pass predictive='draws', or fewer weights with bayesian=.",
+                f"The linearised predictive of {count:,} outputs for each of {len(mean):,} inputs",
+                4 * len(mean) * count**2 * mean.element_size(), self.device,
+                "Pass predictive='draws', or fewer inputs at a time.",
             )  # fmt: skip
-            if len(mean) and linear.way == "unknown":
+            if not len(mean):
+                return mean, mean.new_zeros(0, count, count)
+            if linear.way == "unknown":
                 linear.check(inputs, mean)
-            step = max(1, _NUMBERS // (count * size))
-            pieces = []
-            for start in range(0, len(mean), step):
-                some = slice(start, start + step)
-                part = some_examples(inputs, some)
-                eye = torch.eye(count).to(mean)[:, None].expand(-1, len(mean[some]), -1)
-                columns = eye.reshape(count, *mean[some].shape)
-                for _, rows in linear.rows(part, columns):
-                    pieces.append(self._output_covariance(rows))
+            whole = None if self._index is None else self._whole
+            covariance = output_covariances(self.covariance, linear, inputs, mean, whole)
             self._way = linear.way
-        covariance = torch.cat(pieces) if pieces else mean.new_zeros(0, count, count)
         values, vectors = torch.linalg.eigh(covariance)
         root = (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT
         return mean, root
 
-    def _output_covariance(self, rows: Tensor) -> Tensor:
-        """J Σ Jᵀ of some examples, whose J are (examples, F, P)."""
-        if self._index is not None:
-            whole = rows.new_zeros(*rows.shape[:2], self.covariance.layout.size + 1)
-            whole[..., self._index] = rows
-            rows = whole[..., 1:]
-        half = self.covariance.project(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
-        return half @ half.mT
+    def _no_autocast(self) -> torch.autocast:
+        """A trainer of mixed precision evaluates under autocast, which rounds derivatives."""
+        return torch.autocast(self.device.type, enabled=False)
+
+    def _whole(self, rows: Tensor) -> Tensor:
+        """Rows of the weights of the covariance, from rows of those that are left."""
+        whole = rows.new_zeros(*rows.shape[:2], self.covariance.layout.size + 1)
+        whole[..., self._index] = rows
+        return whole[..., 1:]
 
     # ---------------------------------------------------------------- saving, loading
 

@@ -14,7 +14,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from lightning_bnn.lightning import RunningStage, pl
+from lightning_bnn.lightning import pl
 from lightning_bnn.posteriors import Posterior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.random import isolated_random_state
@@ -30,7 +30,7 @@ from lightning_bnn.report.sections import Section
 from lightning_bnn.report.statistics import Collection, Statistics
 from lightning_bnn.strategies.base import Strategy
 
-__all__ = ["RunModels", "evaluating", "load_validation_data"]
+__all__ = ["RunModels", "evaluating"]
 
 
 class RunModels:
@@ -175,15 +175,6 @@ class RunModels:
         batch = self.trainer.precision_plugin.convert_input(batch)
         batch = self.strategy._on_before_batch_transfer(batch)
         return self.trainer.strategy.batch_to_device(batch)
-
-
-def load_validation_data(trainer: Any) -> None:
-    """Set the validation data up as a validation would; none has come by the end of the fit."""
-    stage, trainer.state.stage = trainer.state.stage, RunningStage.VALIDATING
-    try:
-        trainer.fit_loop.epoch_loop.val_loop.setup_data()
-    finally:
-        trainer.state.stage = stage
 
 
 @contextmanager

@@ -8,12 +8,13 @@ so they cost a training step nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from lightning_bnn.lightning import TrainerFn, pl
 
-__all__ = ["InBar", "show_phase"]
+__all__ = ["InBar", "redraw", "show_phase"]
 
 
 class InBar:
@@ -29,6 +30,14 @@ def show_phase(trainer: pl.Trainer) -> None:
     bar: Any = trainer.progress_bar_callback
     if bar is not None and getattr(bar.get_metrics, "func", None) is not _with_phase:
         bar.get_metrics = partial(_with_phase, bar.get_metrics)
+
+
+def redraw(trainer: pl.Trainer) -> None:
+    """Let a bar of tqdm or rich show the texts now, where no training step draws it."""
+    bar: Any = trainer.progress_bar_callback
+    if isinstance(bar, (pl.callbacks.TQDMProgressBar, pl.callbacks.RichProgressBar)):
+        with suppress(TypeError):  # a fit without an epoch has no bar
+            bar.on_train_epoch_end(trainer, trainer.lightning_module)
 
 
 def _with_phase(metrics: Callable[..., dict[str, Any]], trainer: Any, module: Any) -> Any:

@@ -17,7 +17,16 @@ Gaussian and known, mean, covariance and evidence are exact.
 
 The scales of the prior that the mode was found with are seldom those that the data ask for. With
 ``scales="one"`` or ``"per tensor"`` they are replaced, after the pass, by those that maximise the
-evidence at w* (:mod:`lightning_bnn.curvature.evidence`).
+evidence at w* (:mod:`lightning_bnn.curvature.evidence`). With ``scales="validation"`` one factor is
+chosen by the NLL of validation data, of the predictive that is asked for; the evidence is then that
+of a model chosen by other data, and no measure for comparing models.
+
+**Resuming.** The pass comes at the end of the last epoch, after its validation, and what it finds
+is in the checkpoints that are written later. Sums that are half made are in none: a fit that is
+killed in the pass takes all of it again when it is resumed, to the same numbers. Where there is a
+checkpoint of the last step, nothing else is repeated: ``ModelCheckpoint`` writes one with
+``every_n_train_steps``, or with ``save_on_train_epoch_end=False`` after each validation. As it is,
+its last one is of the epoch before, which is then trained again, to the same weights.
 
 MacKay (1992), *A Practical Bayesian Framework for Backpropagation Networks*; Ritter, Botev and
 Barber (2018), *A Scalable Laplace Approximation for Neural Networks*; Daxberger et al. (2021),
@@ -26,8 +35,9 @@ Barber (2018), *A Scalable Laplace Approximation for Neural Networks*; Daxberger
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import count
 from typing import Any, Literal
 
 import torch
@@ -37,32 +47,38 @@ from typing_extensions import Unpack
 from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.curvature import (
     Covariance,
+    Processes,
     Scales,
     Structure,
     approximate,
     check_structure,
+    collect,
 )
 from lightning_bnn.curvature.linear import some_examples
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.lightning import move_data_to_device, rank_zero_info
+from lightning_bnn.lightning import sized_len
 from lightning_bnn.likelihoods import Likelihood
-from lightning_bnn.likelihoods.base import check_likelihood
-from lightning_bnn.network import copy_network, network_tensors, plain_network
+from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors import LaplacePosterior, WeightPosterior
 from lightning_bnn.posteriors.laplace import PredictiveKind
 from lightning_bnn.posteriors.prior import GivenPrior, chosen_prior
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import BoundPrior
 from lightning_bnn.selection import Choice, FlatLayout, select, trainable_names
-from lightning_bnn.stacked import with_output
+from lightning_bnn.strategies.bar import redraw
 from lightning_bnn.strategies.base import DataOptions, OptimizerFactory, Strategy
 from lightning_bnn.strategies.ensemble import DeepEnsemble
+from lightning_bnn.strategies.laplace_function import (
+    check_own_prior,
+    chosen_scales,
+    mean_nll,
+    tell_scales,
+)
 from lightning_bnn.strategies.schedule import NamedSchedule, SchedulerFactory
-from lightning_bnn.target import Keys, Split, count_examples, make_split
+from lightning_bnn.strategies.training_batches import single_loader, validation_batches
 
-__all__ = ["LaplaceBNN", "laplace"]
+__all__ = ["LaplaceBNN"]
 
-_SCALES = ("given", "one", "per tensor")
 _REHEARSED = 2  # examples, before a fit
 
 
@@ -76,7 +92,8 @@ class LaplaceBNN(DeepEnsemble):
             A posterior is one, too (see :class:`~lightning_bnn.PosteriorPrior`); its scales are
             given.
         structure: How the curvature is kept: ``"diagonal"``; ``"kron"``, Kronecker factors of
-            linear and convolutional layers; or ``"full"``, a matrix of all weights, for thousands.
+            linear and convolutional layers; ``"full"``, a matrix of all weights, for thousands; or
+            ``"low rank"``, its leading eigenpairs (:mod:`lightning_bnn.curvature.low_rank`).
         bayesian: Which weights vary: ``None`` for all, or as for
             :func:`lightning_bnn.selection.select`, such as
             :func:`lightning_bnn.selection.last_layer`. The others are point estimates.
@@ -84,7 +101,8 @@ class LaplaceBNN(DeepEnsemble):
             ``"draws"``: draws of the weights (see :mod:`lightning_bnn.posteriors.laplace`).
         scales: The prior's scales in the posterior. ``"given"``: those of ``prior``; ``"one"``:
             times one factor, which maximises the evidence; ``"per tensor"``: times one for each
-            tensor. None: as given if there is a ``prior``, else ``"one"``.
+            tensor; ``"validation"``: times one factor, which has the lowest NLL of the first
+            validation data of the fit. None: as given if there is a ``prior``, else ``"one"``.
         num_data: The number of training examples; found from the training data if left out.
         optimizer: Makes the optimizer from parameters; by default Adam, at the rate of
             :func:`lightning_bnn.strategies.schedule.peak_rate`.
@@ -94,6 +112,7 @@ class LaplaceBNN(DeepEnsemble):
         restore_best: Whether the curvature is taken at the best weights by validation, where the
             fit has validation data (see :class:`~lightning_bnn.DeepEnsemble`).
         predict_draws: Draws in validation, test and prediction; None: 32.
+        rank: Of ``structure="low rank"``, the number of eigenpairs; None: 100.
         seed: Seed of what is random; by default ``seed_everything`` decides it.
         **data: ``split``, ``output`` and ``monitor`` (see
             :class:`~lightning_bnn.strategies.base.DataOptions`).
@@ -129,6 +148,7 @@ class LaplaceBNN(DeepEnsemble):
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         restore_best: bool = True,
         predict_draws: int | None = None,
+        rank: int | None = None,
         seed: int | None = None,
         **data: Unpack[DataOptions],
     ) -> None:
@@ -143,9 +163,9 @@ class LaplaceBNN(DeepEnsemble):
         check_option("predictive", predictive, ("linearised", "draws"))
         self.predictive_kind: PredictiveKind = predictive
         self.predicts_with_samples = predictive == "draws"
-        self.scales = _chosen_scales(scales, prior)
-        self.structure = structure
-        check_structure(structure, self.net, names)
+        self.scales = chosen_scales(scales, prior)
+        self.structure, self.rank = structure, rank
+        check_structure(structure, self.net, names, rank)
         self.predict_draws = (
             None if predict_draws is None else check_whole("predict_draws", predict_draws, 1)
         )
@@ -156,15 +176,22 @@ class LaplaceBNN(DeepEnsemble):
             chosen_prior(prior, trainable_names(net)), self.net, {name: own[name] for name in names}
         )
         self.own_prior.gaussian_precisions(torch.cat([own[n].detach().flatten() for n in names]))
-        _check_scales(self.scales, self.own_prior)
+        check_own_prior(self.scales, structure, self.own_prior)
         self._rehearsed = False
+        self._phase = ""
 
     # ---------------------------------------------------------------- the curvature
 
     def on_fit_start(self) -> None:
         """Rehearse the pass with the first batch of the fit."""
         super().on_fit_start()
-        self._rehearsed = False
+        self._rehearsed, self._phase = False, ""
+        if self.scales == "validation" and not self.trainer.enable_validation:
+            raise ConfigurationError(
+                "scales='validation' chooses the prior's scale by the validation NLL, and this fit "
+                "has no validation data. Pass val_dataloaders= (or a data module with "
+                "val_dataloader) to fit, or scales='one', which needs none."
+            )
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Take the curvature of two examples: what cannot work is said before time is spent."""
@@ -172,21 +199,32 @@ class LaplaceBNN(DeepEnsemble):
         if not self._rehearsed:
             self._rehearsed = True
             few = [some_examples(part, slice(_REHEARSED)) for part in self.split(batch)]
-            self._approximate([(few[0], few[1])], "given", lambda tensor: tensor)
+            weights, fixed = self._tensors()
+            net = copy_network(self.net).eval()
+            collect(
+                net, weights, fixed, self.likelihood_of(0), self.structure, [(few[0], few[1])],
+                self.target.num_data, rank=1,
+            )  # fmt: skip
 
     def finish(self, batches: Iterable[Any]) -> dict[str, Tensor]:
         """The curvature of all training data at the weights as they are, and the evidence."""
-        add_up = partial(self.trainer.strategy.reduce, reduce_op="sum")
-        alone = self.trainer.world_size == 1
-        found = self._approximate(
-            map(self.split, batches), self.scales, (lambda tensor: tensor) if alone else add_up
-        )
-        if self.scales != "given":
-            shown = ", ".join(
-                f"{name} {precision**-0.5:.3g}"
-                for name, precision in zip(self._names, found.precisions, strict=True)
-            )
-            rank_zero_info(f"The scales of the prior that maximise the evidence: {shown}.")
+        trainer = self.trainer
+        processes = Processes()
+        if trainer.world_size > 1:
+            add_up = partial(trainer.strategy.reduce, reduce_op="sum")
+            processes = Processes(trainer.world_size, trainer.global_rank, add_up)
+        total = sized_len(single_loader(trainer.train_dataloader))
+        of = "" if total is None else f"/{total}"
+        shown = self._in_phases("curvature", batches, of)
+        nll = partial(self._validation_nll, processes=processes, tried=count(1))
+        weights, fixed = self._tensors()
+        found = approximate(
+            copy_network(self.net).eval(), weights, fixed, self.likelihood_of(0), self.own_prior,
+            self.structure, map(self.split, shown), self.target.num_data, self.rank, self.scales,
+            nll if self.scales == "validation" else None, processes,
+        )  # fmt: skip
+        self._phase = ""
+        tell_scales(self.scales, self._names, found)
         return {
             "log_evidence": torch.tensor(found.log_evidence, dtype=torch.float64),
             "precisions": torch.tensor(found.precisions, dtype=torch.float64),
@@ -194,15 +232,26 @@ class LaplaceBNN(DeepEnsemble):
             **{f"covariance.{name}": t for name, t in found.covariance.tensors.items()},
         }
 
-    def _approximate(
-        self, batches: Iterable[Any], scales: Scales, add_up: Callable[[Tensor], Tensor]
-    ) -> Any:
-        weights, fixed = self._tensors()
-        net = copy_network(self.net).eval()
-        return approximate(
-            net, weights, fixed, self.likelihood_of(0), self.own_prior, self.structure, scales,
-            batches, self.target.num_data, add_up,
-        )  # fmt: skip
+    def phase(self) -> dict[str, str]:
+        """How far the pass is."""
+        return {"phase": self._phase} if self._phase else super().phase()
+
+    def _in_phases(self, name: str, items: Iterable[Any], of: str = "") -> Iterator[Any]:
+        """Go through items, and show in the bar how far it is."""
+        for number, item in enumerate(items, 1):
+            self._phase = f"{name} {number}{of}"
+            redraw(self.trainer)
+            yield item
+
+    def _validation_nll(
+        self, covariance: Covariance, processes: Processes, tried: Iterator[int]
+    ) -> float:
+        self._phase = f"prior scale {next(tried)}"
+        redraw(self.trainer)
+        posterior = self._posterior_with(covariance)
+        with validation_batches(self.trainer) as batches:
+            pairs = map(self.split, batches)
+            return mean_nll(posterior, pairs, self.draws_of(posterior), processes)
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weights that vary, and all other tensors of the network, as they stand."""
@@ -247,23 +296,24 @@ class LaplaceBNN(DeepEnsemble):
                     "which takes it again."
                 )
             return super().posterior()
-        weights, fixed = self._tensors()
-        device = self.weights.device
         start = "covariance."
         tensors = {
-            name.removeprefix(start): tensor.to(device)
+            name.removeprefix(start): tensor.to(self.weights.device)
             for name, tensor in self.finished.items()
             if name.startswith(start)
         }
+        layout = FlatLayout(self._tensors()[0])
+        covariance = Covariance.kinds[self.structure](layout, tensors)
+        return self._posterior_with(covariance, float(self.finished["log_evidence"]))
+
+    def _posterior_with(
+        self, covariance: Covariance, log_evidence: float | None = None
+    ) -> LaplacePosterior:
+        weights, fixed = self._tensors()
         return LaplacePosterior(
-            self.net,
-            self.likelihood_of(0),
-            weights,
-            Covariance.kinds[self.structure](FlatLayout(weights), tensors),
-            fixed,
-            self.predictive_kind,
-            float(self.finished["log_evidence"]),
-        )
+            self.net, self.likelihood_of(0), weights, covariance, fixed, self.predictive_kind,
+            log_evidence,
+        )  # fmt: skip
 
     def member_posteriors(self) -> dict[int, WeightPosterior]:
         """The posterior, under number 0."""
@@ -297,93 +347,3 @@ class LaplaceBNN(DeepEnsemble):
         if isinstance(self._snapshot, LaplacePosterior):
             return Strategy._predict(self, inputs)
         return super()._predict(inputs)
-
-
-def laplace(
-    net: nn.Module,
-    loader: Iterable[Any],
-    likelihood: Likelihood,
-    prior: GivenPrior | None = None,
-    structure: Structure = "kron",
-    bayesian: Choice = None,
-    predictive: PredictiveKind = "linearised",
-    scales: Scales | None = None,
-    num_data: int | None = None,
-    split: Split | Keys | None = None,
-    output: Callable[[Any], Tensor] | str | int | None = None,
-) -> LaplacePosterior:
-    """The Laplace approximation of a network that was trained anywhere.
-
-    Args:
-        net: The network; the posterior has a copy, in evaluation mode. It is run where it lies.
-        loader: The training data, in batches.
-        likelihood: How outputs of the network give targets, with what it has learned.
-        prior: The Gaussian prior, such as that of the weight decay it was trained with: in the
-            units of a loss that is a mean over N examples, a decay λ is the scale 1/√(λN).
-        structure: As for :class:`LaplaceBNN`, like the next three.
-        bayesian: Which weights vary.
-        predictive: How the posterior predicts.
-        scales: What is done with the prior's scales.
-        num_data: N; by default the length of the loader's data, or else of what it gave.
-        split: How a batch gives inputs and targets, where it is no pair of them.
-        output: Which part of what the network returns is meant.
-
-    Example:
-        >>> from lightning_bnn.likelihoods import Gaussian
-        >>> from lightning_bnn.priors import Normal
-        >>> x = torch.linspace(-1, 1, 8)[:, None]
-        >>> net = nn.Linear(1, 1)
-        >>> posterior = laplace(net, [(x, 2 * x)], Gaussian(0.5), Normal(), structure="full")
-        >>> posterior.moments().variance["bias"]                     # 1 / (8 / 0.5² + 1)
-        tensor([0.0303])
-    """
-    net = plain_network(net)
-    check_likelihood(likelihood)
-    names = select(net, bayesian)
-    check_structure(structure, net, names)
-    gaussian = chosen_prior(prior, trainable_names(net))
-    check_option("predictive", predictive, ("linearised", "draws"))
-    chosen = _chosen_scales(scales, prior)
-    own = copy_network(net) if output is None else with_output(copy_network(net), output)
-    own.eval()
-    tensors = network_tensors(own)
-    weights = {name: tensors.pop(name) for name in names}
-    bound = BoundPrior(gaussian, own, weights)
-    _check_scales(chosen, bound)
-    splits, device = make_split(split), next(iter(weights.values())).device
-    found = approximate(
-        own,
-        weights,
-        tensors,
-        likelihood,
-        bound,
-        structure,
-        chosen,
-        (splits(move_data_to_device(batch, device)) for batch in loader),
-        _length(loader, num_data),
-    )
-    return LaplacePosterior(
-        own, likelihood, weights, found.covariance, tensors, predictive, found.log_evidence
-    )
-
-
-def _length(loader: Any, num_data: int | None) -> int | None:
-    if num_data is not None:
-        return check_whole("num_data", num_data, 1)
-    return count_examples(loader, None) if hasattr(loader, "dataset") else None
-
-
-def _check_scales(scales: Scales, prior: BoundPrior) -> None:
-    if scales != "given" and prior.weight_precisions() is not None:
-        raise ConfigurationError(
-            f"scales={scales!r} finds scales of a Normal prior, and a posterior that is the prior "
-            "has its own. Leave scales= out; to count it less, pass PosteriorPrior(posterior, "
-            "power=0.5)."
-        )
-
-
-def _chosen_scales(scales: Scales | None, prior: Any) -> Scales:
-    if scales is None:
-        return "one" if prior is None else "given"
-    check_option("scales", scales, _SCALES)
-    return scales

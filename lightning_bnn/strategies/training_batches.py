@@ -1,7 +1,8 @@
-"""One more pass over the training data of a trainer, which the training does not notice."""
+"""One more pass over the data of a trainer, which the training does not notice."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -11,11 +12,11 @@ from typing import Any
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.lightning import pl
+from lightning_bnn.lightning import RunningStage, pl
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.strategies.resume import ResumableLoader, loader_generators
 
-__all__ = ["single_loader", "training_batches"]
+__all__ = ["load_validation_data", "single_loader", "training_batches", "validation_batches"]
 
 
 @contextmanager
@@ -71,6 +72,44 @@ def training_batches(
             trainer.state.stage = stage
             for generator, state in zip(generators, states, strict=True):
                 generator.set_state(state)
+
+
+def load_validation_data(trainer: Any) -> None:
+    """Set the validation data up as a validation would; none has come by the end of the fit."""
+    stage, trainer.state.stage = trainer.state.stage, RunningStage.VALIDATING
+    try:
+        trainer.fit_loop.epoch_loop.val_loop.setup_data()
+    finally:
+        trainer.state.stage = stage
+
+
+@contextmanager
+def validation_batches(trainer: Any, seed: int = 0) -> Iterator[Iterator[Any]]:
+    """The batches of a pass over the first of the trainer's validation data, of this process.
+
+    Args:
+        trainer: A trainer that fits with validation data.
+        seed: Decides what is random in the data.
+    """
+    if trainer.val_dataloaders is None:
+        load_validation_data(trainer)
+    loaders, stage = trainer.val_dataloaders, trainer.state.stage
+    several = isinstance(loaders, (list, tuple, dict))
+    loader = (
+        next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
+        if several
+        else loaders
+    )
+    while isinstance(loader, ResumableLoader):
+        loader = loader.loader
+    most = trainer.num_val_batches[0]
+    limit = None if math.isinf(most) else int(most)
+    with isolated_random_state(seed):
+        try:
+            trainer.validating = True
+            yield (_prepared(trainer, batch) for batch in islice(_copied(loader, True), limit))
+        finally:
+            trainer.state.stage = stage
 
 
 def single_loader(loader: Any) -> Any:

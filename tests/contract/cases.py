@@ -73,6 +73,7 @@ STRATEGIES: dict[str, MakeStrategy] = {
     "Laplace, draws": partial(
         LaplaceBNN, structure="diagonal", predictive="draws", scales="per tensor", seed=0
     ),
+    "Laplace, low rank": partial(LaplaceBNN, structure="low rank", seed=0),
     "Laplace, last layer": partial(LaplaceBNN, structure="kron", bayesian="3.*", seed=0),
     "learned scales, Laplace": partial(LaplaceBNN, prior=LEARNED, structure="diagonal", seed=0),
     "learned scales, VI": partial(VariationalBNN, prior=LEARNED, seed=0),

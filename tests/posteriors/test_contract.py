@@ -108,6 +108,11 @@ def laplace_posterior(structure: str, predictive: PredictiveKind = "draws") -> L
             "3.right": torch.randn(5, 5),
             "3.scale": torch.rand(2, 5),
         },
+        "low rank": {
+            "sd": torch.rand(10) + 0.1,
+            "vectors": torch.linalg.qr(torch.randn(10, 3)).Q.T.contiguous(),
+            "shrunk": torch.rand(3),
+        },
     }
     covariance = Covariance.kinds[structure](FlatLayout(mean), tensors_of[structure])
     return LaplacePosterior(net, Gaussian(0.2), mean, covariance, None, predictive, -12.5)
@@ -123,6 +128,7 @@ KINDS: dict[str, Callable[[], WeightPosterior]] = {
     "laplace, diagonal": partial(laplace_posterior, "diagonal"),
     "laplace, full": partial(laplace_posterior, "full", "linearised"),
     "laplace, kron": partial(laplace_posterior, "kron", "linearised"),
+    "laplace, low rank": partial(laplace_posterior, "low rank", "linearised"),
     "laplace, masked": lambda: laplace_posterior("kron", "linearised").map(
         lambda name, tensor: tensor.masked_fill(torch.ones_like(tensor).cumsum(-1) == 2, 0)
     ),

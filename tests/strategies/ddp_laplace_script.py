@@ -14,12 +14,12 @@ from lightning_bnn.priors import Normal
 from tests.nets import make_data, mlp
 from tests.trainers import quiet_trainer
 
-FITS = ("diagonal", "kron", "full")
+FITS = ("diagonal", "kron", "full", "low rank")
 
 
-def make(structure: str) -> LaplaceBNN:
+def make(structure: str, scales: str = "given") -> LaplaceBNN:
     torch.manual_seed(0)
-    return LaplaceBNN(mlp(3), Categorical(), Normal(0.0, 1.0), structure, seed=0)
+    return LaplaceBNN(mlp(3), Categorical(), Normal(0.0, 1.0), structure, scales=scales, seed=0)
 
 
 def main(directory: Path) -> None:
@@ -31,6 +31,11 @@ def main(directory: Path) -> None:
         trainer.fit(bnn, DataLoader(data, batch_size=6, shuffle=True))
         weights[name] = {**bnn.finished, **bnn.state_dict()}
         found[name] = {"num_data": bnn.target.num_data, "evidence": bnn.log_evidence()}
+    bnn = make("low rank", "validation")
+    trainer = quiet_trainer(max_epochs=2, strategy="ddp", devices=2)
+    trainer.fit(bnn, DataLoader(data, batch_size=6), DataLoader(data, batch_size=6))
+    weights["validation"] = {**bnn.finished, **bnn.state_dict()}
+    found["validation"] = {"precisions": bnn.prior_precisions()}
     rank = trainer.global_rank
     torch.save(weights, directory / f"weights{rank}.pt")
     (directory / f"found{rank}.json").write_text(json.dumps(found))

@@ -12,7 +12,7 @@ from pytorch_lightning.callbacks import RichProgressBar, TQDMProgressBar
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_bnn import SGMCMC, VariationalBNN
+from lightning_bnn import SGMCMC, LaplaceBNN, VariationalBNN
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.samplers import HMC, SGLD, Cyclical
@@ -89,3 +89,22 @@ class PlainModule(LightningModule):
 
 def test_draws_of_a_module_that_is_no_strategy() -> None:
     assert shown(PlainModule(), SampleCollector(burn_in=5))[-2:] == ["draws 0", "draws 1"]
+
+
+@pytest.mark.filterwarnings("ignore:The validation NLL is lowest at the end")
+@pytest.mark.parametrize("bar", [TQDMProgressBar, RichProgressBar])
+def test_the_curvature_pass(bar: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning draws no bar after the last step: what this hook asks for is what it shows."""
+    seen: list[str] = []
+    update = bar.on_train_epoch_end
+
+    def note(self: Any, trainer: Any, module: Any) -> None:
+        update(self, trainer, module)
+        seen.append(self.get_metrics(trainer, module).get("phase", ""))
+
+    monkeypatch.setattr(bar, "on_train_epoch_end", note)
+    shown(LaplaceBNN(nn.Linear(4, 3), Categorical(), scales="validation"), bar=bar)
+    curvature = [f"curvature {i}/3" for i in (1, 2, 3)]
+    assert seen[:5] == ["", "", *curvature]  # two epochs, and the pass
+    assert len(seen) >= 22
+    assert seen[5:] == [f"prior scale {i}" for i in range(1, len(seen) - 4)]

@@ -42,3 +42,27 @@ def test_the_curvature_is_that_of_all_data(ranks: Any, name: str) -> None:
         {k: first[f"covariance.{k}"] for k in alone.covariance.tensors},
     ).variance()
     torch.testing.assert_close(variance, alone.covariance.variance(), rtol=1e-4, atol=1e-7)
+
+
+def test_the_scale_is_that_of_all_validation_data(ranks: Any) -> None:
+    """Each process has half of them; one that has all finds a scale with the same NLL, to 1e-4."""
+    (first, found), (second, other) = ranks
+    assert found["validation"] == other["validation"]
+    for key, tensor in first["validation"].items():
+        assert torch.equal(tensor, second["validation"][key]), key
+    [precision] = set(found["validation"]["precisions"].values())
+    net = mlp(3)
+    sizes = [p.numel() for p in net.parameters()]
+    with torch.no_grad():
+        mode = first["validation"]["bank.weights"][0].split(sizes)
+        for p, value in zip(net.parameters(), mode, strict=True):
+            p.copy_(value.view(p.shape))
+    loader = DataLoader(make_data("mlp", "classification"), batch_size=48)
+    nll = []
+    for prior, scales in ((Normal(0.0, 1.0), "validation"), (Normal(0, precision**-0.5), "given")):
+        validation = loader if scales == "validation" else None
+        posterior = laplace(net, loader, Categorical(), prior, "low rank", scales=scales,
+                            validation=validation)  # fmt: skip
+        ((inputs, targets),) = loader
+        nll.append(-float(posterior.predict(inputs).log_prob(targets).mean()))
+    assert nll[0] == pytest.approx(nll[1], abs=1e-4)

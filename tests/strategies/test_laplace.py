@@ -34,6 +34,7 @@ from tests.trainers import quiet_trainer
 
 DATA = make_data("mlp", "classification")
 INPUTS = DATA.tensors[0]
+STRUCTURES = ("diagonal", "kron", "full", "low rank")
 
 
 def fit(bnn: LaplaceBNN, epochs: int = 2, **options: Any) -> Any:
@@ -91,6 +92,53 @@ def test_scales_are_given_or_found() -> None:
     assert found["given"][0] < found["one"][0] < found["per tensor"][0]
 
 
+@pytest.mark.filterwarnings("ignore:The validation NLL is lowest at the end")
+@pytest.mark.parametrize("predictive", ["linearised", "draws"])
+def test_the_scale_with_the_lowest_validation_nll(
+    predictive: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no worse than any of 13 scales that are given, by passes of their own."""
+    bnn = make(prior=Normal(0.0, 2.0), scales="validation", predictive=predictive)
+    with caplog.at_level("INFO"):
+        fit(bnn, epochs=10)
+    assert "have the lowest validation NLL (" in caplog.text
+    [precision] = set(bnn.prior_precisions().values())
+    found = bnn.posterior()
+    assert isinstance(found, LaplacePosterior)
+    net = mlp(3)
+    net.load_state_dict(dict(found.mean))
+
+    def nll(**options: Any) -> float:
+        posterior = laplace(net, [DATA.tensors], Categorical(), predictive=predictive, **options)
+        return -float(posterior.predict(INPUTS).log_prob(DATA.tensors[1]).mean())
+
+    given = {s: nll(prior=Normal(0.0, s)) for s in torch.logspace(-2, 2, 13).tolist()}
+    own = nll(prior=Normal(0.0, precision**-0.5))
+    assert own < min(given.values()) + (1e-3 if predictive == "linearised" else 2e-2)
+    again = nll(prior=Normal(0.0, 2.0), scales="validation", validation=[DATA.tensors])
+    assert again == pytest.approx(own, abs=1e-4 if predictive == "linearised" else 2e-2)
+
+
+def test_a_scale_at_the_end_of_the_range_is_a_warning() -> None:
+    """Frequencies that the mode fits exactly: any spread of the weights makes them flatter."""
+    net = nn.Linear(4, 3).double()
+    with torch.no_grad():
+        net.bias.copy_(torch.tensor([0.5, 0.25, 0.25]).log())
+    exact = [(torch.zeros(4, 4).double(), torch.tensor([0, 0, 1, 2]))]
+    with pytest.warns(UserWarning, match=r"end of the range.* smaller scale .* by 100 or more"):
+        laplace(net, exact, Categorical(), Normal(), scales="validation", validation=exact)
+
+
+@pytest.mark.filterwarnings("ignore:The validation NLL is lowest at the end")
+def test_validation_data_are_asked_for() -> None:
+    bnn = make(scales="validation")
+    with pytest.raises(ConfigurationError, match=r"no validation data\. Pass val_dataloaders="):
+        quiet_trainer(max_epochs=1).fit(bnn, DataLoader(DATA, batch_size=16))
+    late = make(scales="validation")  # none that has been read before the end of the fit
+    fit(late, epochs=1, num_sanity_val_steps=0, check_val_every_n_epoch=2)
+    assert len(set(late.prior_precisions().values())) == 1
+
+
 def test_a_checkpoint_has_the_curvature_and_a_longer_fit_takes_it_anew(tmp_path: Path) -> None:
     bnn = make()
     trainer = fit(bnn)
@@ -120,6 +168,49 @@ def test_a_fit_that_was_cut_off_before_the_pass_takes_it_when_resumed(tmp_path: 
     assert resumed.log_evidence() == bnn.log_evidence()
 
 
+class Power(Exception):
+    """A cut."""
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("validated", [True, False])
+def test_a_fit_that_dies_in_the_pass_repeats_only_the_pass(
+    validated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a checkpoint of the last step: by steps, or at the end of the last validation."""
+
+    def run(folder: str, **options: Any) -> LaplaceBNN:
+        bnn = make(scales="per tensor")
+        every: Any = {"save_on_train_epoch_end": False}
+        every = every if validated else {"every_n_train_steps": 1}
+        saver = ModelCheckpoint(tmp_path / folder, "{step}", save_top_k=-1, **every)
+        trainer = quiet_trainer(max_epochs=2, callbacks=[saver], enable_checkpointing=True)
+        rows = DataLoader(DATA, batch_size=16, shuffle=True)
+        trainer.fit(bnn, rows, DataLoader(DATA, 48) if validated else None, **options)
+        return bnn
+
+    undisturbed = run("a")
+    finish, steps = LaplaceBNN.finish, []
+
+    def cut(self: LaplaceBNN, batches: Any) -> Any:
+        def first() -> Any:
+            yield next(batches)
+            raise Power
+
+        return finish(self, first())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LaplaceBNN, "finish", cut)
+        with pytest.raises(Power):
+            run("b")
+    monkeypatch.setattr(LaplaceBNN, "on_train_batch_end", lambda *_: steps.append(1))
+    resumed = run("c", ckpt_path=tmp_path / "b" / "step=6.ckpt")
+    assert not steps
+    assert resumed.log_evidence() == undisturbed.log_evidence()
+    for name, tensor in undisturbed.finished.items():
+        assert torch.equal(resumed.finished[name], tensor), name
+
+
 def test_the_network_and_random_numbers_are_left_alone() -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.ReLU(inplace=True),
                         nn.Linear(8, 3)).train()  # fmt: skip
@@ -143,7 +234,7 @@ def test_uncertainty_varies_and_grows_away_from_the_data() -> None:
     assert spread[2] > 5 * spread[:2].max()
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "full", "kron"])
+@pytest.mark.parametrize("structure", STRUCTURES)
 def test_it_is_pruned_compacted_saved_and_reported(structure: str, tmp_path: Path) -> None:
     net = mlp(3)
     posterior = laplace(net, DataLoader(DATA, batch_size=16), Categorical(), structure=structure)
@@ -252,10 +343,39 @@ class Kinked(LaplaceNoise):
         (lambda: LaplaceBNN(nn.Linear(2000, 2000), Gaussian(), structure="full"), "GB of memory"),
         (lambda: LaplaceBNN(nn.LayerNorm(3), Gaussian()), r"'weight' is a weight of 'net' \(Layer"),
         (lambda: LaplaceBNN(nn.Conv2d(4, 4, 1, groups=2), Gaussian()), "convolutions without gro"),
-        (lambda: make(structure="low"), "structure= is 'diagonal', 'kron' or 'full'; got 'low'"),
+        (
+            lambda: make(structure="low"),
+            "'diagonal', 'kron', 'full' or 'low rank'; got 'low'",
+        ),
+        (lambda: make(rank=3), "rank= is for structure='low rank'; got rank=3 with 'kron'"),
+        (lambda: make(structure="low rank", rank=0), "rank= is a whole number"),
+        (
+            lambda: laplace(mlp(3), [DATA.tensors], Categorical(), scales="validation"),
+            r"by the NLL of other data than the loader's\. Pass them as validation=",
+        ),
+        (
+            lambda: laplace(mlp(3), [DATA.tensors], Categorical(), validation=[DATA.tensors]),
+            "validation= is for scales='validation'; got scales='one'",
+        ),
+        (
+            lambda: laplace(
+                mlp(3),
+                [DATA.tensors],
+                Categorical(),
+                scales="validation",
+                validation=iter([DATA.tensors]),
+            ),
+            "an iterator gives its batches once",
+        ),
+        (
+            lambda: laplace(
+                mlp(3), [DATA.tensors], Categorical(), scales="validation", validation=[]
+            ),
+            "no validation NLL without data",
+        ),
         (lambda: make(prior=Laplace()), "needs a prior that is Gaussian; got Laplace"),
         (lambda: make(prior={"*.bias": StudentT(), "*": Normal()}), "got StudentT"),
-        (lambda: make(scales="auto"), "scales= is 'given', 'one' or 'per tensor'"),
+        (lambda: make(scales="auto"), "scales= is 'given', 'one', 'per tensor' or 'validation'"),
         (lambda: make(predictive="probit"), "predictive= is 'linearised' or 'draws'"),
         (lambda: LaplaceBNN(mlp, Categorical()), r"net= is a torch\.nn\.Module"),  # type: ignore
         (lambda: laplace(mlp(3), [], Categorical()), "loader gave no batch"),
@@ -271,12 +391,41 @@ def test_what_cannot_work_says_so(make: Any, words: str) -> None:
         make()
 
 
-def test_a_curvature_that_is_not_finite_names_the_tensor() -> None:
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_curvature_that_is_not_finite_names_the_tensor(structure: Any) -> None:
+    """An infinite input stops at the Hardtanh: what goes into the next layer is finite."""
     inputs = INPUTS.clone()
     inputs[3] = torch.inf
     net = nn.Sequential(nn.Linear(4, 3), nn.Hardtanh(), nn.Linear(3, 3))
     with pytest.raises(NonFiniteError, match=r"curvature of '0\.weight' is not finite"):
-        laplace(net, [(inputs, DATA.tensors[1])], Categorical(), structure="diagonal")
+        laplace(net, [(inputs, DATA.tensors[1])], Categorical(), structure=structure)
+
+
+@pytest.mark.parametrize("precision", ["16-true", "bf16-true", "bf16-mixed", "64-true"])
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_it_has_any_precision(structure: Any, precision: str) -> None:
+    """In half precision weights are rounded, but the curvature of them is that of float32.
+
+    Inputs that Lightning rounds change it by their rounding: to 5 %.
+    """
+    bnn = make(structure=structure, scales="per tensor" if structure == "kron" else "one")
+    trainer = fit(bnn, precision=precision)
+    dtype = torch.float64 if precision == "64-true" else torch.float32
+    posterior = bnn.posterior()
+    assert isinstance(posterior, LaplacePosterior)
+    assert {t.dtype for t in posterior.covariance.tensors.values()} == {dtype}
+    net = mlp(3).to(dtype)
+    net.load_state_dict(dict(posterior.mean))
+    inputs = INPUTS.to(dtype)
+    again = laplace(net, [(inputs, DATA.tensors[1])], Categorical(), structure=structure,
+                    scales=bnn.scales)  # fmt: skip
+    variance = again.covariance.variance()
+    torch.testing.assert_close(posterior.covariance.variance(), variance, rtol=0.05, atol=1e-4)
+    outputs = posterior.predict(inputs).outputs
+    assert outputs.dtype == dtype
+    torch.testing.assert_close(outputs, again.predict(inputs).outputs, rtol=0.05, atol=0.05)
+    [tested] = trainer.test(bnn, DataLoader(DATA, batch_size=16), verbose=False)
+    assert 0 < tested["test_nll"] < 2
 
 
 def test_half_precision_learned_scales_and_other_likelihoods() -> None:

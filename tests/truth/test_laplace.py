@@ -100,7 +100,7 @@ def gauss_newton(net: nn.Module, likelihood: Likelihood, inputs: Tensor, targets
 # ---------------------------------------------------------------- linear regression
 
 
-@pytest.mark.parametrize("structure", ["full", "kron"])
+@pytest.mark.parametrize("structure", ["full", "kron", "low rank"])
 def test_a_fit_of_linear_regression_is_exact(structure: str) -> None:
     """Mean, covariance and evidence; one linear layer has exact Kronecker factors, too."""
     optimizer = partial(LBFGS, lr=0.7, max_iter=80, tolerance_grad=1e-14, tolerance_change=0)
@@ -188,7 +188,7 @@ def test_regression_without_hidden_units_has_the_dense_hessian(
     assert posterior.log_evidence == pytest.approx(float(evidence.detach()), abs=1e-8)
 
 
-@pytest.mark.parametrize("structure", ["full", "diagonal"])
+@pytest.mark.parametrize("structure", ["full", "diagonal", "low rank"])
 def test_a_network_has_the_dense_gauss_newton_matrix(structure: str) -> None:
     net, x = make_net(3, 4, 3), rows()
     y = targets_of(Categorical(), 30, 3)
@@ -289,7 +289,7 @@ def test_convolutional_factors_by_hand(options: Any) -> None:
 # ---------------------------------------------------------------- N, the prior, the evidence
 
 
-@pytest.mark.parametrize("structure", ["full", "kron", "diagonal"])
+@pytest.mark.parametrize("structure", ["full", "kron", "diagonal", "low rank"])
 def test_the_covariance_moves_with_n_and_the_prior_as_the_formula_says(structure: str) -> None:
     """(cH + cP)⁻¹ = (H + P)⁻¹/c, and batches that are seen several times count once."""
     net, x = make_net(3, 4, 3), rows()
@@ -307,7 +307,7 @@ def test_the_covariance_moves_with_n_and_the_prior_as_the_formula_says(structure
     )
 
 
-@pytest.mark.parametrize("structure", ["full", "kron", "diagonal"])
+@pytest.mark.parametrize("structure", ["full", "kron", "diagonal", "low rank"])
 def test_one_factor_on_the_prior_maximises_the_evidence(structure: str) -> None:
     """Against the evidence of given scales, each from a pass of its own, maximised on a line."""
     net, x = make_net(3, 4, 3), rows()
@@ -325,7 +325,7 @@ def test_one_factor_on_the_prior_maximises_the_evidence(structure: str) -> None:
     torch.testing.assert_close(covariance_of(found), covariance_of(given), rtol=1e-4, atol=1e-8)
 
 
-@pytest.mark.parametrize("structure", ["full", "kron", "diagonal"])
+@pytest.mark.parametrize("structure", ["full", "kron", "diagonal", "low rank"])
 def test_factors_of_each_tensor_are_at_a_maximum(structure: str) -> None:
     """Moving the scale of any tensor by 3 % either way lowers the evidence."""
     net, x = make_net(3, 4, 3), rows()

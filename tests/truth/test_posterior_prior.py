@@ -35,6 +35,7 @@ from lightning_bnn import (
 )
 from lightning_bnn.ensembles.randomise import draw_offsets
 from lightning_bnn.families import FullRank, Kronecker, LowRank, MeanField
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import MatrixNormalPosterior
 from lightning_bnn.priors import BoundPrior, Normal
@@ -336,6 +337,12 @@ def test_a_kronecker_product_as_the_prior_is_kept_by_kronecker_factors(correlate
     )
     torch.testing.assert_close(kron.covariance_matrix(), full.covariance_matrix(), **CLOSE)
     assert kron.log_evidence == pytest.approx(full.log_evidence, abs=1e-8)
+    if correlated:
+        with pytest.raises(ConfigurationError, match="a prior of independent weights"):
+            laplace(net, [(x, y)], noise, yesterday, structure="low rank")  # type: ignore[arg-type]
+    else:
+        thin = laplace(net, [(x, y)], noise, yesterday, structure="low rank")  # type: ignore[arg-type]
+        torch.testing.assert_close(thin.covariance_matrix(), full.covariance_matrix(), **CLOSE)
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
