@@ -34,8 +34,8 @@ from lightning_bnn import (
     laplace,
 )
 from lightning_bnn.ensembles.randomise import draw_offsets
-from lightning_bnn.families import FullRank, Kronecker, LowRank, MeanField
 from lightning_bnn.errors import ConfigurationError
+from lightning_bnn.families import FullRank, Kronecker, LowRank, MeanField
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import MatrixNormalPosterior
 from lightning_bnn.priors import BoundPrior, Normal
