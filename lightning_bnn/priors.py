@@ -874,7 +874,8 @@ def check_prior(prior: PriorLike, names: Iterable[str]) -> None:
     """
     if isinstance(prior, Prior):
         return
-    if not (isinstance(prior, Mapping) and all(isinstance(p, Prior) for p in prior.values())):
+    mapping = isinstance(prior, Mapping) and all(isinstance(name, str) for name in prior)
+    if not (mapping and all(isinstance(one, Prior) for one in prior.values())):
         raise ConfigurationError(
             "prior= is a prior such as Normal(0.0, 1.0), or a mapping from name patterns to "
             f"priors; got {prior!r}."

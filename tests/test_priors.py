@@ -289,6 +289,7 @@ NAMES = [name for name, _ in network().named_parameters()]
         ({"*.bais": Normal(), "*": Normal()}, r"'\*.bais' matches no trainable .*'0.weight'"),
         ({"*": Normal(), "fc.*": Normal()}, r"'fc.\*' matches no"),
         ({"0.*": Normal(), "*": Normal(), "*.bias": Laplace()}, r"'\*.bias' comes after '\*'"),
+        ({1: Normal()}, r"mapping from name patterns to priors; got \{1: Normal"),
         ({"*": Normal}, r"mapping from name patterns to priors; got \{'\*': <class"),
         (Normal, r"prior= is a prior such as Normal\(0.0, 1.0\), or a mapping .* got <class"),
         (0.1, "got 0.1"),

@@ -381,7 +381,7 @@ def _other_version(driver: Mapping[str, str]) -> str | None:
     return None
 
 
-def _check_nodes(ray: Any, storage: str, recipe: Any, patience: float = 60.0) -> None:
+def _check_nodes(ray: Any, storage: str, recipe: Any, patience: float = 120.0) -> None:
     """Ask every node whether it can make a member, has our versions and can use the storage."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # an extra
 
