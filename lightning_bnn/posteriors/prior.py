@@ -283,7 +283,8 @@ def posterior_of(prior: Any, name: str, net: nn.Module) -> WeightPosterior | Non
     """
     prior = _as_prior(prior, {})
     if isinstance(prior, Mapping):
-        prior = next((one for pattern, one in prior.items() if fnmatchcase(name, pattern)), None)
+        matching = (one for pattern, one in prior.items() if fnmatchcase(name, str(pattern)))
+        prior = next(matching, None)  # patterns are checked where the prior is bound
     if not isinstance(prior, PosteriorPrior):
         return None
     posterior = prior.read(net)
