@@ -1,4 +1,4 @@
-r"""The noise of targets from a pilot: the first part of a fit, after which members begin anew.
+r"""The noise of targets from a pilot, which is the first part of a fit.
 
 Randomised MAP moves targets by noise of the likelihood's size, which has to be known. Where it is
 not (``Gaussian(learn=True)``), each member finds it for itself, in two fifths of the steps:
@@ -8,8 +8,8 @@ not (``Gaussian(learn=True)``), each member finds it for itself, in two fifths o
 2. The residuals of the fifth, as they pass in the batches, have the mean square
    :math:`\sigma_m^2` plus what the network gets wrong. Of five parts of the pilot the lowest mean
    square counts, so that a member which begins to overfit does not spoil it.
-3. The member goes back to its initial values, its optimizer and schedule begin anew, and
-   :math:`\sigma_m` is held: the noise of its targets, and the scale of its likelihood.
+3. :math:`\sigma_m` is held: the noise of its targets, and the scale of its likelihood. The member
+   goes on from where it is, with all examples, and its optimizer and schedule begin anew.
 
 No validation data are needed, all examples count in the end, and a member finds alone what it finds
 beside others.
@@ -69,7 +69,6 @@ class NoisePilot:
     Attributes:
         steps: How long it takes; 0 before it is known.
         noise: The noise that was found, (M, D); None before.
-        initial: All that members have of their own, as it was before the first step.
 
     Example:
         >>> pilot = NoisePilot(members=1, scales=1)
@@ -84,7 +83,6 @@ class NoisePilot:
     def __init__(self, members: int, scales: int) -> None:
         self.steps = 0
         self.noise: Tensor | None = None
-        self.initial: dict[str, Tensor] = {}
         # the sum of squared residuals by scale, and how many they are, in each part
         self._sums = torch.zeros(_PARTS, members, scales + 1, dtype=torch.float64)
         self._fresh = torch.zeros_like(self._sums[0])
@@ -136,11 +134,10 @@ class NoisePilot:
         return {
             "steps": self.steps,
             "noise": self.noise,
-            "initial": self.initial,
             "sums": self._sums.clone(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume where the saved pilot was."""
         self.steps, self.noise = state["steps"], state["noise"]
-        self.initial, self._sums = dict(state["initial"]), state["sums"].cpu().clone()
+        self._sums = state["sums"].cpu().clone()

@@ -144,7 +144,7 @@ class DeepEnsemble(BankStrategy):
             draw of it, and its targets carry noise of the likelihood's size; on a linear model
             the members are then draws of the exact posterior. The size is that of
             ``Gaussian(scale)``; with ``Gaussian(learn=True)`` a pilot finds it, in the first
-            two fifths of the fit, after which the members begin anew (see
+            two fifths of the fit (see
             :mod:`lightning_bnn.ensembles.pilot`). ``"anchors"``: the former only, which is not
             exact: the spread is too small (see :mod:`lightning_bnn.ensembles.randomise`).
         prior_function: β, to add β times a fixed random network to each member (see
@@ -267,7 +267,7 @@ class DeepEnsemble(BankStrategy):
         if randomise == "targets and anchors" and self.bank.learned is not None:
             if snapshots is not None:
                 raise ConfigurationError(
-                    "randomise='targets and anchors' with Gaussian(learn=True) begins anew after a "
+                    "randomise='targets and anchors' with Gaussian(learn=True) begins with a "
                     "pilot, and snapshots= has cycles over the whole fit. Give the noise, as "
                     "Gaussian(scale=0.1), or leave snapshots= out."
                 )
@@ -377,7 +377,7 @@ class DeepEnsemble(BankStrategy):
         return loss
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Begin anew where the pilot is over."""
+        """Where the pilot is over, hold its noise and begin a schedule for the rest of the fit."""
         pilot = self.pilot
         if pilot is None or not pilot.running or self.global_step < pilot.steps:
             return
@@ -391,10 +391,8 @@ class DeepEnsemble(BankStrategy):
             )
         noise = torch.where(noise.isinf(), learned, noise)
         with torch.no_grad():
-            for name, tensor in self._bank_tensors().items():
-                tensor.copy_(pilot.initial[name])
             self.bank.learned.copy_(noise.log())
-        pilot.noise, pilot.initial = noise, {}
+        pilot.noise = noise
         if self.best is not None:
             self.best = BestWeights(self.members)
         self.trainer.strategy.setup_optimizers(self.trainer)  # rates and schedules begin anew
@@ -402,14 +400,8 @@ class DeepEnsemble(BankStrategy):
         shown = "; ".join(", ".join(f"{sd:.3g}" for sd in row) for row in noise.tolist())
         rank_zero_info(
             f"A pilot of {pilot.steps} steps found the noise {shown} (sd) of the targets, for the "
-            f"members {self.ids}, which now begin anew with it."
+            f"members {self.ids}, which go on with it."
         )
-
-    def _bank_tensors(self) -> dict[str, Tensor]:
-        """All that members have of their own, but whether they are alive."""
-        bank = self.bank
-        tensors = {**dict(bank.named_parameters()), **dict(bank.named_buffers())}
-        return {name: tensor.detach() for name, tensor in tensors.items() if name != "alive"}
 
     def phase(self) -> dict[str, str]:
         """The pilot in the progress bar."""
@@ -738,10 +730,8 @@ class DeepEnsemble(BankStrategy):
     def on_train_start(self) -> None:
         """Find N, and where cycles end."""
         super().on_train_start()
-        if self.pilot is not None and self.pilot.running and not self.pilot.initial:
-            self.pilot.steps = pilot_steps(steps_of_fit(self.trainer))
-            self.pilot.initial = {name: t.clone() for name, t in self._bank_tensors().items()}
         if self.pilot is not None and self.pilot.running:  # rates fall to 0 at its end, too
+            self.pilot.steps = self.pilot.steps or pilot_steps(steps_of_fit(self.trainer))
             fit_schedules(self.trainer, self.lr, self.pilot.steps)
         if self.snapshots is None:
             return
