@@ -205,11 +205,9 @@ class LaplacePosterior(WeightPosterior):
             return super().predict(inputs, draws, seed)
         count = self.number_of(draws)
         mean, root = self.output_gaussian(inputs)
-        flat = mean.flatten(1) if mean.ndim > 1 else mean[:, None]
-        points = standard_points(count, flat.shape[1], seed).to(flat)
+        points = standard_points(count, root.shape[-1], seed).to(mean)
         with self._no_autocast():
-            outputs = flat + torch.einsum("sf,bgf->sbg", points, root.to(flat))
-        return self.likelihood.predictive(outputs.view(count, *mean.shape))
+            return self.likelihood.mixture(mean, root.to(mean), points)
 
     @torch.no_grad()
     def output_gaussian(self, inputs: Any) -> tuple[Tensor, Tensor]:
