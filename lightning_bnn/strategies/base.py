@@ -783,7 +783,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
         # A fit or a validation that died has left them: Lightning calls no teardown then.
         self._random_before_validation = None
         if self._random_state is None:  # this fit has loaded no checkpoint
-            self._restart = None
+            self._restart = self._finished_at = None
         self._drop_snapshot()
         show_phase(self.trainer)
         if self._has_summary():

@@ -315,12 +315,6 @@ class BayesianLinear(Strategy):
         """One that moves nothing: the trainer counts its step."""
         return SGD([self.net.get_parameter(self._names[0])], lr=0.0)
 
-    def on_fit_start(self) -> None:
-        """Fit anew, unless a checkpoint was loaded."""
-        super().on_fit_start()
-        if self._restart is None:
-            self._finished_at = None
-
     def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
         """Take the one step, with the whole of the training data."""
         if self._finished_at is None:

@@ -318,6 +318,24 @@ def test_correlated_outputs_keep_their_moments(likelihood: Likelihood) -> None:
     assert made.means[:, 0].var(0).max() < 1e-6
 
 
+def test_a_second_fit_takes_its_curvature_anew() -> None:
+    """As many steps as the first had are no sign that it is done."""
+    bnn, other = make(restore_best=False), DataLoader(DATA, batch_size=16)
+    fit(bnn)
+    before = bnn.log_evidence()
+    quiet_trainer(max_epochs=2).fit(bnn, other)
+    assert isinstance(bnn.posterior(), LaplacePosterior)
+    assert bnn.log_evidence() != before
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_what_is_read_from_a_file_predicts_the_same_numbers(structure: Any, tmp_path: Path) -> None:
+    posterior = laplace(mlp(3), [DATA.tensors], Categorical(), structure=structure)
+    posterior.save(tmp_path / "posterior")
+    read = Posterior.load(tmp_path / "posterior", mlp(3))
+    assert torch.equal(read.predict(INPUTS).outputs, posterior.predict(INPUTS).outputs)
+
+
 def test_first_examples_without_curvature_do_not_stop_a_fit() -> None:
     """They have no label here; that of all data says what is wrong."""
     targets = DATA.tensors[1].clone()
