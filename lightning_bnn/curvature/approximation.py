@@ -23,7 +23,14 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.mixtures import at_least_float32
 from lightning_bnn.priors import BoundPrior
 
-__all__ = ["Approximation", "Structure", "approximate", "check_structure", "collect", "without_curvature"]
+__all__ = [
+    "Approximation",
+    "Structure",
+    "approximate",
+    "check_structure",
+    "collect",
+    "without_curvature",
+]
 
 Structure = Literal["diagonal", "kron", "full", "low rank"]
 

@@ -174,7 +174,9 @@ class RecordedPass:
         column[::2] = 0
         found = self.gradients(column) if check else {}
         for layer, activations in self.inputs_of.items():
-            if len(activations) != len(self.outputs) or (layer in found and bool(found[layer][::2].any())):
+            if len(activations) != len(self.outputs) or (
+                layer in found and bool(found[layer][::2].any())
+            ):
                 self._refuse(layer, "has inputs whose first axis is not that of the examples")
 
     def _check(self, leaves: Mapping[str, Tensor]) -> None:
@@ -210,7 +212,8 @@ class RecordedPass:
     def _refuse(layer: str, why: str) -> None:
         raise ConfigurationError(
             f"The layer {layer or 'net'!r} {why}, for which there are no Kronecker factors. "
-            f"{_ADVICE}"
+            f"Leave it out, as with bayesian=[nn.Linear, '!{named(layer, '*')}'], or pass "
+            "structure='diagonal'."
         )
 
 

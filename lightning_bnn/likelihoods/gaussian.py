@@ -158,7 +158,7 @@ class GaussianPredictive(OrderedPredictive):
 
     Args:
         means: Means of the components, of shape ``(S, B)`` or ``(S, B, D)``.
-        scales: The standard deviations of the noise, of the same shape or one that broadcasts to it.
+        scales: The noise's standard deviations, of the same shape or one that broadcasts to it.
         outputs: The network's outputs, where they are not simply the means.
         spread: Variances of the means in each component, which come from not knowing the weights.
 

@@ -285,9 +285,7 @@ def test_of_gaussian_noise_the_linearised_predictive_is_in_closed_form(
     """Also in tails that no point of a mixture reaches: densities to 1e-4, at 1 and at 4 sd."""
     torch.manual_seed(0)
     inputs = torch.randn(30, 1)
-    posterior = laplace(
-        nn.Linear(1, 1), [(inputs, 2 * inputs)], Gaussian(0.1), Normal(), structure
-    )
+    posterior = laplace(nn.Linear(1, 1), [(inputs, 2 * inputs)], Gaussian(0.1), Normal(), structure)
     x = torch.tensor([[at]])
     row = torch.tensor([at, 1.0]).double()
     variance = float(row @ posterior.covariance_matrix() @ row)
