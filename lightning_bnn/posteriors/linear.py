@@ -57,6 +57,7 @@ class LinearPosterior(WeightPosterior):
     """
 
     kind = "linear"
+    likelihood: Gaussian
 
     def __init__(
         self,

@@ -118,7 +118,7 @@ def single_loader(loader: Any) -> Any:
     Example:
         >>> single_loader([DataLoader([1]), DataLoader([2])])
         Traceback (most recent call last):
-        lightning_bnn.errors.ConfigurationError: BatchNorm's statistics need one training data ...
+        lightning_bnn.errors.ConfigurationError: A pass over the training data, as for a ...
     """
     while isinstance(loader, ResumableLoader):
         loader = loader.loader
@@ -127,8 +127,9 @@ def single_loader(loader: Any) -> Any:
         isinstance(member, (DataLoader, ResumableLoader)) for member in members
     ):
         raise ConfigurationError(
-            "BatchNorm's statistics need one training data loader, by itself; the trainer has a "
-            f"{type(loader).__name__} with {len(loader)}."
+            "A pass over the training data, as for a curvature, a closed form or BatchNorm's "
+            f"statistics, needs one data loader, by itself; the trainer has a "
+            f"{type(loader).__name__} with {len(loader)}. Pass one that gives all of it."
         )
     return loader
 
@@ -168,7 +169,8 @@ def _without_repeats(sampler: Any) -> Any:
     """The share of this rank, without the examples that are repeated so that all have as many."""
     if type(sampler) is not DistributedSampler or sampler.drop_last:
         return sampler
-    return range(sampler.rank, len(sampler.dataset), sampler.num_replicas)
+    data: Any = sampler.dataset
+    return range(sampler.rank, len(data), sampler.num_replicas)
 
 
 def _prepared(trainer: pl.Trainer, batch: Any) -> Any:

@@ -316,6 +316,14 @@ def test_correlated_outputs_keep_their_moments(likelihood: Likelihood) -> None:
     assert made.means[:, 0].var(0).max() < 1e-6
 
 
+def test_two_training_loaders_are_refused_before_the_fit() -> None:
+    bnn = make(num_data=48, split=lambda batch: batch["one"])
+    loaders = dict.fromkeys(("one", "two"), DataLoader(DATA, batch_size=16))
+    with pytest.raises(ConfigurationError, match="needs one data loader, by itself"):
+        quiet_trainer(max_epochs=1).fit(bnn, loaders)
+    assert bnn.global_step == 0
+
+
 def test_a_second_fit_takes_its_curvature_anew() -> None:
     """As many steps as the first had are no sign that it is done."""
     bnn, other = make(restore_best=False), DataLoader(DATA, batch_size=16)
