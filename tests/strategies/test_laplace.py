@@ -301,6 +301,20 @@ def test_of_gaussian_noise_the_linearised_predictive_is_in_closed_form(
     assert float(mixed.epistemic) == pytest.approx((1 - share) * variance, rel=1e-4)
 
 
+@pytest.mark.parametrize("far", [0.0, 2.0, 4.0])
+def test_of_noise_that_the_outputs_give_the_tails_are_those_of_an_integral(far: float) -> None:
+    """Over an uncertain mean and an uncertain raw scale, which are independent; to 0.01 nats."""
+    likelihood, sd = HeteroscedasticGaussian(), torch.tensor([3.0, 0.5])
+    points = standard_points(32, 2, seed=0).float()
+    made = likelihood.mixture(torch.tensor([[0.0, -2.0]]), sd.diag()[None], points)
+    raw = torch.linspace(-6, 6, 2001)
+    scale = nn.functional.softplus(sd[1] * raw - 2) + likelihood.minimum_scale
+    wide, y = (sd[0] ** 2 + scale**2).sqrt(), torch.tensor([[far * 3.0]])
+    density = torch.distributions.Normal(0.0, wide).log_prob(y[0]) - 0.5 * raw**2
+    exact = density.logsumexp(0) - (-0.5 * raw**2).logsumexp(0)
+    assert float(made.log_prob(y)) == pytest.approx(float(exact), abs=0.01)
+
+
 @pytest.mark.parametrize("likelihood", [Gaussian(0.1), HeteroscedasticGaussian()])
 def test_correlated_outputs_keep_their_moments(likelihood: Likelihood) -> None:
     """Points and independent errors together have the covariance of the outputs."""
