@@ -277,7 +277,13 @@ class Predictive(ABC):
                     f"{first} and {other}."
                 )
         tensors = [predictive.tensors() for predictive in predictives]
-        joined = {name: torch.cat([each[name] for each in tensors], axis) for name in tensors[0]}
+        joined = {  # what one of them has been given and another not, both have as attributes
+            name: torch.cat(
+                [each[name] if name in each else getattr(one, name)
+                 for one, each in zip(predictives, tensors, strict=True)], axis,
+            )
+            for name in dict.fromkeys(name for each in tensors for name in each)
+        }  # fmt: skip
         return type(first)(**joined, **first.options())
 
 

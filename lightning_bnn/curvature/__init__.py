@@ -6,6 +6,7 @@ from lightning_bnn.curvature.approximation import (
     approximate,
     check_structure,
     collect,
+    without_curvature,
 )
 from lightning_bnn.curvature.base import Covariance, Processes
 from lightning_bnn.curvature.evidence import Scales
@@ -21,4 +22,5 @@ __all__ = [
     "approximate",
     "check_structure",
     "collect",
+    "without_curvature",
 ]

@@ -23,7 +23,14 @@ from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.mixtures import at_least_float32
 from lightning_bnn.priors import BoundPrior
 
-__all__ = ["Approximation", "Structure", "approximate", "check_structure", "collect"]
+__all__ = [
+    "Approximation",
+    "Structure",
+    "approximate",
+    "check_structure",
+    "collect",
+    "without_curvature",
+]
 
 Structure = Literal["diagonal", "kron", "full", "low rank"]
 
@@ -114,6 +121,8 @@ def approximate(
     curvature, log_likelihood = collect(
         net, weights, fixed, likelihood, structure, batches, num_data, rank, processes
     )
+    if nothing := without_curvature(curvature, likelihood):
+        raise ConfigurationError(nothing)
     if shortfall := curvature.shortfall():
         rank_zero_warn(shortfall, category=UserWarning)
     flat = flat_weights(weights)
@@ -151,7 +160,7 @@ def collect(
     Raises:
         DataError: There are no data.
         NonFiniteError: H is not finite.
-        ConfigurationError: H is 0, or the network gives other outputs for an example alone.
+        ConfigurationError: The network gives other outputs for an example alone.
     """
     processes = processes or Processes()
     curvature = _STRUCTURES[structure](net, weights, rank)
@@ -174,7 +183,7 @@ def collect(
         raise DataError("There is no curvature without data: the loader gave no batch.")
     factor = 1.0 if num_data is None else num_data / count
     curvature.scale(factor)
-    _check_curvature(curvature, likelihood)
+    _check_curvature(curvature)
     return curvature, factor * log_likelihood
 
 
@@ -195,18 +204,22 @@ def _squares(prior: BoundPrior, flat: Tensor) -> list[float]:
     return [float(part.sum()) for part in (centred * pulled).split(prior.sizes)]
 
 
-def _check_curvature(curvature: Curvature, likelihood: Likelihood) -> None:
-    diagonal = curvature.diagonal()
-    for name, part in curvature.layout.views(diagonal).items():
+def without_curvature(curvature: Curvature, likelihood: Likelihood) -> str | None:
+    """A sentence for where H is 0, which is wrong of all data, but may be so of some."""
+    if bool(curvature.diagonal().any()):
+        return None
+    return (
+        f"The curvature is 0 for all weights: {type(likelihood).__name__} has no second "
+        "derivative, or its outputs do not depend on the weights. Write hessian_columns in "
+        "a likelihood of your own whose −log p has kinks."
+    )
+
+
+def _check_curvature(curvature: Curvature) -> None:
+    for name, part in curvature.layout.views(curvature.diagonal()).items():
         if not bool(part.isfinite().all()):
             raise NonFiniteError(
                 f"The curvature of {name!r} is not finite. Check the weights and the data for NaN "
                 "and infinity, and the network for functions without a derivative, such as the "
                 "square root at 0."
             )
-    if not bool(diagonal.any()):
-        raise ConfigurationError(
-            f"The curvature is 0 for all weights: {type(likelihood).__name__} has no second "
-            "derivative, or its outputs do not depend on the weights. Write hessian_columns in "
-            "a likelihood of your own whose −log p has kinks."
-        )

@@ -53,7 +53,9 @@ class Covariance(ABC):
         Covariance.kinds[cls.structure] = cls
 
     def __init__(self, layout: FlatLayout, tensors: Mapping[str, Tensor]) -> None:
-        self.layout, self.tensors = layout, dict(tensors)
+        self.layout = layout
+        # contiguous, as those that are read from a file, so that products have the same rounding
+        self.tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     @abstractmethod
     def deviation(self, like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -6,7 +6,8 @@ Hessian, at R places of each example (one, or the positions of a sequence or an 
 .. math:: H \approx \frac1{NR}\Big(\sum_{i,r} a a^\top\Big) \otimes
           \Big(\sum_{i,c,r} b b^\top\Big) = A \otimes B
 
-for the weights and the bias of a layer together, and layers are independent. It is exact for a
+for the weights and the bias of a layer together, and layers are independent. Places without any
+curvature, such as padding that has no label, are in neither sum and do not count. It is exact for a
 single linear layer whose likelihood has the same Hessian for all examples, and for one example.
 (Martens and Grosse, 2015, *Optimizing Neural Networks with Kronecker-factored Approximate
 Curvature*; places as in Grosse and Martens, 2016, and the KFAC-expand of Eschenhagen et al., 2023.)
@@ -153,18 +154,25 @@ class Kron(Curvature):
             linear.net, linear.tensors, self.layers, linear.prepared(inputs), not self._checked
         )
         self._checked = True
-        for layer, activations in run.inputs_of.items():
-            self.counts[layer] += _add_squares(self.inputs[layer], activations)
         waiting: dict[str, list[Tensor]] = {layer: [] for layer in self.layers}
+        counted: dict[str, Tensor] = {}
         for column in columns:
             for layer, gradient in run.gradients(column).items():
                 waiting[layer].append(gradient.flatten(0, -2))
+                some = (gradient != 0).any(-1)
+                counted[layer] = counted[layer] | some if layer in counted else some
                 if len(waiting[layer]) * len(waiting[layer][0]) >= _PLACES:
                     _add_squares(self.gradients[layer], torch.cat(waiting.pop(layer)))
                     waiting[layer] = []
         for layer, left in waiting.items():
             if left:
                 _add_squares(self.gradients[layer], torch.cat(left))
+        for layer, some in counted.items():
+            activations = run.inputs_of[layer]
+            if not bool(some.all()):
+                activations = activations * some.unsqueeze(-1)
+            _add_squares(self.inputs[layer], activations)
+            self.counts[layer] += some.sum()
 
     def set_prior(self, own: Tensor, coupling: Coupling | None) -> None:
         """The precision of each layer becomes a Kronecker product, the nearest one."""
@@ -333,16 +341,14 @@ def nearest_product(block: Tensor, rounds: int = 30) -> tuple[Tensor, Tensor]:
     return inputs.view(features, features), outputs.view(side, side)
 
 
-def _add_squares(total: Tensor, values: Tensor) -> int:
-    """Add Σ v vᵀ over places; how many there were.
+def _add_squares(total: Tensor, values: Tensor) -> None:
+    """Add Σ v vᵀ over places.
 
     The products are made in the precision of the weights, of some thousands of places at a time,
     which is twice as fast: their errors are those of the gradients themselves.
     """
-    places = values.flatten(0, -2)
-    for some in places.split(_PLACES):
+    for some in values.flatten(0, -2).split(_PLACES):
         total += some.T @ some
-    return len(places)
 
 
 def _sizes(module: nn.Module, keys: Sequence[str]) -> tuple[int, int]:

@@ -161,9 +161,27 @@ class RecordedPass:
                         start += width
         return flat
 
+    def check_examples(self, check: bool) -> None:
+        """Raise unless the first axis of every layer is that of the examples.
+
+        Gradients of a batch do not need it, those of each example do. In a layout such as
+        (time, batch, features) it is another axis.
+
+        Args:
+            check: Whether it is checked that examples do not change places, too.
+        """
+        column = _uneven(self.outputs)
+        column[::2] = 0
+        found = self.gradients(column) if check else {}
+        for layer, activations in self.inputs_of.items():
+            if len(activations) != len(self.outputs) or (
+                layer in found and bool(found[layer][::2].any())
+            ):
+                self._refuse(layer, "has inputs whose first axis is not that of the examples")
+
     def _check(self, leaves: Mapping[str, Tensor]) -> None:
         """Raise unless the gradient of the weights is what the layers make of it."""
-        column = torch.ones_like(self.outputs)
+        column = _uneven(self.outputs)
         whole = torch.autograd.grad(
             self.outputs, list(leaves.values()), column, retain_graph=True,
             allow_unused=True, materialize_grads=True,
@@ -194,8 +212,14 @@ class RecordedPass:
     def _refuse(layer: str, why: str) -> None:
         raise ConfigurationError(
             f"The layer {layer or 'net'!r} {why}, for which there are no Kronecker factors. "
-            f"{_ADVICE}"
+            f"Leave it out, as with bayesian=[nn.Linear, '!{named(layer, '*')}'], or pass "
+            "structure='diagonal'."
         )
+
+
+def _uneven(like: Tensor) -> Tensor:
+    """Numbers that no sum of outputs which is constant, as that of a softmax, makes invisible."""
+    return torch.arange(like.numel(), device=like.device).cos().view_as(like).to(like.dtype)
 
 
 def side_by_side(layout: FlatLayout, flat: Tensor, layer: str) -> Tensor:

@@ -166,7 +166,10 @@ class LinearisedNetwork:
         """
         layers = plain_layers(self.net, self.layout.names)
         tensors, inputs = each_tensor(_normal, self.tensors), each_tensor(_normal, inputs)
-        return RecordedPass(self.net, tensors, layers, inputs, check=self.way == "unknown")
+        check = self.way == "unknown"
+        run = RecordedPass(self.net, tensors, layers, inputs, check)
+        run.check_examples(check)
+        return run
 
     def recorded_if_plain(self, inputs: Any) -> RecordedPass | None:
         """The same, or None where it would raise for this network."""

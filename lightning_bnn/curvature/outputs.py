@@ -57,7 +57,7 @@ def output_covariances(
     """
     inputs = linear.prepared(inputs)
     if covariance.layered and whole is None:
-        first = linear.recorded_if_plain(some_examples(inputs, slice(1)))
+        first = linear.recorded_if_plain(some_examples(inputs, slice(2)))
         if first is not None:
             numbers = first.numbers(outputs[0].numel())
             # a trainer evaluates in inference mode, whose tensors know no derivatives

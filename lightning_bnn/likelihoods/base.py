@@ -15,7 +15,7 @@ from lightning_bnn.errors import DataError
 from lightning_bnn.metrics import classification_metrics, regression_metrics
 from lightning_bnn.mixtures import Predictive, at_least_float32, full_precision
 
-__all__ = ["Likelihood", "check_likelihood", "single_columns"]
+__all__ = ["Likelihood", "check_likelihood", "mixed_outputs", "single_columns"]
 
 METRICS = {"classification": classification_metrics, "regression": regression_metrics}
 
@@ -51,6 +51,16 @@ class Likelihood(nn.Module):
     def predictive(self, outputs: Tensor) -> Predictive:
         """Mixture over draws, from outputs with a leading axis of draws, ``(S, B, ...)``."""
         return self.predictive_type(outputs)
+
+    def mixture(self, mean: Tensor, root: Tensor, points: Tensor) -> Predictive:
+        """The predictive where outputs are Gaussian; by default the mixture over points of it.
+
+        Args:
+            mean: Their mean, ``(B, ...)``.
+            root: A root of their covariance, ``(B, F, F)`` with F outputs.
+            points: Points of N(0, I), ``(S, F)``.
+        """
+        return self.predictive(mixed_outputs(mean, root, points))
 
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log density of each example's targets, summed over its outputs.
@@ -186,6 +196,18 @@ class Likelihood(nn.Module):
             f"{type(self).__name__} expected {expected}; {len(bad)} of {targets.numel()} are not, "
             f"the first being {targets[index].item()} at index {index}. {fix}"
         )
+
+
+def mixed_outputs(mean: Tensor, root: Tensor, points: Tensor) -> Tensor:
+    """The mean plus a root of the covariance times points, ``(S, B, ...)``.
+
+    Example:
+        >>> import torch
+        >>> mixed_outputs(torch.ones(1, 1), torch.full((1, 1, 1), 2.0), torch.tensor([[3.0]]))
+        tensor([[[7.]]])
+    """
+    errors = torch.einsum("sf,bgf->sbg", points.to(root), root)
+    return mean + errors.view(len(points), *mean.shape)
 
 
 def single_columns(roots: Tensor) -> Iterator[Tensor]:

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from lightning_bnn.checks import check_flag, check_number
 from lightning_bnn.errors import DataError
-from lightning_bnn.likelihoods.base import Likelihood, single_columns
+from lightning_bnn.likelihoods.base import Likelihood, mixed_outputs, single_columns
 from lightning_bnn.mixtures import (
     OrderedPredictive,
     at_least_float32,
@@ -47,7 +47,7 @@ from lightning_bnn.mixtures import (
 )
 
 __all__ = [
-    "Gaussian", "GaussianPredictive", "LinearPredictive", "expected_distance", "mixture_entropy",
+    "Gaussian", "GaussianPredictive", "expected_distance", "mixture_entropy", "separate_errors",
 ]  # fmt: skip
 
 # The most numbers that a temporary tensor may hold: 32 MB in float64.
@@ -83,6 +83,35 @@ def expected_distance(mean: Tensor, variance: Tensor) -> Tensor:
     z = mean / scale
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
     return 2 * scale * density + mean * torch.special.erf(z / math.sqrt(2))
+
+
+def separate_errors(root: Tensor, some: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Split Gaussian errors into some that are independent, as large as can be, and the rest.
+
+    Those that are independent have the same share of the variance of each output: the smallest
+    eigenvalue of the correlations. It is all where there is one output, or no correlation.
+
+    Args:
+        root: A root of the covariance of each example, (B, F, F).
+        some: 1 for outputs whose errors may be independent, else 0, (F,); None: all may.
+
+    Returns:
+        The variances of the independent errors, (B, F), and a root of the covariance of the rest.
+
+    Example:
+        >>> variances, rest = separate_errors(torch.tensor([[[3.0]]]))
+        >>> variances, rest
+        (tensor([[9.]]), tensor([[[0.]]]))
+    """
+    covariance = root @ root.mT
+    variance = covariance.diagonal(dim1=1, dim2=2)
+    sd = variance.sqrt().clamp(min=torch.finfo(root.dtype).tiny)
+    correlation = covariance / sd[:, None] / sd[:, :, None]
+    correlation.diagonal(dim1=1, dim2=2).fill_(1)
+    own = torch.linalg.eigvalsh(correlation)[:, :1].clamp(0, 1) * variance
+    own = own if some is None else own * some
+    values, vectors = torch.linalg.eigh(covariance - own.diag_embed())
+    return own, vectors * values.clamp(min=0).sqrt().unsqueeze(1)
 
 
 def mixture_crps(values: Tensor, means: Tensor, scales: Tensor) -> Tensor:
@@ -129,8 +158,9 @@ class GaussianPredictive(OrderedPredictive):
 
     Args:
         means: Means of the components, of shape ``(S, B)`` or ``(S, B, D)``.
-        scales: Their standard deviations, of the same shape or one that broadcasts to it.
+        scales: The noise's standard deviations, of the same shape or one that broadcasts to it.
         outputs: The network's outputs, where they are not simply the means.
+        spread: Variances of the means in each component, which come from not knowing the weights.
 
     Example:
         >>> import torch
@@ -142,19 +172,46 @@ class GaussianPredictive(OrderedPredictive):
         >>> lower, upper = predictive.interval(0.9)
         >>> round(lower.item(), 2), round(upper.item(), 2)
         (-1.28, 11.28)
+        >>> wide = GaussianPredictive(means[:1], torch.tensor(3.0), spread=torch.tensor(16.0))
+        >>> wide.variance, wide.aleatoric, wide.epistemic
+        (tensor([[25.]]), tensor([[9.]]), tensor([[16.]]))
     """
 
-    def __init__(self, means: Tensor, scales: Tensor, outputs: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        means: Tensor,
+        scales: Tensor,
+        outputs: Tensor | None = None,
+        spread: Tensor | None = None,
+    ) -> None:
         super().__init__(means if outputs is None else outputs)
         self.means = at_least_float32(means)
-        self.scales = scales.to(self.means.dtype).expand_as(self.means)
+        self.noise = scales.to(self.means.dtype).expand_as(self.means)
+        known = self.means.new_zeros(()) if spread is None else spread.to(self.means.dtype)
+        self.spread = known.expand_as(self.means)
+        self._is_wide = spread is not None
+        self.scales = (self.noise.square() + known).sqrt() if self._is_wide else self.noise
 
     def tensors(self) -> dict[str, Tensor]:
-        """Means, scales, and the outputs where they are not the means."""
-        tensors = {"means": self.means, "scales": self.scales, "outputs": self.outputs}
-        if self.outputs is self.means:
-            del tensors["outputs"]  # made again by the constructor, and not stored twice
-        return tensors
+        """Means, noise, and what else was given."""
+        tensors = {"means": self.means, "scales": self.noise}
+        if self.outputs is not self.means:  # or else made again by the constructor
+            tensors["outputs"] = self.outputs
+        return {**tensors, "spread": self.spread} if self._is_wide else tensors
+
+    def widened(self, spread: Tensor) -> GaussianPredictive:
+        """The same where the means of components have a variance, ``(B, ...)``, besides."""
+        return GaussianPredictive(**{**self.tensors(), "spread": self.spread + spread})
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """Mean over the draws of the variance of the noise."""
+        return self.noise.square().mean(0)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Variance of the means over the draws, and in them."""
+        return self.means.var(0, correction=0) + self.spread.mean(0)
 
     @property
     def component_means(self) -> Tensor:
@@ -184,53 +241,11 @@ class GaussianPredictive(OrderedPredictive):
     @cached_property
     @torch.no_grad()
     def _entropies(self) -> tuple[Tensor, Tensor]:
-        return mixture_entropy(self.means, self.scales), gaussian_entropy(self.scales).mean(0)
+        return mixture_entropy(self.means, self.scales), gaussian_entropy(self.noise).mean(0)
 
     def crps(self, targets: Tensor) -> Tensor:
         """Continuous ranked probability score for each output, in closed form; 0 is best."""
         return mixture_crps(self.align(targets), self.means, self.scales)
-
-
-class LinearPredictive(GaussianPredictive):
-    """Gaussians of which the noise is only a part of the scale: the other is the weights'.
-
-    Args:
-        means: Means, ``(S, B)`` or ``(S, B, D)``; of a closed form S is 1.
-        scales: The whole standard deviations.
-        noise: The standard deviations of the noise.
-        outputs: The network's outputs, where they are not simply the means.
-
-    Example:
-        >>> predictive = LinearPredictive(torch.zeros(1, 1), torch.tensor(5.0), torch.tensor(3.0))
-        >>> predictive.variance, predictive.aleatoric, predictive.epistemic
-        (tensor([25.]), tensor([9.]), tensor([16.]))
-    """
-
-    def __init__(
-        self, means: Tensor, scales: Tensor, noise: Tensor, outputs: Tensor | None = None
-    ) -> None:
-        super().__init__(means, scales, outputs)
-        self.noise = noise.to(self.means.dtype).expand_as(self.means)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Means, scales, noise, and the outputs where they are not the means."""
-        return {**super().tensors(), "noise": self.noise}
-
-    @cached_property
-    def aleatoric(self) -> Tensor:
-        """The variance of the noise."""
-        return self.noise.square().mean(0)
-
-    @cached_property
-    def epistemic(self) -> Tensor:
-        """The rest of the variance."""
-        within = (self.scales.square() - self.noise.square()).mean(0)
-        return self.means.var(0, correction=0) + within
-
-    @cached_property
-    @torch.no_grad()
-    def _entropies(self) -> tuple[Tensor, Tensor]:
-        return mixture_entropy(self.means, self.scales), gaussian_entropy(self.noise).mean(0)
 
 
 class Gaussian(Likelihood):
@@ -315,6 +330,11 @@ class Gaussian(Likelihood):
         self._check_scale(outputs.shape[1:])
         reshape_targets(targets, outputs.shape)
         self.check_finite(targets)
+
+    def mixture(self, mean: Tensor, root: Tensor, points: Tensor) -> GaussianPredictive:
+        """In closed form where there is one output, or no correlation between them."""
+        spread, rest = separate_errors(root)
+        return self.predictive(mixed_outputs(mean, rest, points)).widened(spread.view(mean.shape))
 
     def _check_scale(self, event: torch.Size) -> None:
         if not isinstance(self.initial_scale, list) or len(self.initial_scale) == 1:

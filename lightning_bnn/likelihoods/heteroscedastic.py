@@ -29,8 +29,12 @@ from torch.nn import functional as F
 
 from lightning_bnn.checks import check_number
 from lightning_bnn.errors import DataError
-from lightning_bnn.likelihoods.base import Likelihood, single_columns
-from lightning_bnn.likelihoods.gaussian import GaussianPredictive, noise_log_prior
+from lightning_bnn.likelihoods.base import Likelihood, mixed_outputs, single_columns
+from lightning_bnn.likelihoods.gaussian import (
+    GaussianPredictive,
+    noise_log_prior,
+    separate_errors,
+)
 from lightning_bnn.mixtures import at_least_float32, reshape_targets
 
 __all__ = ["HeteroscedasticGaussian"]
@@ -79,6 +83,14 @@ class HeteroscedasticGaussian(Likelihood):
         self._check_even(outputs, 2)
         means, raw = at_least_float32(outputs).chunk(2, -1)
         return GaussianPredictive(means, F.softplus(raw) + self.minimum_scale, outputs)
+
+    def mixture(self, mean: Tensor, root: Tensor, points: Tensor) -> GaussianPredictive:
+        """The points are of the raw scales, and of what is correlated with them in the means."""
+        is_mean = torch.ones_like(mean[0])
+        is_mean.chunk(2, -1)[1].zero_()
+        spread, rest = separate_errors(root, is_mean.flatten())
+        wide = spread.view(mean.shape).chunk(2, -1)[0]
+        return self.predictive(mixed_outputs(mean, rest, points)).widened(wide)
 
     def hessian_columns(self, outputs: Tensor, targets: Tensor) -> Iterator[Tensor]:
         r"""Of the Fisher information: 1/σ of a mean, √2 · dσ/dr / σ of a raw scale r.

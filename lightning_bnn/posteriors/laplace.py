@@ -11,7 +11,9 @@ predicts with the latter: the outputs have the Gaussian
 and the likelihood makes a mixture of points of it. With z a few points of N(0, I) that have exactly
 its mean and covariance (a scrambled Sobol sequence through the normal quantiles, standardised), the
 components are :math:`f + (J\Sigma J^\top)^{1/2} z`: the mean and the variance of the outputs are
-exact, and no Monte Carlo noise is in them. The same points serve all inputs.
+exact, and no Monte Carlo noise is in them. The same points serve all inputs. Where the noise is
+Gaussian, errors that are independent between outputs are not sampled: their variance is added to
+that of the components. So with one output the predictive is the Gaussian itself, tails included.
 
 Daxberger et al. (2021), *Laplace Redux*; Immer, Korzepa and Bauer (2021), *Improving predictions of
 Bayesian neural nets via local linearization*.
@@ -205,11 +207,9 @@ class LaplacePosterior(WeightPosterior):
             return super().predict(inputs, draws, seed)
         count = self.number_of(draws)
         mean, root = self.output_gaussian(inputs)
-        flat = mean.flatten(1) if mean.ndim > 1 else mean[:, None]
-        points = standard_points(count, flat.shape[1], seed).to(flat)
+        points = standard_points(count, root.shape[-1], seed).to(mean)
         with self._no_autocast():
-            outputs = flat + torch.einsum("sf,bgf->sbg", points, root.to(flat))
-        return self.likelihood.predictive(outputs.view(count, *mean.shape))
+            return self.likelihood.mixture(mean, root.to(mean), points)
 
     @torch.no_grad()
     def output_gaussian(self, inputs: Any) -> tuple[Tensor, Tensor]:

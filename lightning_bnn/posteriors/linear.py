@@ -20,7 +20,6 @@ from lightning_bnn.checks import check_kind
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Gaussian, Likelihood
-from lightning_bnn.likelihoods.gaussian import LinearPredictive
 from lightning_bnn.network import in_network_order, in_precision_of
 from lightning_bnn.posteriors.base import Blobs
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
@@ -58,6 +57,7 @@ class LinearPosterior(WeightPosterior):
     """
 
     kind = "linear"
+    likelihood: Gaussian
 
     def __init__(
         self,
@@ -86,8 +86,7 @@ class LinearPosterior(WeightPosterior):
         inputs = in_precision_of({**self.fixed, **self._means}, self.net, inputs)
         mean = self.outputs({name: one[None] for name, one in self._means.items()}, inputs)
         spread = at_least_float32(self.outputs(self.deviations, inputs)).square().sum(0, True)
-        noise = self.likelihood.predictive(mean).aleatoric[None]
-        return LinearPredictive(mean, (noise + spread).sqrt(), noise.sqrt())
+        return self.likelihood.predictive(mean).widened(spread)
 
     def draws(
         self, count: int, generator: torch.Generator | None = None, chunk: int = CHUNK

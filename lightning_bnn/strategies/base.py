@@ -65,7 +65,7 @@ from lightning_bnn.strategies.schedule import (
     peak_rate,
     warm_up_steps,
 )
-from lightning_bnn.strategies.training_batches import training_batches
+from lightning_bnn.strategies.training_batches import single_loader, training_batches
 from lightning_bnn.target import (
     Keys,
     KeySplit,
@@ -783,7 +783,7 @@ class Strategy(pl.LightningModule, InBar, ABC):
         # A fit or a validation that died has left them: Lightning calls no teardown then.
         self._random_before_validation = None
         if self._random_state is None:  # this fit has loaded no checkpoint
-            self._restart = None
+            self._restart = self._finished_at = None
         self._drop_snapshot()
         show_phase(self.trainer)
         if self._has_summary():
@@ -870,6 +870,8 @@ class Strategy(pl.LightningModule, InBar, ABC):
         """Find N, and set the random state of a resumed fit."""
         self._checked.clear()
         self._diverged_at = None
+        if type(self).finish is not Strategy.finish:
+            single_loader(self.trainer.train_dataloader)  # or it raises now, and not at the end
         self.target.num_data = self._count_examples()
         fit_schedules(self.trainer, self.lr)
         self._tell_schedule()

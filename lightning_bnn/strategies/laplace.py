@@ -53,10 +53,11 @@ from lightning_bnn.curvature import (
     approximate,
     check_structure,
     collect,
+    without_curvature,
 )
 from lightning_bnn.curvature.linear import some_examples
 from lightning_bnn.errors import ConfigurationError
-from lightning_bnn.lightning import sized_len
+from lightning_bnn.lightning import rank_zero_warn, sized_len
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import copy_network, network_tensors
 from lightning_bnn.posteriors import LaplacePosterior, WeightPosterior
@@ -201,10 +202,12 @@ class LaplaceBNN(DeepEnsemble):
             few = [some_examples(part, slice(_REHEARSED)) for part in self.split(batch)]
             weights, fixed = self._tensors()
             net = copy_network(self.net).eval()
-            collect(
+            curvature, _ = collect(
                 net, weights, fixed, self.likelihood_of(0), self.structure, [(few[0], few[1])],
                 self.target.num_data, rank=1,
             )  # fmt: skip
+            if nothing := without_curvature(curvature, self.likelihood):
+                rank_zero_warn(f"Of the first examples: {nothing}", category=UserWarning)
 
     def finish(self, batches: Iterable[Any]) -> dict[str, Tensor]:
         """The curvature of all training data at the weights as they are, and the evidence."""

@@ -169,10 +169,9 @@ def tell_scales(scales: Scales, names: Sequence[str], found: Approximation) -> N
         if scales == "validation"
         else "maximise the evidence"
     )
-    shown = ", ".join(
-        f"{name} {precision**-0.5:.3g}"
-        for name, precision in zip(names, found.precisions, strict=True)
-    )
+    each = [f"{precision**-0.5:.3g}" for precision in found.precisions]
+    pairs = [f"{name} {scale}" for name, scale in zip(names, each, strict=True)]
+    shown = f"{each[0]} for all" if len(set(each)) == 1 and len(each) > 1 else ", ".join(pairs)
     rank_zero_info(f"The scales of the prior that {chosen}: {shown}.")
 
 

@@ -17,8 +17,10 @@ Interpolation*): for the prior :math:`N(0, 1/\alpha)` of all weights, and each n
     \alpha \leftarrow \frac{\gamma}{|\mu|^2}, \qquad
     \sigma^2 \leftarrow \frac{|y - \Phi\mu|^2}{N - \gamma},
 
-λ the eigenvalues of ΦᵀΦ. One pass over the training data sums ΦᵀΦ, Φᵀy and yᵀy in float64, over all
-processes: memory is d × d whatever N is. Outputs are independent given α and S.
+λ the eigenvalues of ΦᵀΦ. One pass over the training data keeps the triangular factor R of a QR
+decomposition of [Φ y], in float64 and over all processes: memory is d × d whatever N is. The sums
+RᵀR would lose what is smaller than 10⁻⁸ of the largest features; R loses what is smaller than
+10⁻¹⁶ of them. Outputs are independent given α and S.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from torch.optim import SGD
 from typing_extensions import Unpack
 
 from lightning_bnn.checks import check_kind
+from lightning_bnn.curvature.base import check_room
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.nets import Polynomial
@@ -45,7 +48,9 @@ from lightning_bnn.priors import BoundPrior, Learned, Normal
 from lightning_bnn.selection import last_layer
 from lightning_bnn.strategies.base import DataOptions, Strategy
 
-__all__ = ["BayesianLinear", "ClosedForm", "PolynomialRegression", "Sums", "solve"]
+__all__ = [
+    "BayesianLinear", "ClosedForm", "DataFactor", "PolynomialRegression", "solve", "triangle",
+]  # fmt: skip
 
 _ROUNDS, _CLOSE = 10_000, 1e-10
 _NOT_FINITE = (
@@ -57,13 +62,43 @@ _LARGEST = 1e12  # α times the mean square of what the features explain
 
 
 @dataclass
-class Sums:
-    """What the data say: ΦᵀΦ, Φᵀy, the sum of y² of each output, and N."""
+class DataFactor:
+    """What the data say: the blocks of the factor R of [Φ y].
 
-    gram: Tensor
-    cross: Tensor
-    squares: Tensor
+    Attributes:
+        features: Of Φ, (d, d).
+        targets: Qᵀy, (d, k).
+        rest: The sum of squares of what no weights explain of each output, (k,).
+        count: N.
+
+    Example:
+        >>> one = torch.ones(3, 1, dtype=torch.float64)
+        >>> DataFactor.of(triangle(torch.cat([one, 2 * one], 1)), 1, 3).features.abs()
+        tensor([[1.7321]], dtype=torch.float64)
+    """
+
+    features: Tensor
+    targets: Tensor
+    rest: Tensor
     count: float
+
+    @classmethod
+    def of(cls, factor: Tensor, size: int, count: float) -> DataFactor:
+        """From the whole factor, of d = ``size`` features."""
+        rest = factor[size:, size:].square().sum(0)
+        return cls(factor[:size, :size], factor[:size, size:], rest, count)
+
+
+def triangle(rows: Tensor) -> Tensor:
+    """R of a QR decomposition of rows; a square of zeros and less where there are few.
+
+    Example:
+        >>> triangle(torch.tensor([[3.0], [4.0]])).abs()
+        tensor([[5.]])
+    """
+    width = rows.shape[1]
+    missing = rows.new_zeros(max(0, width - len(rows)), width)
+    return torch.linalg.qr(torch.cat([rows, missing]), mode="r")[1]
 
 
 @dataclass
@@ -88,16 +123,16 @@ class ClosedForm:
 
 
 def solve(
-    sums: Sums,
+    data: DataFactor,
     precision: Tensor | None,
     noise: Tensor | None,
     shared: bool = True,
     centre: Tensor | None = None,
 ) -> ClosedForm:
-    """The posterior from sums in float64.
+    """The posterior, in float64.
 
     Args:
-        sums: What the data say.
+        data: What the data say.
         precision: 1/s² of each weight, (d,); or a matrix for each output, (k, d, d); None: one for
             all is found.
         noise: σ of each output, (k,); None: it is found.
@@ -105,60 +140,57 @@ def solve(
         centre: The mean of the prior, (d, k); by default 0.
 
     Example:
-        >>> one = torch.ones(1, 1, dtype=torch.float64)
-        >>> found = solve(Sums(3 * one, 6 * one, 12 * one[0], 3.0), one[0], one[0])
-        >>> found.mean.item(), found.sd.square().item()              # 6 / (3 + 1), 1 / (3 + 1)
+        >>> one = torch.ones(3, 1, dtype=torch.float64)
+        >>> data = DataFactor.of(triangle(torch.cat([one, 2 * one], 1)), 1, 3)
+        >>> found = solve(data, one[0], one[0])
+        >>> mean, variance = found.mean.item(), found.sd.square().item()
+        >>> round(mean, 9), round(variance, 9)                       # 6 / (3 + 1), 1 / (3 + 1)
         (1.5, 0.25)
     """
-    if centre is not None:
-        sums = _around(sums, centre)
-    precision = torch.ones_like(sums.gram[0]) if (unknown := precision is None) else precision
-    root = precision_root(precision)
-    values, vectors = torch.linalg.eigh(root.mT @ sums.gram @ root)
-    values = values.clamp(min=0).T if values.dim() == 2 else values.clamp(min=0)[:, None]
-    basis = root @ vectors
-    outputs, alpha = sums.cross.shape[1], 1.0
-    each = basis if basis.dim() == 3 else basis.expand(outputs, *basis.shape)
-    cross = torch.einsum("jdr,dj->rj", each, sums.cross)
-    floor = (sums.squares.mean() / sums.count).clamp(min=1e-300)  # the mean square of a target
-    variance = (sums.squares / sums.count).clamp(min=1e-300) if noise is None else noise.square()
-    if shared and noise is None:
-        variance = variance.mean().expand(outputs)
+    targets = data.targets if centre is None else data.targets - data.features @ centre
+    outputs, alpha = targets.shape[1], 1.0
+    unknown = precision is None
+    root = precision_root(torch.ones_like(data.features[0]) if precision is None else precision)
+    left, s, right = torch.linalg.svd(data.features @ root)
+    s = s.T if s.dim() == 2 else s[:, None]
+    values, basis = s.square(), root @ right.mT
+    each = left if left.dim() == 3 else left.expand(outputs, *left.shape)
+    along = torch.einsum("jdr,dj->rj", each, targets)
+    squares = along.square().sum(0) + data.rest
+    floor = squares.mean() / data.count  # the mean square of a target
+    floor = floor if bool(floor > 0) else torch.ones_like(floor)
+    variance = squares / data.count if noise is None else noise.square()
+    if noise is None:
+        variance = (variance.mean().expand(outputs) if shared else variance).clamp(1e-12 * floor)
     for _ in range(_ROUNDS if unknown or noise is None else 1):
-        mean = cross / (values + alpha * variance)
-        size = mean.square().sum()
-        residual = sums.squares - 2 * (mean * cross).sum(0) + (values * mean.square()).sum(0)
-        residual = residual.clamp(min=0)
-        effective = (values / (values + alpha * variance)).sum(0)
+        kept = values / (values + alpha * variance)
+        size = (along * s / (values + alpha * variance)).square().sum()
+        residual = (along * (1 - kept)).square().sum(0) + data.rest
+        effective = kept.sum(0)
         before = torch.cat([variance, variance.new_tensor([alpha])])
-        if unknown:
+        if unknown and bool(effective.sum() > 0):
             alpha = min(float(effective.sum() / size.clamp(min=1e-300)), _LARGEST / float(floor))
         if noise is None:
-            left = sums.count - effective
-            pooled = residual.sum() / left.sum() if shared else residual / left
-            variance = pooled.expand(outputs).clamp(min=1e-12 * float(floor))
+            left_over = data.count - effective
+            pooled = residual.sum() / left_over.sum() if shared else residual / left_over
+            variance = pooled.expand(outputs).clamp(1e-12 * floor)
         now = torch.cat([variance, variance.new_tensor([alpha])])
         if bool(((now - before).abs() <= _CLOSE * before).all()):
             break
-    mean = cross / (values + alpha * variance)
-    residual = sums.squares - 2 * (mean * cross).sum(0) + (values * mean.square()).sum(0)
+    shrunk = alpha * variance / (values + alpha * variance)
+    mean = along * s / (values + alpha * variance)
+    residual = (along * shrunk).square().sum(0) + data.rest
     evidence = -0.5 * (
-        sums.count * (2 * math.pi * variance).log().sum()
+        data.count * (2 * math.pi * variance).log().sum()
         + torch.log1p(values / (alpha * variance)).sum()
         + (residual / variance).sum()
         + alpha * mean.square().sum()
     )
     sd = (values / variance + alpha).rsqrt()
+    each = basis if basis.dim() == 3 else basis.expand(outputs, *basis.shape)
     mean = torch.einsum("jdr,rj->dj", each, mean)
     mean = mean if centre is None else mean + centre
     return ClosedForm(mean, basis, sd, variance.sqrt(), alpha, float(evidence))
-
-
-def _around(sums: Sums, centre: Tensor) -> Sums:
-    """What the data say of the weights less a mean."""
-    moved = sums.gram @ centre
-    squares = sums.squares - (centre * (2 * sums.cross - moved)).sum(0)
-    return Sums(sums.gram, sums.cross - moved, squares.clamp(min=0), sums.count)
 
 
 def precision_root(precision: Tensor) -> Tensor:
@@ -235,6 +267,10 @@ class BayesianLinear(Strategy):
                 f"layer with weights is {type(self._layer).__name__}. Pass "
                 "nn.Sequential(net, nn.Linear(features, outputs))."
             )
+        check_room(
+            f"The posterior of {self._size:,} features", 8 * 8 * self._size**2,
+            self._layer.weight.device, "Pass fewer features, or VariationalBNN.",
+        )  # fmt: skip
         own = {name: self.net.get_parameter(name) for name in self._names}
         self.net.requires_grad_(False)
         for tensor in own.values():
@@ -280,12 +316,6 @@ class BayesianLinear(Strategy):
         """One that moves nothing: the trainer counts its step."""
         return SGD([self.net.get_parameter(self._names[0])], lr=0.0)
 
-    def on_fit_start(self) -> None:
-        """Fit anew, unless a checkpoint was loaded."""
-        super().on_fit_start()
-        if self._restart is None:
-            self._finished_at = None
-
     def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
         """Take the one step, with the whole of the training data."""
         if self._finished_at is None:
@@ -298,15 +328,16 @@ class BayesianLinear(Strategy):
         """Sum over the training data, on all processes, and solve."""
         training = self.net.training
         self.net.eval()
-        sums = self._sum(batches)
+        data = self._read(batches)
         self.net.train(training)
         learned, outputs = self.likelihood.log_scale, self._layer.out_features
-        noise = self.likelihood.predictive(sums.cross.new_zeros(1, 1, outputs)).aleatoric[0].sqrt()
+        example = data.targets.new_zeros(1, 1, outputs)
+        noise = self.likelihood.predictive(example).aleatoric[0].sqrt()
         precision, centre = (
-            None if one is None else one.to(sums.gram) for one in (self._precision, self._centre)
+            None if one is None else one.to(example) for one in (self._precision, self._centre)
         )
         found = solve(
-            sums,
+            data,
             precision,
             None if learned is not None else noise.double(),
             learned is None or learned.dim() == 0 or learned.numel() == 1,
@@ -324,11 +355,12 @@ class BayesianLinear(Strategy):
             "log_evidence": torch.tensor(found.log_evidence, dtype=torch.float64),
         }
 
-    def _sum(self, batches: Iterable[Any]) -> Sums:
-        """ΦᵀΦ, Φᵀy, yᵀy and N over the batches of all processes."""
+    def _read(self, batches: Iterable[Any]) -> DataFactor:
+        """The factor of the features and targets of all processes."""
         size, outputs = self._size, self._layer.out_features
-        total = torch.zeros(size + outputs, size + outputs, dtype=torch.float64, device=self.device)
-        count, seen = 0, []
+        width = size + outputs
+        factor = torch.zeros(width, width, dtype=torch.float64, device=self.device)
+        count, seen, waiting = 0, [], [factor]
         handle = self._layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         try:
             for batch in batches:
@@ -344,21 +376,23 @@ class BayesianLinear(Strategy):
                         "is not linear in the layer's weights. Pass nn.Sequential(features, "
                         "nn.Linear(...))."
                     )
-                rows = seen[0].double()
+                rows = seen[0].double().flatten(0, -2)  # of each position of a sequence
                 if self._layer.bias is not None:
                     rows = torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
-                joint = torch.cat([rows, targets.reshape(len(rows), outputs).double()], 1)
-                total += joint.T @ joint
+                waiting.append(torch.cat([rows, targets.reshape(-1, outputs).double()], 1))
                 count += len(rows)
+                if sum(map(len, waiting)) > 3 * width:  # or many small decompositions would be slow
+                    waiting = [triangle(torch.cat(waiting))]
         finally:
             handle.remove()
+        factor = triangle(torch.cat(waiting))
         if self.trainer.world_size > 1:
-            total = self.trainer.strategy.reduce(total, reduce_op="sum")
-            summed = self.trainer.strategy.reduce(total.new_tensor(count), reduce_op="sum")
-            count = int(summed)
-        if not bool(total.isfinite().all()):
+            strategy = self.trainer.strategy
+            factor = triangle(strategy.all_gather(factor).flatten(0, 1))
+            count = int(strategy.reduce(factor.new_tensor(count), reduce_op="sum"))
+        if not bool(factor.isfinite().all()):
             raise DataError(_NOT_FINITE)
-        return Sums(total[:size, :size], total[:size, size:], total.diagonal()[size:], count)
+        return DataFactor.of(factor, size, count)
 
     @property
     def _layer(self) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
@@ -41,7 +41,7 @@ def training_batches(
         seed: Decides the order, and what augmentation draws.
         loader: The training data; by default those that the trainer has. It drops them when it
             validates or tests.
-        own_share: Whether each rank sees its own share instead.
+        own_share: Whether each rank sees its own share instead, and no example is seen twice.
 
     Example:
         >>> import torch
@@ -118,7 +118,7 @@ def single_loader(loader: Any) -> Any:
     Example:
         >>> single_loader([DataLoader([1]), DataLoader([2])])
         Traceback (most recent call last):
-        lightning_bnn.errors.ConfigurationError: BatchNorm's statistics need one training data ...
+        lightning_bnn.errors.ConfigurationError: A pass over the training data, as for a ...
     """
     while isinstance(loader, ResumableLoader):
         loader = loader.loader
@@ -127,8 +127,9 @@ def single_loader(loader: Any) -> Any:
         isinstance(member, (DataLoader, ResumableLoader)) for member in members
     ):
         raise ConfigurationError(
-            "BatchNorm's statistics need one training data loader, by itself; the trainer has a "
-            f"{type(loader).__name__} with {len(loader)}."
+            "A pass over the training data, as for a curvature, a closed form or BatchNorm's "
+            f"statistics, needs one data loader, by itself; the trainer has a "
+            f"{type(loader).__name__} with {len(loader)}. Pass one that gives all of it."
         )
     return loader
 
@@ -137,26 +138,39 @@ def _copied(loader: Any, own_share: bool) -> Any:
     """A loader of the same batches without worker processes, and so with an iterator of its own."""
     if not isinstance(loader, DataLoader):
         return loader
-    share = (lambda sampler: sampler) if own_share else _share_of_first_rank
+    share = _without_repeats if own_share else _of_first_rank
     copied = copy(loader)  # of any subclass: what it makes of batches must stay
     vars(copied).update(
-        sampler=share(loader.sampler),
-        batch_sampler=share(loader.batch_sampler),
+        sampler=_with(share, loader.sampler),
+        batch_sampler=_with(share, loader.batch_sampler),
         num_workers=0, timeout=0, persistent_workers=False, generator=None,
     )  # fmt: skip
     return copied
 
 
-def _share_of_first_rank(sampler: Any) -> Any:
-    """A sampler, or a batch sampler around one, as the first rank has it."""
+def _with(share: Callable[[Any], Any], sampler: Any) -> Any:
+    """A sampler, or a batch sampler around one, with another share of the data where it has one."""
     inner = getattr(sampler, "sampler", None)
     if isinstance(sampler, DistributedSampler):
+        return share(sampler)
+    if isinstance(inner, DistributedSampler):
         sampler = copy(sampler)
-        sampler.rank = 0
-    elif isinstance(inner, DistributedSampler):
-        sampler = copy(sampler)
-        sampler.sampler = _share_of_first_rank(inner)
+        sampler.sampler = share(inner)
     return sampler
+
+
+def _of_first_rank(sampler: Any) -> Any:
+    sampler = copy(sampler)
+    sampler.rank = 0
+    return sampler
+
+
+def _without_repeats(sampler: Any) -> Any:
+    """The share of this rank, without the examples that are repeated so that all have as many."""
+    if type(sampler) is not DistributedSampler or sampler.drop_last:
+        return sampler
+    data: Any = sampler.dataset
+    return range(sampler.rank, len(data), sampler.num_replicas)
 
 
 def _prepared(trainer: pl.Trainer, batch: Any) -> Any:

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.utils.data import DataLoader, Subset
 
-from lightning_bnn import LaplaceBNN
+from lightning_bnn import BayesianLinear, LaplaceBNN
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal
 from tests.nets import make_data, mlp
@@ -36,6 +37,11 @@ def main(directory: Path) -> None:
     trainer.fit(bnn, DataLoader(data, batch_size=6), DataLoader(data, batch_size=6))
     weights["validation"] = {**bnn.finished, **bnn.state_dict()}
     found["validation"] = {"precisions": bnn.prior_precisions()}
+    odd = Subset(make_data("mlp", "regression"), range(47))
+    linear = BayesianLinear(nn.Linear(4, 2))
+    trainer = quiet_trainer(max_epochs=1, strategy="ddp", devices=2)
+    trainer.fit(linear, DataLoader(odd, batch_size=6))
+    found["linear"] = {"evidence": linear.log_evidence()}
     rank = trainer.global_rank
     torch.save(weights, directory / f"weights{rank}.pt")
     (directory / f"found{rank}.json").write_text(json.dumps(found))

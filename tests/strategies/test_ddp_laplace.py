@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import laplace
+from lightning_bnn import BayesianLinear, laplace
 from lightning_bnn.likelihoods import Categorical
 from lightning_bnn.priors import Normal
 from tests.nets import make_data, mlp
 from tests.processes import read_ranks
 from tests.strategies.ddp_laplace_script import FITS
+from tests.trainers import quiet_trainer
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,14 @@ def test_the_curvature_is_that_of_all_data(ranks: Any, name: str) -> None:
         {k: first[f"covariance.{k}"] for k in alone.covariance.tensors},
     ).variance()
     torch.testing.assert_close(variance, alone.covariance.variance(), rtol=1e-4, atol=1e-7)
+
+
+def test_linear_regression_sees_each_of_an_odd_number_of_examples_once(ranks: Any) -> None:
+    inputs, targets = (tensor[:47] for tensor in make_data("mlp", "regression").tensors)
+    alone = BayesianLinear(nn.Linear(4, 2))
+    quiet_trainer(max_epochs=1).fit(alone, DataLoader(TensorDataset(inputs, targets), 47))
+    for _, found in ranks:
+        assert found["linear"]["evidence"] == pytest.approx(alone.log_evidence(), abs=1e-6)
 
 
 def test_the_scale_is_that_of_all_validation_data(ranks: Any) -> None:

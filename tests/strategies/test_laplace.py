@@ -277,6 +277,95 @@ def test_linearised_predictions_have_the_moments_of_linearised_draws() -> None:
                                rtol=1e-3, atol=1e-5)  # fmt: skip
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("at", [0.5, 50.0])
+def test_of_gaussian_noise_the_linearised_predictive_is_in_closed_form(
+    at: float, structure: Any
+) -> None:
+    """Also in tails that no point of a mixture reaches: densities to 1e-4, at 1 and at 4 sd."""
+    torch.manual_seed(0)
+    inputs = torch.randn(30, 1)
+    posterior = laplace(nn.Linear(1, 1), [(inputs, 2 * inputs)], Gaussian(0.1), Normal(), structure)
+    x = torch.tensor([[at]])
+    row = torch.tensor([at, 1.0]).double()
+    variance = float(row @ posterior.covariance_matrix() @ row)
+    mean, sd = posterior.net(x).detach(), (variance + 0.1**2) ** 0.5
+    normal, predictive = torch.distributions.Normal(mean, sd), posterior.predict(x)
+    for far in (1, 4):
+        density = predictive.log_prob(mean + far * sd)
+        torch.testing.assert_close(density, normal.log_prob(mean + far * sd)[0], rtol=1e-4, atol=0)
+    assert float(predictive.epistemic) == pytest.approx(variance, rel=1e-4)
+    assert float(predictive.aleatoric) == pytest.approx(0.1**2)
+    mixed = predictive.mix([predictive, posterior.likelihood.predictive(mean[None])])
+    share = 1 / (1 + predictive.draws)
+    assert float(mixed.epistemic) == pytest.approx((1 - share) * variance, rel=1e-4)
+
+
+@pytest.mark.parametrize("far", [0.0, 2.0, 4.0])
+def test_of_noise_that_the_outputs_give_the_tails_are_those_of_an_integral(far: float) -> None:
+    """Over an uncertain mean and an uncertain raw scale, which are independent; to 0.01 nats."""
+    likelihood, sd = HeteroscedasticGaussian(), torch.tensor([3.0, 0.5])
+    points = standard_points(32, 2, seed=0).float()
+    made = likelihood.mixture(torch.tensor([[0.0, -2.0]]), sd.diag()[None], points)
+    raw = torch.linspace(-6, 6, 2001)
+    scale = nn.functional.softplus(sd[1] * raw - 2) + likelihood.minimum_scale
+    wide, y = (sd[0] ** 2 + scale**2).sqrt(), torch.tensor([[far * 3.0]])
+    density = torch.distributions.Normal(0.0, wide).log_prob(y[0]) - 0.5 * raw**2
+    exact = density.logsumexp(0) - (-0.5 * raw**2).logsumexp(0)
+    assert float(made.log_prob(y)) == pytest.approx(float(exact), abs=0.01)
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.1), HeteroscedasticGaussian()])
+def test_correlated_outputs_keep_their_moments(likelihood: Likelihood) -> None:
+    """Points and independent errors together have the covariance of the outputs."""
+    torch.manual_seed(0)
+    mean, root = torch.randn(3, 4), torch.randn(3, 4, 4)
+    root[0] = torch.eye(4) * 2  # nothing is left for the points, but of raw scales
+    made: Any = likelihood.mixture(mean, root, standard_points(64, 4, seed=0).float())
+    covariance, outputs = root @ root.mT, made.outputs - mean
+    found = torch.einsum("sbf,sbg->bfg", outputs, outputs) / 64
+    means = made.means.shape[-1]
+    found[:, range(means), range(means)] += made.spread[0]
+    torch.testing.assert_close(found, covariance, rtol=1e-3, atol=1e-4)
+    assert made.means[:, 0].var(0).max() < 1e-6
+
+
+def test_two_training_loaders_are_refused_before_the_fit() -> None:
+    bnn = make(num_data=48, split=lambda batch: batch["one"])
+    loaders = dict.fromkeys(("one", "two"), DataLoader(DATA, batch_size=16))
+    with pytest.raises(ConfigurationError, match="needs one data loader, by itself"):
+        quiet_trainer(max_epochs=1).fit(bnn, loaders)
+    assert bnn.global_step == 0
+
+
+def test_a_second_fit_takes_its_curvature_anew() -> None:
+    """As many steps as the first had are no sign that it is done."""
+    bnn, other = make(restore_best=False), DataLoader(DATA, batch_size=16)
+    fit(bnn)
+    before = bnn.log_evidence()
+    quiet_trainer(max_epochs=2).fit(bnn, other)
+    assert isinstance(bnn.posterior(), LaplacePosterior)
+    assert bnn.log_evidence() != before
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_what_is_read_from_a_file_predicts_the_same_numbers(structure: Any, tmp_path: Path) -> None:
+    posterior = laplace(mlp(3), [DATA.tensors], Categorical(), structure=structure)
+    posterior.save(tmp_path / "posterior")
+    read = Posterior.load(tmp_path / "posterior", mlp(3))
+    assert torch.equal(read.predict(INPUTS).outputs, posterior.predict(INPUTS).outputs)
+
+
+def test_first_examples_without_curvature_do_not_stop_a_fit() -> None:
+    """They have no label here; that of all data says what is wrong."""
+    targets = DATA.tensors[1].clone()
+    targets[:2] = -1
+    bnn = LaplaceBNN(mlp(3), Categorical(ignore_index=-1))
+    with pytest.warns(UserWarning, match="Of the first examples: The curvature is 0"):
+        quiet_trainer(max_epochs=1).fit(bnn, DataLoader(TensorDataset(INPUTS, targets), 16))
+    assert bnn.log_evidence() < 0
+
+
 @pytest.mark.parametrize(("count", "axes"), [(1, 3), (2, 1), (5, 4), (32, 10)])
 def test_points_of_a_standard_normal(count: int, axes: int) -> None:
     points = standard_points(count, axes, seed=3)

@@ -216,6 +216,16 @@ def test_one_layer_with_a_constant_hessian_has_exact_factors() -> None:
     torch.testing.assert_close(variance, full.covariance.variance(), **EXACT)
 
 
+def test_examples_without_a_label_are_in_neither_factor() -> None:
+    """Their inputs are other than those with one, as those of padding are."""
+    net, x, y = make_net(3, 4), rows(), torch.arange(30) % 4
+    x[20:], y[20:] = 0.01 * x[20:], -1
+    made = [(x, y), (x[:20], y[:20])]
+    some, labelled = (laplace(net, [d], Categorical(-1), Normal(), "kron") for d in made)
+    torch.testing.assert_close(covariance_of(some), covariance_of(labelled), **EXACT)
+    assert some.log_evidence == pytest.approx(labelled.log_evidence, abs=1e-8)
+
+
 @pytest.mark.parametrize("likelihood", [Categorical(), HeteroscedasticGaussian()], ids=repr)
 def test_one_example_has_exact_factors_in_each_layer(likelihood: Likelihood) -> None:
     """The blocks of the layers are those of the whole matrix; those between layers are left out."""
