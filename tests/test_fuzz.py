@@ -28,7 +28,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_bnn
-from lightning_bnn import DrawsPosterior, GaussianPosterior, LowRankPosterior, MixturePosterior
+from lightning_bnn import (
+    AveragePosterior,
+    DrawsPosterior,
+    GaussianPosterior,
+    LowRankPosterior,
+    MixturePosterior,
+)
 from lightning_bnn import likelihoods as lk
 from lightning_bnn.cli import main
 from lightning_bnn.errors import LightningBNNError
@@ -71,6 +77,7 @@ POSTERIORS: dict[str, Callable[[], Any]] = {
     "Gaussian": gaussian_posterior,
     "low rank": low_rank_posterior,
     "mixture": lambda: MixturePosterior([draws_posterior(), gaussian_posterior()]),
+    "average": lambda: AveragePosterior([draws_posterior(), gaussian_posterior()], [0.3, 0.7]),
 }
 PREDICTIVES: dict[str, Callable[[], Any]] = {
     "Gaussian": lambda: lk.Gaussian(1.0).predictive(torch.randn(4, 6, 1)),
@@ -128,6 +135,7 @@ SKIPPED = {
     "Splits", "collate_rows", "toy_curve", "TensorRows", "PruneCurve", "PruningResult", "Diagnosis",
     "Statistics", "rank_figure", "trace_figure", "to_arviz", "export_network", "Strategy",
     "MeanScore", "Target", "DrawStream", "Sampler", "prior_scales",
+    "Evidence",  # a tuple
     # made by strategies
     "DropoutPosterior", "LaplacePosterior", "LinearPosterior", "MatrixNormalPosterior",
     "RankOnePosterior",

@@ -26,7 +26,7 @@ entropy are those of the mixture itself, not of the Gaussian with its mean and v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -39,6 +39,8 @@ from lightning_bnn.errors import DataError
 from lightning_bnn.likelihoods.base import Likelihood, single_columns
 from lightning_bnn.mixtures import (
     OrderedPredictive,
+    Predictive,
+    along_draws,
     at_least_float32,
     full_precision,
     mixture_log_prob,
@@ -85,22 +87,33 @@ def expected_distance(mean: Tensor, variance: Tensor) -> Tensor:
     return 2 * scale * density + mean * torch.special.erf(z / math.sqrt(2))
 
 
-def mixture_crps(values: Tensor, means: Tensor, scales: Tensor) -> Tensor:
-    """CRPS of ``values`` of shape E under mixtures over axis 0 of the means and scales."""
+def mixture_crps(
+    values: Tensor, means: Tensor, scales: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """CRPS of ``values`` of shape E under mixtures over axis 0 of the means and scales.
+
+    ``weights`` are relative ones, (S,), of the mean 1; None: all the same.
+    """
     draws = means.shape[0]
     variances = scales.square()
-    to_value = expected_distance(values - means, variances).mean(0)
+    relative = None if weights is None else along_draws(weights, means)
+    distances = expected_distance(values - means, variances)
+    to_value = (distances if relative is None else relative * distances).mean(0)
     between = torch.zeros_like(to_value)
     # All S x S pairs, some rows at a time so that memory stays bounded.
     rows = max(1, BUDGET // max(1, means.numel()))
-    for some_means, some_variances in zip(means.split(rows), variances.split(rows), strict=True):
-        between += expected_distance(
-            some_means[:, None] - means[None], some_variances[:, None] + variances[None]
-        ).sum((0, 1))
+    for start in range(0, draws, rows):
+        some = slice(start, start + rows)
+        distances = expected_distance(
+            means[some, None] - means[None], variances[some, None] + variances[None]
+        )
+        if relative is not None:
+            distances = distances * relative[some, None] * relative
+        between += distances.sum((0, 1))
     return to_value - between / (2 * draws**2)
 
 
-def mixture_entropy(means: Tensor, scales: Tensor) -> Tensor:
+def mixture_entropy(means: Tensor, scales: Tensor, shares: Tensor | None = None) -> Tensor:
     """Differential entropy, in nats, of shape E, of mixtures over axis 0 of means and scales."""
     draws, event = means.shape[0], means.shape[1:]
     if draws == 1:
@@ -117,7 +130,7 @@ def mixture_entropy(means: Tensor, scales: Tensor) -> Tensor:
         widths = edges.diff(dim=0)
         values = edges[:-1, None] + widths[:, None] * points[:, None]
         log_density = mixture_log_prob(
-            gaussian_log_density(values, mean[:, None, None], scale[:, None, None])
+            gaussian_log_density(values, mean[:, None, None], scale[:, None, None]), shares
         )
         area = widths[:, None] * weights[:, None] * torch.special.entr(log_density.exp())
         pieces.append(area.sum((0, 1)))
@@ -184,11 +197,30 @@ class GaussianPredictive(OrderedPredictive):
     @cached_property
     @torch.no_grad()
     def _entropies(self) -> tuple[Tensor, Tensor]:
-        return mixture_entropy(self.means, self.scales), gaussian_entropy(self.scales).mean(0)
+        within = self.average(gaussian_entropy(self._noise_scales))
+        return mixture_entropy(self.means, self.scales, self.weights), within
+
+    @property
+    def _noise_scales(self) -> Tensor:
+        return self.scales
 
     def crps(self, targets: Tensor) -> Tensor:
         """Continuous ranked probability score for each output, in closed form; 0 is best."""
-        return mixture_crps(self.align(targets), self.means, self.scales)
+        relative = None if self.weights is None else self.draws * self.weights
+        return mixture_crps(self.align(targets), self.means, self.scales, relative)
+
+    def alike(self, predictives: Sequence[Predictive]) -> Sequence[Any]:
+        """One form for closed forms and draws, and for networks with other kinds of outputs."""
+        given = [one for one in predictives if isinstance(one, GaussianPredictive)]
+        same = len({(type(one), *one.tensors()) for one in given}) == 1
+        if same or len(given) < len(predictives):
+            return predictives
+        return [one._as_linear() for one in given]
+
+    def _as_linear(self) -> LinearPredictive:
+        made = LinearPredictive(self.means, self.scales, self._noise_scales)
+        made.weights = self.weights
+        return made
 
 
 class LinearPredictive(GaussianPredictive):
@@ -219,18 +251,17 @@ class LinearPredictive(GaussianPredictive):
     @cached_property
     def aleatoric(self) -> Tensor:
         """The variance of the noise."""
-        return self.noise.square().mean(0)
+        return self.average(self.noise.square())
 
     @cached_property
     def epistemic(self) -> Tensor:
         """The rest of the variance."""
-        within = (self.scales.square() - self.noise.square()).mean(0)
-        return self.means.var(0, correction=0) + within
+        within = self.average(self.scales.square() - self.noise.square())
+        return self.spread(self.means) + within
 
-    @cached_property
-    @torch.no_grad()
-    def _entropies(self) -> tuple[Tensor, Tensor]:
-        return mixture_entropy(self.means, self.scales), gaussian_entropy(self.noise).mean(0)
+    @property
+    def _noise_scales(self) -> Tensor:
+        return self.noise
 
 
 class Gaussian(Likelihood):
