@@ -127,25 +127,30 @@ def comparison_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         rows = sorted(rows, key=lambda row: row["order"])
     places = np.array([row["order"] for row in rows]) if ordered else np.arange(len(rows))
     labels = [str(row["order"]) if ordered else plain(row["name"], 20) for row in rows]
-    figure = Figure(figsize=(max(7.0, 1.2 * len(rows) + 4), 3.4), layout="constrained")
+    figure = Figure(figsize=(min(max(8.0, len(rows) + 4), 14.0), 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     colours = {name: COLOURS[name][0] for name in ("blue", "orange", "grey")}
     known = np.array([row["evidence"] is not None for row in rows])
     if known.any():
         found = [row["evidence"] for row in rows if row["evidence"] is not None]
         values, errors = np.array([(one.value, one.error) for one in found]).T
-        line = "-" if ordered else ""
-        left.errorbar(
-            places[known], values, errors, fmt=f"o{line}", color=colours["blue"], capsize=3
-        )
-        bounds = [one.is_bound for one in found]
-        if any(bounds):
-            left.plot(places[known][bounds], values[bounds], "^", color=colours["orange"], ms=9,
-                      label="a lower bound (ELBO)")  # fmt: skip
+        where, bound = places[known], np.array([one.is_bound for one in found])
+        if ordered:
+            left.plot(where, values, color=colours["blue"], lw=1.2)
+        for chosen, mark, colour, label in (
+            (~bound, "o", "blue", None),
+            (bound, "^", "orange", "a lower bound (ELBO)"),
+        ):
+            if chosen.any():
+                left.errorbar(
+                    where[chosen], values[chosen], _visible(errors[chosen]), fmt=mark,
+                    color=colours[colour], capsize=3, label=label,
+                )  # fmt: skip
+        if bound.any():
             left.legend(frameon=False, fontsize=8)
         best = int(np.argmax(values))
         left.annotate(
-            "largest", (places[known][best], values[best]), (0, 8), ha="center", fontsize=8,
+            "largest", (where[best], values[best]), (0, 8), ha="center", fontsize=8,
             textcoords="offset points",
         )  # fmt: skip
         left.margins(y=0.15)
@@ -158,8 +163,11 @@ def comparison_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     for index, (name, label, colour) in enumerate(bars):
         heights, errors = np.array([row[name] for row in rows]).T
         shift = 0.4 * (index - (len(bars) - 1) / 2)
-        right.bar(places + shift, heights, 0.36, yerr=np.nan_to_num(errors), capsize=2,
-                  color=colour, label=label)  # fmt: skip
+        ends = np.stack([np.minimum(errors, heights), np.minimum(errors, 1 - heights)])
+        right.bar(places + shift, heights, 0.36, color=colour, label=label)
+        right.errorbar(
+            places + shift, heights, _visible(ends), fmt="none", ecolor=COLOURS["ink"][0], capsize=2
+        )
     right.set(ylim=(0, 1.05))
     right.set_ylabel("weight")
     right.set_title("Weights of the models", fontsize=10)
@@ -171,6 +179,11 @@ def comparison_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         turned = {} if ordered else {"rotation": 20, "ha": "right"}
         axes.set_xticks(places, labels, fontsize=8, **turned)
     return figure
+
+
+def _visible(errors: Any) -> Any:
+    """Error bars without those of no length, which would be a dash."""
+    return np.where(errors > 1e-3, errors, np.nan)
 
 
 def main(

@@ -56,12 +56,13 @@ def close(found: Evidence, truth: float, sds: float = 4.0) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_it_agrees_with_the_closed_form(method: str) -> None:
     """Within 4 standard errors; by Gaussian errors a false alarm of 6e-5; the seed is fixed."""
-    problem, short = polynomial(2), {"AIS": {"rungs": 80}, "TI": {"rungs": 16, "transitions": 8}}
+    problem, short = polynomial(2), {"AIS": {"rungs": 80}, "TI": {"rungs": 16, "transitions": 6}}
     data = [
         (problem.inputs[:20], problem.targets[:20]),
         (problem.inputs[20:], problem.targets[20:]),
     ]
-    found = METHODS[method](problem.net(), Gaussian(0.3), data, seed=0, **short[method])
+    options = {"leapfrog_steps": 5, "seed": 0, **short[method]}
+    found = METHODS[method](problem.net(), Gaussian(0.3), data, **options)
     assert found.method == method
     assert 0.02 < found.error < 1.0
     close(found, problem.log_evidence)
@@ -109,12 +110,12 @@ def test_a_network_that_is_not_linear_against_quadrature() -> None:
     x = torch.randn(12, 1, generator=generator, dtype=torch.float64)
     y = (x[:, 0] > 0.2).double()
 
-    def density(b: float, a: float) -> float:
-        logits = 3 * torch.tanh(a * x[:, 0]) + b
-        log_prob = (y * logits - nn.functional.softplus(logits)).sum()
-        return float(log_prob.exp()) * stats.laplace(0, 0.7).pdf(a) * stats.laplace(0, 0.7).pdf(b)
-
-    total, _ = integrate.dblquad(density, -9, 9, -9, 9, epsabs=1e-9, epsrel=1e-4)
+    grid = torch.linspace(-9, 9, 1201, dtype=torch.float64)
+    a, b = grid[:, None, None], grid[None, :, None]
+    logits = 3 * torch.tanh(a * x[:, 0]) + b
+    log_prob = (y * logits - nn.functional.softplus(logits)).sum(-1)
+    prior_log = -(a.abs() + b.abs())[..., 0] / 0.7 - 2 * math.log(1.4)
+    total = float((log_prob + prior_log).exp().sum() * (18 / 1200) ** 2)
     data, prior = [(x[:5], y[:5]), (x[5:], y[5:])], Laplace(0.0, 0.7)
     options: dict[str, Any] = {"rungs": 20, "leapfrog_steps": 5, "chunk": 40, "seed": 0}
     found = annealed_importance(Bend(), Bernoulli(), data, prior, **options)
@@ -132,10 +133,10 @@ def test_learned_scales_of_the_prior_are_integrated_out() -> None:
     )
     for prior in (Normal(scale=Learned()), StudentT(scale=math.sqrt(0.1), df=2.0)):
         found = annealed_importance(
-            net, Gaussian(0.4), [(x, y)], prior, chains=256, rungs=8, leapfrog_steps=5, seed=0
+            net, Gaussian(0.4), [(x, y)], prior, chains=256, rungs=20, leapfrog_steps=4, seed=0
         )
         close(found, math.log(total))
-        assert found.error < 0.1
+        assert found.error < 0.2
 
 
 def test_the_seed_decides_and_nothing_else_moves() -> None:
@@ -143,7 +144,7 @@ def test_the_seed_decides_and_nothing_else_moves() -> None:
     net, data = problem.net(), [(problem.inputs, problem.targets)]
     before, state = net.weight.clone(), torch.get_rng_state()
     run = partial(
-        annealed_importance, net, Gaussian(0.3), data, chains=20, rungs=30, leapfrog_steps=3
+        annealed_importance, net, Gaussian(0.3), data, chains=20, rungs=60, leapfrog_steps=3
     )
     one = run(seed=1)
     assert run(seed=1) == one != run(seed=2)
