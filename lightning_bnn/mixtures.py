@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_bnn.checks import check_device, check_probability
+from lightning_bnn.checks import check_device, check_probability, numbers_of
 from lightning_bnn.errors import ConfigurationError, DataError
 
 __all__ = [
@@ -298,9 +298,12 @@ class Predictive(ABC):
         """
         made = cls._join(predictives, axis=0)
         sizes = [one.draws for one in predictives]
-        shares = [size / made.draws for size in sizes] if weights is None else list(weights)
+        equal = [size / made.draws for size in sizes]
+        shares = equal if weights is None else numbers_of(weights)
         if len(shares) != len(sizes) or not all(0 <= one <= 1 for one in shares):
-            raise DataError(f"expected {len(sizes)} weights from 0 to 1, one each; got {shares}.")
+            raise DataError(
+                f"expected {len(sizes)} weights from 0 to 1, one each; got {weights!r:.200}."
+            )
         if not math.isclose(sum(shares), 1, rel_tol=1e-6):
             raise DataError(f"expected weights whose sum is 1; got {shares}.")
         own = [
@@ -310,8 +313,8 @@ class Predictive(ABC):
             for one in predictives
         ]
         each = torch.cat([share * one for share, one in zip(shares, own, strict=True)])
-        equal = bool((each * len(each) - 1).abs().max() < 1e-12)
-        made.weights = None if equal else each / each.sum()
+        same = bool((each * len(each) - 1).abs().max() < 1e-12)
+        made.weights = None if same else each / each.sum()
         return made
 
     @classmethod

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 
-from lightning_bnn.checks import check_option, check_whole
+from lightning_bnn.checks import check_option, check_whole, numbers_of
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.posteriors import AveragePosterior, Evidence, Posterior
 from lightning_bnn.target import Keys, Split, make_split
@@ -70,8 +70,8 @@ def average(
         Traceback (most recent call last):
         lightning_bnn.errors.ConfigurationError: The evidence of model 0, ... is not known. ...
     """
-    parts = posteriors.values() if isinstance(posteriors, Mapping) else posteriors
-    models = AveragePosterior(list(parts) if isinstance(parts, Iterable) else parts)  # checks them
+    parts = list(posteriors.values()) if isinstance(posteriors, Mapping) else posteriors
+    models = AveragePosterior(parts)  # which checks them
     chosen = models.components
     named = isinstance(weights, str)
     if named:
@@ -80,6 +80,8 @@ def average(
         ("log_evidence", log_evidence, "evidence"),
         ("prior", prior, "evidence"),
         ("data", data, "stacking"),
+        ("draws", draws, "stacking"),
+        ("split", split, "stacking"),
     ):
         if value is not None and not (named and weights == of):
             raise ConfigurationError(f"{name}= is for weights={of!r}; got weights={weights!r:.80}.")
@@ -108,13 +110,19 @@ def known_evidences(
         ConfigurationError: That of a model is not known.
     """
     if given is not None:
-        several = isinstance(given, (Sequence, np.ndarray)) and not isinstance(given, str)
-        if not several or len(given) != len(posteriors):
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        found = [
+            one if isinstance(one, Evidence) else Evidence(value)
+            for one in (given if several else [])
+            for value in numbers_of([one[0] if isinstance(one, Evidence) else one])
+        ]
+        good = len(found) == len(posteriors) and all(np.isfinite(one.value) for one in found)
+        if not good:
             raise ConfigurationError(
-                f"log_evidence= is one number for each of {len(posteriors)} models; got "
-                f"{given!r:.80}."
+                f"log_evidence= is a list of finite numbers, in nats, one for each of "
+                f"{len(posteriors)} models; got {given!r:.80}."
             )
-        return [one if isinstance(one, Evidence) else Evidence(_number(one)) for one in given]
+        return found
     found = []
     for index, posterior in enumerate(posteriors):
         if posterior.evidence is None:
@@ -127,16 +135,6 @@ def known_evidences(
             )
         found.append(posterior.evidence)
     return found
-
-
-def _number(value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError):
-        number = np.nan
-    if not np.isfinite(number):
-        raise ConfigurationError(f"A log evidence is a finite number, in nats; got {value!r:.80}.")
-    return number
 
 
 def model_probabilities(
@@ -153,10 +151,13 @@ def model_probabilities(
         >>> probabilities.round(3), errors.round(3)
         (array([0.881, 0.119]), array([0.01, 0.01]))
     """
+    several = isinstance(evidences, Sequence) and len(evidences) > 0
+    if not several or not all(isinstance(one, Evidence) for one in evidences):
+        raise ConfigurationError(f"evidences= is a list of Evidence; got {evidences!r:.80}.")
     values, errors = np.array([(one.value, one.error) for one in evidences]).T
     if prior is not None:
-        given = np.array([_number(one) for one in prior]) if np.ndim(prior) == 1 else np.zeros(0)
-        if len(given) != len(values) or not (given >= 0).all() or not given.sum() > 0:
+        given = np.array(numbers_of(prior))
+        if len(given) != len(values) or not (given >= 0).all() or not 0 < given.sum() < np.inf:
             raise ConfigurationError(
                 f"prior= is p(M), one number from 0 on for each of {len(values)} models; got "
                 f"{prior!r:.80}."
@@ -184,8 +185,8 @@ def log_scores(
         draws: Of each posterior; by default what suits it.
         split: How a batch gives inputs and targets, where it is no pair of them.
     """
-    splits, rows = make_split(split), []
-    if not isinstance(data, Iterable):
+    posteriors, splits, rows = AveragePosterior(posteriors).components, make_split(split), []
+    if not isinstance(data, Iterable) or isinstance(data, torch.Tensor):
         raise ConfigurationError(f"data= is a loader of held-out data; got {type(data).__name__}.")
     for inputs, targets in map(splits, data):
         columns, labelled = [], None
@@ -201,10 +202,14 @@ def log_scores(
 
 
 def _checked_scores(log_scores: ArrayLike) -> Array:
-    scores = np.asarray(log_scores, dtype=np.float64)
+    try:
+        scores = np.asarray(log_scores, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        scores = np.zeros(0)
     if scores.ndim != 2 or not scores.size:
         raise DataError(
-            f"log scores are numbers (examples, models), at least one of each; got {scores.shape}."
+            "log scores are numbers (examples, models), at least one of each; got "
+            f"{log_scores!r:.200}."
         )
     if np.isnan(scores).any() or np.isposinf(scores).any() or np.isneginf(scores.max(1)).any():
         raise DataError(

@@ -11,8 +11,8 @@ prior. Let :math:`\ell(w)=\log p(D\mid w)`.
           \mathrm E[v] = p(D),
 
 whatever J is. The error is that of the mean of the K numbers v, by the delta method, or, if it is
-larger, that of K numbers whose logarithms are Gaussian with the variance of the log v: of few chains
-none may have met the tail that the mean is made of.
+larger, that of K numbers whose logarithms are Gaussian with the variance of the log v: of few
+chains none may have met the tail that the mean is made of.
 
 *Thermodynamic integration*: :math:`\log p(D)=\int_0^1 \mathrm E_\beta[\ell]\,d\beta`, by the
 trapezoidal rule with the correction of Friel, Hurn and Wyse (2014), as the slope of the integrand

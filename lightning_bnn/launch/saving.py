@@ -15,7 +15,7 @@ from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.lightning import pl
-from lightning_bnn.posteriors import mixture_of
+from lightning_bnn.posteriors.average import mixture_of
 from lightning_bnn.storage.files import open_directory
 from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import Strategy

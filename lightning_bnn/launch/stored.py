@@ -25,8 +25,8 @@ from lightning_bnn.posteriors import (
     MixturePosterior,
     Posterior,
     WeightPosterior,
-    mixture_of,
 )
+from lightning_bnn.posteriors.average import mixture_of
 from lightning_bnn.storage.files import open_directory
 from lightning_bnn.storage.manifest import checked
 

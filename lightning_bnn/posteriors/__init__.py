@@ -1,6 +1,6 @@
 """Posteriors: what predicts; over weights: draws, Gaussians, mixtures; dropout; averages."""
 
-from lightning_bnn.posteriors.average import AveragePosterior, mixture_of
+from lightning_bnn.posteriors.average import AveragePosterior
 from lightning_bnn.posteriors.base import Evidence, Posterior
 from lightning_bnn.posteriors.draws import DrawsPosterior
 from lightning_bnn.posteriors.dropout import DropoutPosterior, mc_dropout
@@ -35,6 +35,5 @@ __all__ = [
     "RankOnePosterior",
     "WeightPosterior",
     "mc_dropout",
-    "mixture_of",
     "prior_scales",
 ]

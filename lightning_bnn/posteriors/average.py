@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from lightning_bnn.checks import check_whole
+from lightning_bnn.checks import check_whole, numbers_of
 from lightning_bnn.errors import ConfigurationError, PosteriorFormatError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import describe
@@ -187,12 +187,8 @@ def check_weights(weights: Any, count: int) -> list[float]:
         Traceback (most recent call last):
         lightning_bnn.errors.ConfigurationError: weights= are 2 numbers from 0 on ... [0.5, 0.4].
     """
-    several = isinstance(weights, (Sequence, np.ndarray, torch.Tensor)) and len(weights) == count
-    try:
-        values = [float(one) for one in weights] if several else []
-    except (TypeError, ValueError, RuntimeError):
-        values = []
-    good = bool(values) and all(math.isfinite(one) and one >= 0 for one in values)
+    values = numbers_of(weights)
+    good = len(values) == count and all(math.isfinite(one) and one >= 0 for one in values)
     if not good or not math.isclose(sum(values), 1, abs_tol=1e-6):
         raise ConfigurationError(
             f"weights= are {count} numbers from 0 on whose sum is 1; got {weights!r:.200}."

@@ -71,7 +71,7 @@ def test_it_agrees_with_the_closed_form(method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("order", range(5))
 def test_all_estimators_agree_on_polynomials(order: int) -> None:
-    """Exact ones to rounding; the others within 4 of their standard errors, and these below 0.4."""
+    """Exact ones to rounding; the others within 4 of their standard errors, and these below 0.6."""
     problem = polynomial(order)
     truth, likelihood, prior = problem.log_evidence, Gaussian(0.3), Normal(0.0, 1.0)
     closed = fitted(problem, BayesianLinear(problem.net(), likelihood, prior))
@@ -86,12 +86,14 @@ def test_all_estimators_agree_on_polynomials(order: int) -> None:
     data = [(problem.inputs, problem.targets)]
     estimates = [
         full_rank_bound(problem),
-        annealed_importance(problem.net(), likelihood, data, prior, chains=128, seed=0),
-        thermodynamic_integration(problem.net(), likelihood, data, prior, seed=0),
+        annealed_importance(problem.net(), likelihood, data, prior, leapfrog_steps=6, seed=0),
+        thermodynamic_integration(
+            problem.net(), likelihood, data, prior, rungs=30, leapfrog_steps=6, seed=0
+        ),
     ]
     assert [one.method for one in estimates] == ["ELBO", "AIS", "TI"]
     for one in estimates:
-        assert 0 < one.error < 0.4
+        assert 0 < one.error < 0.6
         close(one, truth)
 
 

@@ -21,7 +21,8 @@ from lightning_bnn import (
 )
 from lightning_bnn.errors import ConfigurationError, DataError, PosteriorFormatError
 from lightning_bnn.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Poisson
-from lightning_bnn.posteriors import Evidence, LinearPosterior, mixture_of
+from lightning_bnn.posteriors import Evidence, LinearPosterior
+from lightning_bnn.posteriors.average import mixture_of
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.report import report_posteriors
 from tests.test_predictive import BATCH, EXAMPLES
