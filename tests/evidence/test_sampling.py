@@ -125,6 +125,16 @@ def test_a_network_that_is_not_linear_against_quadrature() -> None:
     assert found.error < 0.3
 
 
+def test_one_rung_is_importance_sampling_from_the_prior() -> None:
+    """N(2; 0, 2); what starts anywhere else than at the prior is off by many standard errors."""
+    net, data = nn.Linear(1, 1, bias=False), [(torch.ones(1, 1), torch.full((1, 1), 2.0))]
+    found = annealed_importance(
+        net, Gaussian(1.0), data, chains=2000, rungs=1, leapfrog_steps=3, seed=0
+    )
+    close(found, -0.5 * math.log(4 * math.pi) - 1)
+    assert found.error < 0.2
+
+
 def test_learned_scales_of_the_prior_are_integrated_out() -> None:
     """One weight w ~ N(0, 1/τ), τ ~ Gamma(1, 0.1): a Student-t prior of 2 degrees of freedom."""
     x, y = torch.ones(1, 1).double(), torch.full((1, 1), 0.5).double()
