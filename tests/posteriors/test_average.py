@@ -74,7 +74,7 @@ def targets_of(predictive: Predictive) -> Tensor:
 
 
 LARGE_COUNTS = Poisson().predictive(
-    torch.tensor([300.0, 2.0, 400.0]).double().log()[:, None].repeat(1, BATCH)
+    torch.tensor([2.0, 300.0, 400.0]).double().log()[:, None].repeat(1, BATCH)
 )
 
 
