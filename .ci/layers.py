@@ -31,7 +31,7 @@ LAYERS = [
     ["families", "samplers", "ensembles"],
     ["optimizers"],
     ["strategies"],
-    ["report", "pruning", "diagnostics"],
+    ["report", "pruning", "diagnostics", "evidence"],
     ["callbacks"],
     ["launch"],
     ["cli", "demo", "demo_digits"],

@@ -1,8 +1,10 @@
 """Bayesian neural networks as an ordinary PyTorch Lightning job."""
 
 from lightning_bnn.diagnostics import diagnose, to_arviz
+from lightning_bnn.evidence import average
 from lightning_bnn.optimizers import IVON
 from lightning_bnn.posteriors import (
+    AveragePosterior,
     DrawsPosterior,
     DropoutPosterior,
     GaussianPosterior,
@@ -46,6 +48,7 @@ __all__ = [
     "IVON",
     "IVONBNN",
     "SGMCMC",
+    "AveragePosterior",
     "BayesianLinear",
     "DeepEnsemble",
     "DrawsPosterior",
@@ -67,6 +70,7 @@ __all__ = [
     "Target",
     "VariationalBNN",
     "WeightPosterior",
+    "average",
     "compact",
     "diagnose",
     "laplace",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
     "check_probability",
     "check_whole",
     "is_whole",
+    "numbers_of",
     "printable",
 ]
 
@@ -67,6 +68,21 @@ def check_number(name: str, value: Any, *, positive: bool = True) -> float:
         bound = "greater than 0" if positive else "of at least 0"
         raise ConfigurationError(f"{name}= is a number {bound}; got {value!r}.")
     return float(value)
+
+
+def numbers_of(values: Any) -> list[float]:
+    """The numbers of a list, an array or a tensor of one axis; none if it is anything else.
+
+    Example:
+        >>> numbers_of((1, 0.5)), numbers_of([1, None]), numbers_of("12")
+        ([1.0, 0.5], [], [])
+    """
+    if isinstance(values, (str, bytes, Mapping)):
+        return []
+    try:
+        return [float(one) for one in values]
+    except (TypeError, ValueError, RuntimeError, LookupError):
+        return []
 
 
 def check_probability(name: str, value: Any) -> float:

@@ -1,4 +1,4 @@
-"""The command line: ``lightning-bnn fit|validate|test|predict|report|prune|launch|status|demo``.
+"""The command line: ``lightning-bnn fit|validate|test|predict|report|prune|compare|launch|status``.
 
 The first word is the command; the words after it belong to that command. ``fit``,
 ``validate``, ``test`` and ``predict`` are Lightning's own command line, where a YAML file names
@@ -13,8 +13,10 @@ SampleCollector has written its draws already. The other
 three take a checkpoint (``--ckpt_path``) or a posterior of any kind (``--posterior``). ``predict``
 writes ``<log_dir>/predictions.csv``, unless the configuration has a prediction writer. ``report``
 compares saved posteriors (see :mod:`lightning_bnn.report.command`), and ``prune`` removes from one
-what carries least signal (see :mod:`lightning_bnn.pruning.command`). ``launch`` runs many members
-of a configuration with Ray (see :mod:`lightning_bnn.commands.launch`), and ``status`` shows them.
+what carries least signal (see :mod:`lightning_bnn.pruning.command`). ``compare`` weighs models by
+their evidence and by stacking (see :mod:`lightning_bnn.evidence.command`). ``launch`` runs many
+members of a configuration with Ray (see :mod:`lightning_bnn.commands.launch`), and ``status`` shows
+them.
 
 A configuration is used only where it is given by ``--config`` or ``--data``; one that lies beside a
 posterior is not. It may name this package's functions to choose Bayesian weights, and those of a
@@ -67,6 +69,10 @@ OTHER_COMMANDS = {
     "prune": (
         "Remove the weights of a saved posterior that carry least signal.",
         "pruning.command",
+    ),
+    "compare": (
+        "Weigh saved posteriors of different models: evidence and stacking.",
+        "evidence.command",
     ),
     "launch": (
         "Train many members or chains with Ray, on this machine or on a cluster.",
@@ -132,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if command in OTHER_COMMANDS:
             module = importlib.import_module(f"lightning_bnn.{OTHER_COMMANDS[command][1]}")
             # these may not look up to the launcher, whose runs they read all the same
-            reads = {"load": load_posterior} if command in ("report", "prune") else {}
+            reads = {"load": load_posterior} if command in ("report", "prune", "compare") else {}
             return module.main(rest, **reads) or 0
     except Exception as error:
         own = find_own_error(error)

@@ -123,6 +123,13 @@ class GroupScales:
         shape = rates.new_tensor(shapes).expand_as(rates).contiguous()
         return torch._standard_gamma(shape, generator=generator) / rates
 
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws of τ·f of each tensor from the prior, (count, tensors), in float64."""
+        shape = torch.tensor([[g.shape for g in self.groups]] * count, dtype=torch.float64)
+        drawn = torch._standard_gamma(shape.to(generator.device), generator=generator)
+        drawn = drawn / drawn.new_tensor([group.rate for group in self.groups])
+        return drawn[:, self._owner] * drawn.new_tensor(self.fans)
+
     def _posterior(self, squares: Tensor, counts: Sequence[int]) -> tuple[list[float], Tensor]:
         """Shape and rate of the conditional of each τ."""
         shapes = [

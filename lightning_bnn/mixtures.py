@@ -1,8 +1,9 @@
 r"""Mixtures over posterior draws: the base classes of every predictive.
 
-A predictive is the mixture :math:`p(y|x) = \frac{1}{S} \sum_s p(y|x, w_s)` over S equally
-weighted draws :math:`w_s` of the posterior. Probabilities, densities and distribution functions
-are averaged over the draws; the parameters of the components never are.
+A predictive is the mixture :math:`p(y|x) = \frac{1}{S} \sum_s p(y|x, w_s)` over S draws
+:math:`w_s` of the posterior, which weigh the same unless ``weights`` says otherwise (an average
+over models). Probabilities, densities and distribution functions are averaged over the draws; the
+parameters of the components never are.
 
 The outputs that a predictive keeps have axes (draws S, batch B, ...). Everything it returns has
 the batch axis first, except what is named ``component_...``, which has the draws before it. A new
@@ -23,13 +24,14 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lightning_bnn.checks import check_device, check_probability
+from lightning_bnn.checks import check_device, check_probability, numbers_of
 from lightning_bnn.errors import ConfigurationError, DataError
 
 __all__ = [
     "ClassPredictive",
     "OrderedPredictive",
     "Predictive",
+    "along_draws",
     "at_least_float32",
     "full_precision",
     "known_classes",
@@ -65,11 +67,18 @@ def sum_event(values: Tensor, batch_axes: int) -> Tensor:
     return values.sum(tuple(range(batch_axes, values.ndim)))
 
 
-def mixture_log_prob(component_log_prob: Tensor) -> Tensor:
-    """Log density of the equally weighted mixture, from those of its components on axis 0."""
+def mixture_log_prob(component_log_prob: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Log density of a mixture, by default equally weighted, from its components' on axis 0."""
     if component_log_prob.shape[0] == 1:
         return component_log_prob[0]  # of one component: itself, to the last digit
+    if weights is not None:
+        return (component_log_prob + along_draws(weights.log(), component_log_prob)).logsumexp(0)
     return component_log_prob.logsumexp(0) - math.log(component_log_prob.shape[0])
+
+
+def along_draws(weights: Tensor, values: Tensor) -> Tensor:
+    """One number for each draw in a shape, dtype and place to go with values (S, ...)."""
+    return weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
 
 
 def check_targets(targets: Any) -> None:
@@ -117,10 +126,12 @@ class Predictive(ABC):
     Attributes:
         outputs: The network's outputs as they were given, of shape ``(S, B, ...)``.
         task: "classification" or "regression".
+        weights: How much each draw weighs, ``(S,)``, which sum to 1; None: all the same.
     """
 
     task: ClassVar[str]
     outputs: Tensor
+    weights: Tensor | None = None
 
     def __init__(self, outputs: Tensor) -> None:
         if outputs.ndim < 2 or outputs.shape[0] == 0:
@@ -199,7 +210,19 @@ class Predictive(ABC):
         The components are multiplied over the outputs of an example *before* they are mixed:
         within a draw the outputs are independent, in the mixture they are not.
         """
-        return mixture_log_prob(self.component_log_prob(targets))
+        return mixture_log_prob(self.component_log_prob(targets), self.weights)
+
+    def average(self, values: Tensor) -> Tensor:
+        """The mean over the draws, as they weigh, of values ``(S, ...)``."""
+        if self.weights is None:
+            return values.mean(0)
+        return (along_draws(self.weights, values) * values).sum(0)
+
+    def variance_over_draws(self, values: Tensor) -> Tensor:
+        """The variance over the draws, divided by S, as a mixture has it."""
+        if self.weights is None:
+            return values.var(0, correction=0)
+        return self.average((values - self.average(values)).square())
 
     def tensors(self) -> dict[str, Tensor]:
         """The constructor's arguments, each with axes ``(S, B, ...)``."""
@@ -208,6 +231,10 @@ class Predictive(ABC):
     def options(self) -> dict[str, Any]:
         """The constructor's other arguments, which every part of the predictive shares."""
         return {}
+
+    def alike(self, predictives: Sequence[Predictive]) -> Sequence[Any]:
+        """Predictives in one form, if a kind knows one, before they are joined."""
+        return predictives
 
     def labelled(self, targets: Tensor) -> Tensor | None:
         """Which examples have a target at all, ``(B,)``; None where all have, as most often."""
@@ -221,7 +248,9 @@ class Predictive(ABC):
                 ``lambda tensor: tensor[:, :10]`` for the first ten examples.
         """
         tensors = {name: function(tensor) for name, tensor in self.tensors().items()}
-        return type(self)(**tensors, **self.options())
+        made = type(self)(**tensors, **self.options())
+        made.weights = self.weights
+        return made
 
     def __getitem__(self, index: Any) -> Self:
         """The predictive of some of the examples, chosen by a slice, a mask or indices."""
@@ -249,16 +278,44 @@ class Predictive(ABC):
         return cls._join(predictives, axis=1)
 
     @classmethod
-    def mix(cls, predictives: Sequence[Self]) -> Self:
+    def mix(cls, predictives: Sequence[Self], weights: Sequence[float] | None = None) -> Self:
         """The mixture of predictives of one batch: the draws of all of them together.
 
         Args:
             predictives: At least one; all of one kind and of the same examples.
+            weights: How much each predictive weighs, which its draws share; they sum to 1. By
+                default all draws weigh the same.
 
         Raises:
             DataError: They cannot be mixed.
+
+        Example:
+            >>> from lightning_bnn.likelihoods import Gaussian
+            >>> parts = [Gaussian(1.0).predictive(torch.full((draws, 1), 4.0 * draws))
+            ...          for draws in (1, 2)]
+            >>> Predictive.mix(parts).mean, Predictive.mix(parts, weights=[0.75, 0.25]).mean
+            (tensor([6.6667]), tensor([5.]))
         """
-        return cls._join(predictives, axis=0)
+        made = cls._join(predictives, axis=0)
+        sizes = [one.draws for one in predictives]
+        equal = [size / made.draws for size in sizes]
+        shares = equal if weights is None else numbers_of(weights)
+        if len(shares) != len(sizes) or not all(0 <= one <= 1 for one in shares):
+            raise DataError(
+                f"expected {len(sizes)} weights from 0 to 1, one each; got {weights!r:.200}."
+            )
+        if not math.isclose(sum(shares), 1, rel_tol=1e-6):
+            raise DataError(f"expected weights whose sum is 1; got {shares}.")
+        own = [
+            torch.full((one.draws,), 1 / one.draws, dtype=torch.float64)
+            if one.weights is None
+            else one.weights
+            for one in predictives
+        ]
+        each = torch.cat([share * one for share, one in zip(shares, own, strict=True)])
+        same = bool((each * len(each) - 1).abs().max() < 1e-12)
+        made.weights = None if same else each / each.sum()
+        return made
 
     @classmethod
     def _join(cls, predictives: Sequence[Self], axis: int) -> Self:
@@ -267,6 +324,7 @@ class Predictive(ABC):
             raise DataError(f"expected a list of predictives to join, got {predictives!r:.80}.")
         if not predictives:
             raise DataError("expected at least one predictive to join, got an empty list.")
+        predictives = predictives[0].alike(predictives)
         first = predictives[0]
         for other in predictives:
             same = other.draws == first.draws if axis == 1 else len(other) == len(first)
@@ -276,15 +334,29 @@ class Predictive(ABC):
                     f"only predictives of one kind and of {what} can be joined; got "
                     f"{first} and {other}."
                 )
+        if axis == 1 and any(_weights_of(one) != _weights_of(first) for one in predictives):
+            raise DataError("only predictives whose draws weigh the same can be joined.")
         tensors = [predictive.tensors() for predictive in predictives]
-        joined = {  # what one of them has been given and another not, both have as attributes
-            name: torch.cat(
-                [each[name] if name in each else getattr(one, name)
-                 for one, each in zip(predictives, tensors, strict=True)], axis,
-            )
-            for name in dict.fromkeys(name for each in tensors for name in each)
-        }  # fmt: skip
-        return type(first)(**joined, **first.options())
+        joined = {}
+        # what one of them has been given and another not, both have as attributes
+        for name in dict.fromkeys(name for each in tensors for name in each):
+            parts = [
+                each[name] if name in each else getattr(one, name)
+                for one, each in zip(predictives, tensors, strict=True)
+            ]
+            if len({part.shape[2:] for part in parts}) > 1:
+                raise DataError(
+                    "only predictives of the same classes, or the same outputs, can be joined; got "
+                    f"{', '.join(map(repr, predictives))}."
+                )
+            joined[name] = torch.cat(parts, axis)
+        made = type(first)(**joined, **first.options())
+        made.weights = first.weights if axis == 1 else None
+        return made
+
+
+def _weights_of(predictive: Predictive) -> list[float] | None:
+    return None if predictive.weights is None else predictive.weights.tolist()
 
 
 class ClassPredictive(Predictive):
@@ -318,7 +390,7 @@ class ClassPredictive(Predictive):
     def _log_mean(self) -> Tensor:
         """Logarithms of the mixture's class probabilities, ``(B, K, *positions)``."""
         # In log space: with S = 1 these are the component's own to the last bit.
-        return mixture_log_prob(self.component_log_probabilities)
+        return mixture_log_prob(self.component_log_probabilities, self.weights)
 
     @property
     def log_probabilities(self) -> Tensor:
@@ -346,7 +418,7 @@ class ClassPredictive(Predictive):
     @cached_property
     def aleatoric(self) -> Tensor:
         """Mean over the draws of each one's entropy, ``(B, *positions)``, in nats."""
-        return torch.special.entr(self.component_log_probabilities.exp()).sum(2).mean(0)
+        return self.average(torch.special.entr(self.component_log_probabilities.exp()).sum(2))
 
     @property
     def epistemic(self) -> Tensor:
@@ -494,7 +566,7 @@ class OrderedPredictive(Predictive):
     @cached_property
     def mean(self) -> Tensor:
         """Mean of the mixture, in the shape of a draw's means."""
-        return self.component_means.mean(0)
+        return self.average(self.component_means)
 
     @cached_property
     def variance(self) -> Tensor:
@@ -504,12 +576,12 @@ class OrderedPredictive(Predictive):
     @cached_property
     def aleatoric(self) -> Tensor:
         """Mean over the draws of their variance."""
-        return self.component_variances.mean(0)
+        return self.average(self.component_variances)
 
     @cached_property
     def epistemic(self) -> Tensor:
         """Variance of the means over the draws (divided by S, as a mixture has it)."""
-        return self.component_means.var(0, correction=0)
+        return self.variance_over_draws(self.component_means)
 
     @property
     def entropy(self) -> Tensor:
@@ -530,8 +602,8 @@ class OrderedPredictive(Predictive):
 
         def integrand(values: Tensor) -> Tensor:
             densities = wide.component_log_density(values).exp()
-            entropies = torch.special.entr(densities).mean(0)
-            return torch.stack([torch.special.entr(densities.mean(0)), entropies])
+            entropies = wide.average(torch.special.entr(densities))
+            return torch.stack([torch.special.entr(wide.average(densities)), entropies])
 
         total, within = self._integrate(integrand, wide.quantile(TAIL), wide.quantile(1 - TAIL))
         return total.to(self.mean.dtype), within.to(self.mean.dtype)
@@ -547,7 +619,7 @@ class OrderedPredictive(Predictive):
 
     def cdf(self, targets: Tensor) -> Tensor:
         """Probability of a value at or below the target, for each output."""
-        return self.component_cdf(self.align(targets)).mean(0)
+        return self.average(self.component_cdf(self.align(targets)))
 
     @torch.no_grad()
     def quantile(self, q: float) -> Tensor:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -205,6 +205,23 @@ class Prior(ABC):
         """
         return None
 
+    def sample(
+        self, shape: Sequence[int], loc: Any, scale: Any, generator: torch.Generator
+    ) -> Tensor:
+        """Draws of the density of each weight, in float64.
+
+        Args:
+            shape: That of the draws.
+            loc: The location, a number or a tensor that broadcasts to them, like the scale.
+            scale: The scale.
+            generator: Where the noise comes from.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} does not know how to draw weights. Write its "
+            "sample(shape, loc, scale, generator), or use Normal, Laplace, StudentT or "
+            "ScaleMixture."
+        )
+
     def tempered(self, scale: float, power: float) -> tuple[Prior, float]:
         """A prior and a scale whose density is p(w)^power, normalised if that has a closed form."""
         return _Power(self, power), scale
@@ -239,6 +256,11 @@ class _Power(Prior):
 
     def add_energy_gradient(self, gradient: Tensor, weight: Tensor, *where: Any) -> None:
         self.prior.add_energy_gradient(gradient, self.power * weight, *where)
+
+
+def _standard_normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    kind = {"dtype": torch.float64, "device": generator.device}
+    return torch.randn(*shape, generator=generator, **kind)  # type: ignore[call-overload]
 
 
 PriorLike = Prior | Mapping[str, Prior]
@@ -311,6 +333,12 @@ class Normal(Prior):
         """1/scale²."""
         return scale**-2
 
+    def sample(
+        self, shape: Sequence[int], loc: Any, scale: Any, generator: torch.Generator
+    ) -> Tensor:
+        """Draws of the density of each weight, in float64."""
+        return loc + scale * _standard_normal(shape, generator)
+
     def tempered(self, scale: float, power: float) -> tuple[Prior, float]:
         """A Gaussian of another width."""
         return self, scale / math.sqrt(power)
@@ -337,6 +365,14 @@ class Laplace(Prior):
         folded = sd * math.sqrt(2 / math.pi) * torch.exp(-0.5 * ratio**2)
         folded = folded + distance * torch.erf(ratio / math.sqrt(2))
         return folded.sum() / scale + mean.numel() * math.log(2 * scale)
+
+    def sample(
+        self, shape: Sequence[int], loc: Any, scale: Any, generator: torch.Generator
+    ) -> Tensor:
+        """Draws of the density of each weight, in float64: differences of two exponentials."""
+        one, other = torch.empty(2, *shape, dtype=torch.float64, device=generator.device)
+        difference = one.exponential_(generator=generator) - other.exponential_(generator=generator)
+        return loc + scale * difference
 
     def tempered(self, scale: float, power: float) -> tuple[Prior, float]:
         """A Laplace density of another width."""
@@ -375,6 +411,14 @@ class StudentT(Prior):
         distance = weights - loc
         below = torch.addcmul(distance.new_tensor(self.df * scale**2), distance, distance)
         return distance.mul_(self.df + 1).div_(below)
+
+    def sample(
+        self, shape: Sequence[int], loc: Any, scale: Any, generator: torch.Generator
+    ) -> Tensor:
+        """Draws of the density of each weight, in float64: Gaussians of random precisions."""
+        normal = _standard_normal(shape, generator)
+        gamma = torch._standard_gamma(torch.full_like(normal, self.df / 2), generator=generator)
+        return loc + scale * normal / (2 * gamma / self.df).sqrt()
 
 
 class ScaleMixture(Prior):
@@ -426,6 +470,14 @@ class ScaleMixture(Prior):
         distance = weights - loc
         chance = torch.sigmoid_(self._odds(distance * distance, scale))
         return distance.mul_(chance.mul_(self.narrow**-2 - 1).add_(1)).div_(scale**2)
+
+    def sample(
+        self, shape: Sequence[int], loc: Any, scale: Any, generator: torch.Generator
+    ) -> Tensor:
+        """Draws of the density of each weight, in float64."""
+        normal = _standard_normal(shape, generator)
+        wide = torch.rand(normal.shape, generator=generator, device=normal.device) < self.mix
+        return loc + scale * torch.where(wide, normal, self.narrow * normal)
 
 
 class BoundPrior(nn.Module):
@@ -695,6 +747,33 @@ class BoundPrior(nn.Module):
             at = coupling.places
             scales = self.scales[at] / math.sqrt(self.power)
             drawn[..., at] = coupling.correlate(noise[..., at], scales, self.power)
+        return drawn
+
+    def sample(self, count: int, generator: torch.Generator) -> Tensor:
+        """Draws of the prior, (count, P), in float64; learned scales are drawn, too.
+
+        Example:
+            >>> net = nn.Linear(100, 1, bias=False)
+            >>> bound = BoundPrior(Normal(0.0, 0.5), net, {"weight": net.weight})
+            >>> bound.sample(2, torch.Generator().manual_seed(0)).std(1)
+            tensor([0.5278, 0.4703], dtype=torch.float64)
+        """
+        place = generator.device
+        learned: Any = iter(())
+        if self.learned is not None:
+            learned = iter(self.learned.sample(count, generator).rsqrt()[..., None].unbind(-2))
+        parts = []
+        for a, b, prior, loc, scale in self.segments():
+            scale = next(learned) if isinstance(prior.scale, Learned) else scale
+            where = [one.to(place) if isinstance(one, Tensor) else one for one in (loc, scale)]
+            parts.append(prior.sample((count, b - a), where[0], where[1], generator))
+        drawn = torch.cat(parts, 1)
+        if (coupling := self.coupling) is not None:
+            at = coupling.places
+            noise = _standard_normal((count, len(at)), generator).to(at.device)
+            scales = self.scales[at] / math.sqrt(self.power)
+            centred = coupling.correlate(noise, scales, self.power)
+            drawn[:, at.to(place)] = (self.pretrained[at] + centred).to(drawn)
         return drawn
 
     def energy_at_mode(self) -> float:

@@ -28,12 +28,19 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_bnn
-from lightning_bnn import DrawsPosterior, GaussianPosterior, LowRankPosterior, MixturePosterior
+from lightning_bnn import (
+    AveragePosterior,
+    DrawsPosterior,
+    GaussianPosterior,
+    LowRankPosterior,
+    MixturePosterior,
+)
 from lightning_bnn import likelihoods as lk
 from lightning_bnn.cli import main
 from lightning_bnn.errors import LightningBNNError
 from lightning_bnn.exchange import call_with
 from lightning_bnn.launch import launch
+from lightning_bnn.posteriors import Evidence
 from lightning_bnn.priors import Normal
 from lightning_bnn.target import Target
 from tests.launch.simulated import Simulated
@@ -71,6 +78,7 @@ POSTERIORS: dict[str, Callable[[], Any]] = {
     "Gaussian": gaussian_posterior,
     "low rank": low_rank_posterior,
     "mixture": lambda: MixturePosterior([draws_posterior(), gaussian_posterior()]),
+    "average": lambda: AveragePosterior([draws_posterior(), gaussian_posterior()], [0.3, 0.7]),
 }
 PREDICTIVES: dict[str, Callable[[], Any]] = {
     "Gaussian": lambda: lk.Gaussian(1.0).predictive(torch.randn(4, 6, 1)),
@@ -86,7 +94,9 @@ VALID: dict[str, Callable[[], Any]] = {
     "chains": lambda: 2,
     "count": lambda: 3,
     "components": lambda: [draws_posterior(), draws_posterior()],
+    "data": lambda: [(INPUTS, NUMBERS)],
     "device": lambda: "cpu",
+    "evidences": lambda: [Evidence(-1.0), Evidence(-2.0, 0.1)],
     "cycle_length": lambda: 10,
     "deviations": lambda: {k: torch.stack([t, -t]) for k, t in tensors().items()},
     "dirpath": lambda: "here",
@@ -100,6 +110,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "level": lambda: 0.9,
     "likelihood": lambda: lk.Gaussian(1.0),
     "loader": lambda: DataLoader(TensorDataset(INPUTS, NUMBERS), 3),
+    "log_scores": lambda: np.log([[0.5, 0.1], [0.2, 0.3]]),
     "lr": lambda: 1e-3,
     "masks": lambda: {"0.weight": torch.ones(3, 2)},
     "mean": tensors,
@@ -110,6 +121,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "optimizer": lambda: torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1),
     "params": lambda: [nn.Parameter(torch.zeros(2))],
     "posterior": draws_posterior,
+    "posteriors": lambda: [draws_posterior(), gaussian_posterior()],
     "prior": lambda: Normal(0.0, 1.0),
     "prior_net": net,
     "q": lambda: 0.5,
@@ -128,6 +140,8 @@ SKIPPED = {
     "Splits", "collate_rows", "toy_curve", "TensorRows", "PruneCurve", "PruningResult", "Diagnosis",
     "Statistics", "rank_figure", "trace_figure", "to_arviz", "export_network", "Strategy",
     "MeanScore", "Target", "DrawStream", "Sampler", "prior_scales",
+    # a tuple, what takes seconds, and what calls a function of the user's
+    "Evidence", "annealed_importance", "thermodynamic_integration", "log_scores",
     # made by strategies
     "DropoutPosterior", "LaplacePosterior", "LinearPosterior", "MatrixNormalPosterior",
     "RankOnePosterior",
@@ -135,7 +149,7 @@ SKIPPED = {
 OF_WRITERS = {
     "from_stored", "from_manifest", "from_stream", "from_collected", "made_from", "number_of",
     "entry", "blobs", "manifest_fields", "outputs", "map", "tensors", "draws", "align",
-    "from_tensors", "from_covariance", "covariance_of",
+    "from_tensors", "from_covariance", "covariance_of", "average", "variance_over_draws", "alike",
 }  # fmt: skip
 
 WRONG: list[Any] = [
@@ -155,7 +169,7 @@ def entries() -> Iterator[tuple[str, Callable[[], Callable[..., Any]], inspect.S
     """Name, maker and signature of all that is called."""
     for room in (
         "likelihoods", "priors", "samplers", "families", "callbacks", "data", "metrics", "pruning",
-        "diagnostics", "ensembles", "posteriors", "strategies",
+        "diagnostics", "ensembles", "posteriors", "strategies", "evidence",
     ):  # fmt: skip
         module = importlib.import_module(f"lightning_bnn.{room}")
         for name in getattr(module, "__all__", ["SGMCMC", "DeepEnsemble", "VariationalBNN"]):
@@ -221,6 +235,11 @@ def valid(entry: str, name: str) -> Any:
     if name == "predictives":
         kind = entry.split(" predictive")[0]
         return [PREDICTIVES[kind](), PREDICTIVES[kind]()]
+    if entry == "evidence.average" and name == "posteriors":
+        known = VALID[name]()
+        for one in known:
+            one.evidence = Evidence(-1.0)
+        return known
     return VALID[name]()
 
 
@@ -315,7 +334,7 @@ def test_wrong_arguments_work_or_are_refused_by_us(
 WORDS = ["", "x", "-1", "0", "nan", "1e999", "no/such/folder", "s3:", "--", "[", "{}", "null", "🂡"]
 
 
-@pytest.mark.parametrize("command", ["report", "prune", "status", "launch"])
+@pytest.mark.parametrize("command", ["report", "prune", "compare", "status", "launch"])
 def test_words_of_the_command_line_work_or_are_refused(
     command: str, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:

@@ -11,6 +11,8 @@ import lightning_bnn
 
 PUBLIC = {
     "lightning_bnn": [
+        "AveragePosterior",
+        "average",
         "BayesianLinear",
         "LinearPosterior",
         "PolynomialRegression",

@@ -23,7 +23,7 @@ from lightning_bnn.launch.stored import Kind, MemberResult, StoredRun, diagnose_
 from lightning_bnn.launch.units import Unit, plan_units
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.native.library import noise_source
-from lightning_bnn.posteriors import MixturePosterior
+from lightning_bnn.posteriors import AveragePosterior, MixturePosterior
 from lightning_bnn.random import isolated_random_state
 from lightning_bnn.strategies.base import Strategy
 
@@ -290,7 +290,7 @@ class LaunchedRun(StoredRun):
         likelihood: Likelihood | None = None,
         kind: Kind = "posterior",
         running: bool = False,
-    ) -> MixturePosterior:
+    ) -> MixturePosterior | AveragePosterior:
         """Wait for all members, then give the mixture over them, read from the storage.
 
         Args:

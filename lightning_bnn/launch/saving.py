@@ -8,14 +8,14 @@ resumes from a checkpoint of an earlier one first copies that one's draws, up to
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.launch.patience import patiently
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.launch.units import Unit
 from lightning_bnn.lightning import pl
-from lightning_bnn.posteriors import MixturePosterior, WeightPosterior
+from lightning_bnn.posteriors.average import mixture_of
 from lightning_bnn.storage.files import open_directory
 from lightning_bnn.strategies.bank_strategy import BankStrategy
 from lightning_bnn.strategies.base import Strategy
@@ -90,8 +90,8 @@ def save_members(
     swag = isinstance(source, SWAGMoments)
     posteriors = source.member_posteriors()
     if not stacked:  # one member, whatever it is made of
-        parts = cast("list[WeightPosterior]", list(posteriors.values()))
-        posteriors = {unit.members[0]: parts[0] if len(parts) == 1 else MixturePosterior(parts)}
+        parts = list(posteriors.values())
+        posteriors = {unit.members[0]: parts[0] if len(parts) == 1 else mixture_of(parts)}
     elif swag:  # which has them by row
         posteriors = {unit.members[row]: posterior for row, posterior in posteriors.items()}
     places = {}

@@ -20,11 +20,13 @@ from lightning_bnn.launch.units import Unit
 from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors import (
+    AveragePosterior,
     DrawsPosterior,
     MixturePosterior,
     Posterior,
     WeightPosterior,
 )
+from lightning_bnn.posteriors.average import mixture_of
 from lightning_bnn.storage.files import open_directory
 from lightning_bnn.storage.manifest import checked
 
@@ -210,8 +212,11 @@ class StoredRun:
         likelihood: Likelihood | None = None,
         kind: Kind = "posterior",
         running: bool = False,
-    ) -> MixturePosterior:
+    ) -> MixturePosterior | AveragePosterior:
         """The mixture over all members that are done, each with the same weight.
+
+        It is over weights where the posteriors of the members are; of networks with dropout an
+        :class:`~lightning_bnn.AveragePosterior`.
 
         If some are not done, or have diverged, a warning says how many there are of how many.
 
@@ -224,7 +229,7 @@ class StoredRun:
         Raises:
             ConfigurationError: No member is done yet.
         """
-        components: list[WeightPosterior] = []
+        components: list[Posterior] = []
         done: set[str] = set()
         for unit, committed in self.committed().items():
             if kind not in committed["members"]:
@@ -234,7 +239,7 @@ class StoredRun:
                 )
             for member, place in committed["members"][kind].items():  # in the order of the members
                 folder = f"{self.records.folder(unit)}/{place['place']}"
-                stored = WeightPosterior.load(folder, net, likelihood)
+                stored = Posterior.load(folder, net, likelihood)
                 if "chain" in place:
                     if not isinstance(stored, DrawsPosterior):
                         raise PosteriorFormatError(
@@ -260,7 +265,7 @@ class StoredRun:
                 f"No member of the run in {self.storage} is done yet; there are {self.members}. "
                 "Wait for the first, or launch the run again to resume it."
             )
-        return MixturePosterior(components)
+        return mixture_of(components)
 
     def _running(self, net: nn.Module, likelihood: Likelihood | None) -> list[WeightPosterior]:
         """The chains of units that are not done, with the draws that they have so far."""
@@ -280,7 +285,7 @@ class StoredRun:
 
 
 def diagnose_chains(
-    posterior: MixturePosterior, chains: int, inputs: Any, **options: Any
+    posterior: MixturePosterior | AveragePosterior, chains: int, inputs: Any, **options: Any
 ) -> Diagnosis:
     """R-hat and ESS over the chains that have some draws by now, wherever they ran or still run.
 

@@ -26,7 +26,7 @@ entropy are those of the mixture itself, not of the Gaussian with its mean and v
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -39,6 +39,8 @@ from lightning_bnn.errors import DataError
 from lightning_bnn.likelihoods.base import Likelihood, mixed_outputs, single_columns
 from lightning_bnn.mixtures import (
     OrderedPredictive,
+    Predictive,
+    along_draws,
     at_least_float32,
     full_precision,
     mixture_log_prob,
@@ -114,22 +116,33 @@ def separate_errors(root: Tensor, some: Tensor | None = None) -> tuple[Tensor, T
     return own, vectors * values.clamp(min=0).sqrt().unsqueeze(1)
 
 
-def mixture_crps(values: Tensor, means: Tensor, scales: Tensor) -> Tensor:
-    """CRPS of ``values`` of shape E under mixtures over axis 0 of the means and scales."""
+def mixture_crps(
+    values: Tensor, means: Tensor, scales: Tensor, weights: Tensor | None = None
+) -> Tensor:
+    """CRPS of ``values`` of shape E under mixtures over axis 0 of the means and scales.
+
+    ``weights`` are relative ones, (S,), of the mean 1; None: all the same.
+    """
     draws = means.shape[0]
     variances = scales.square()
-    to_value = expected_distance(values - means, variances).mean(0)
+    relative = None if weights is None else along_draws(weights, means)
+    distances = expected_distance(values - means, variances)
+    to_value = (distances if relative is None else relative * distances).mean(0)
     between = torch.zeros_like(to_value)
     # All S x S pairs, some rows at a time so that memory stays bounded.
     rows = max(1, BUDGET // max(1, means.numel()))
-    for some_means, some_variances in zip(means.split(rows), variances.split(rows), strict=True):
-        between += expected_distance(
-            some_means[:, None] - means[None], some_variances[:, None] + variances[None]
-        ).sum((0, 1))
+    for start in range(0, draws, rows):
+        some = slice(start, start + rows)
+        distances = expected_distance(
+            means[some, None] - means[None], variances[some, None] + variances[None]
+        )
+        if relative is not None:
+            distances = distances * relative[some, None] * relative
+        between += distances.sum((0, 1))
     return to_value - between / (2 * draws**2)
 
 
-def mixture_entropy(means: Tensor, scales: Tensor) -> Tensor:
+def mixture_entropy(means: Tensor, scales: Tensor, shares: Tensor | None = None) -> Tensor:
     """Differential entropy, in nats, of shape E, of mixtures over axis 0 of means and scales."""
     draws, event = means.shape[0], means.shape[1:]
     if draws == 1:
@@ -146,7 +159,7 @@ def mixture_entropy(means: Tensor, scales: Tensor) -> Tensor:
         widths = edges.diff(dim=0)
         values = edges[:-1, None] + widths[:, None] * points[:, None]
         log_density = mixture_log_prob(
-            gaussian_log_density(values, mean[:, None, None], scale[:, None, None])
+            gaussian_log_density(values, mean[:, None, None], scale[:, None, None]), shares
         )
         area = widths[:, None] * weights[:, None] * torch.special.entr(log_density.exp())
         pieces.append(area.sum((0, 1)))
@@ -201,17 +214,19 @@ class GaussianPredictive(OrderedPredictive):
 
     def widened(self, spread: Tensor) -> GaussianPredictive:
         """The same where the means of components have a variance, ``(B, ...)``, besides."""
-        return GaussianPredictive(**{**self.tensors(), "spread": self.spread + spread})
+        made = GaussianPredictive(**{**self.tensors(), "spread": self.spread + spread})
+        made.weights = self.weights
+        return made
 
     @cached_property
     def aleatoric(self) -> Tensor:
         """Mean over the draws of the variance of the noise."""
-        return self.noise.square().mean(0)
+        return self.average(self.noise.square())
 
     @cached_property
     def epistemic(self) -> Tensor:
         """Variance of the means over the draws, and in them."""
-        return self.means.var(0, correction=0) + self.spread.mean(0)
+        return self.variance_over_draws(self.means) + self.average(self.spread)
 
     @property
     def component_means(self) -> Tensor:
@@ -241,11 +256,28 @@ class GaussianPredictive(OrderedPredictive):
     @cached_property
     @torch.no_grad()
     def _entropies(self) -> tuple[Tensor, Tensor]:
-        return mixture_entropy(self.means, self.scales), gaussian_entropy(self.noise).mean(0)
+        within = self.average(gaussian_entropy(self.noise))
+        return mixture_entropy(self.means, self.scales, self.weights), within
 
     def crps(self, targets: Tensor) -> Tensor:
         """Continuous ranked probability score for each output, in closed form; 0 is best."""
-        return mixture_crps(self.align(targets), self.means, self.scales)
+        relative = None if self.weights is None else self.draws * self.weights
+        return mixture_crps(self.align(targets), self.means, self.scales, relative)
+
+    def alike(self, predictives: Sequence[Predictive]) -> Sequence[Any]:
+        """Without the outputs, where those of networks are of other kinds."""
+        given = [one for one in predictives if isinstance(one, GaussianPredictive)]
+        same = len({one.outputs.shape[2:] for one in given}) == 1
+        if same or len(given) < len(predictives):
+            return predictives
+        return [one._without_outputs() for one in given]
+
+    def _without_outputs(self) -> GaussianPredictive:
+        made = GaussianPredictive(
+            self.means, self.noise, spread=self.spread if self._is_wide else None
+        )
+        made.weights = self.weights
+        return made
 
 
 class Gaussian(Likelihood):

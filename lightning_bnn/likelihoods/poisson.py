@@ -27,6 +27,7 @@ from lightning_bnn.likelihoods.base import Likelihood, single_columns
 from lightning_bnn.likelihoods.gaussian import BUDGET, expected_distance
 from lightning_bnn.mixtures import (
     OrderedPredictive,
+    along_draws,
     at_least_float32,
     full_precision,
     reshape_targets,
@@ -52,23 +53,25 @@ def support_length(largest: float) -> float:
     return largest + math.sqrt(80 * largest) + 27
 
 
-def poisson_crps(values: Tensor, rates: Tensor) -> Tensor:
+def poisson_crps(values: Tensor, rates: Tensor, weights: Tensor | None = None) -> Tensor:
     """Ranked probability score of ``values`` of shape E under the mixture over axis 0 of rates.
 
-    It is not finite where a rate is not; the other entries stay right.
+    It is not finite where a rate is not; the other entries stay right. ``weights`` are relative
+    ones, (S,), of the mean 1; None: all the same.
     """
+    weights = along_draws(torch.ones(len(rates)) if weights is None else weights, rates)
     whole = values.floor()
     log_prob = torch.xlogy(whole, rates) - rates - torch.lgamma(whole + 1)
     up_to = poisson_cdf(whole, rates)
     to_value = 2 * (values - rates) * up_to + 2 * rates * log_prob.exp() - (values - rates)
-    return to_value.mean(0) - _distance_between(rates) / 2
+    return (weights * to_value).mean(0) - _distance_between(rates, weights) / 2
 
 
-def _distance_between(rates: Tensor) -> Tensor:
+def _distance_between(rates: Tensor, weights: Tensor) -> Tensor:
     """E|X - X'| of two independent counts of the mixture."""
     large = rates > LARGEST_SUMMED
     small = torch.where(large, 0.0, rates)
-    number = (~large).sum(0)
+    number = torch.where(large, 0.0, weights).sum(0)
     longest = support_length(small.nan_to_num().max().item() if small.numel() else 0.0)
     support = torch.arange(math.ceil(longest) + 1, dtype=rates.dtype, device=rates.device)
     between, below = torch.zeros_like(rates[0]), torch.zeros_like(rates[0])
@@ -76,24 +79,27 @@ def _distance_between(rates: Tensor) -> Tensor:
     for counts in support.split(max(1, BUDGET // max(1, rates.numel()))):
         counts = counts.reshape(-1, *[1] * rates.ndim)
         log_prob = counts * log_small - small - torch.lgamma(counts + 1)
-        cdf = below + torch.where(large, 0.0, log_prob.exp()).sum(1).cumsum(0)
+        cdf = below + torch.where(large, 0.0, weights * log_prob.exp()).sum(1).cumsum(0)
         # Twice the sum of F (1 - F) over the counts is E|X - X'|; here F sums over the components.
         between += 2 * (cdf * (number - cdf)).sum(0)
         below = cdf[-1]
     if large.any():
-        between += _distance_with_large(rates, large)
+        between += _distance_with_large(rates, large, weights)
     return between / rates.shape[0] ** 2
 
 
-def _distance_with_large(rates: Tensor, large: Tensor) -> Tensor:
+def _distance_with_large(rates: Tensor, large: Tensor, weights: Tensor) -> Tensor:
     """Sum of E|X_s - X_t| over the pairs of which at least one rate is large."""
     total = torch.zeros_like(rates[0])
     step = max(1, BUDGET // max(1, rates.numel()))
-    for some, some_large in zip(rates.split(step), large.split(step), strict=True):
+    for some, some_large, some_weights in zip(
+        rates.split(step), large.split(step), weights.split(step), strict=True
+    ):
         difference, variance = some[:, None] - rates[None], some[:, None] + rates[None]
         square = difference.square() / variance
         correction = (1 + square) * (-square / 2).exp() / (variance * (32 * math.pi)).sqrt()
         distance = expected_distance(difference, variance) - correction
+        distance = distance * some_weights[:, None] * weights
         total += torch.where(some_large[:, None] | large[None], distance, 0.0).sum((0, 1))
     return total
 
@@ -158,7 +164,8 @@ class PoissonPredictive(OrderedPredictive):
         It is the continuous one, whose integral is a sum for counts.
         """
         values = full_precision(self.align(targets))
-        return poisson_crps(values, full_precision(self.rates)).to(self.rates.dtype)
+        relative = None if self.weights is None else self.draws * self.weights
+        return poisson_crps(values, full_precision(self.rates), relative).to(self.rates.dtype)
 
 
 class Poisson(Likelihood):

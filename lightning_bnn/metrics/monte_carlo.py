@@ -14,7 +14,8 @@ with other examples. Two things are not in it. The NLL of few draws is too large
 :math:`\frac1{2S}` times the mean relative variance of :math:`p_{is}` over draws: more draws make
 it better on average. And draws of a Markov chain that are correlated tell less than as many
 independent ones: their error is :math:`\sqrt{S / \mathrm{ESS}}` times this, with the effective
-sample size that :class:`~lightning_bnn.callbacks.ChainMonitor` shows.
+sample size that :class:`~lightning_bnn.callbacks.ChainMonitor` shows. Draws of unequal weights
+:math:`v_s` count as :math:`S v_s (g_s - 1)`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_bnn.errors import DataError
-from lightning_bnn.mixtures import Predictive, mixture_log_prob
+from lightning_bnn.mixtures import Predictive, along_draws, mixture_log_prob
 
 __all__ = ["MonteCarloStandardError"]
 
@@ -80,7 +81,9 @@ class MonteCarloStandardError(Metric):
                 f"{predictive.draws}, those before it had {self.draws}."
             )
         each, labelled = predictive.component_log_prob(targets), predictive.labelled(targets)
-        excess = (each - mixture_log_prob(each)).exp() - 1
+        excess = (each - mixture_log_prob(each, predictive.weights)).exp() - 1
+        if predictive.weights is not None:
+            excess = excess * along_draws(len(excess) * predictive.weights, excess)
         self.excess = self.excess + (excess if labelled is None else excess[:, labelled]).sum(1)
         self.count += len(predictive) if labelled is None else labelled.sum()
 

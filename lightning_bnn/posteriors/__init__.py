@@ -1,6 +1,7 @@
-"""Posteriors: what predicts; over weights: stored draws, Gaussians, mixtures of them; dropout."""
+"""Posteriors: what predicts; over weights: draws, Gaussians, mixtures; dropout; averages."""
 
-from lightning_bnn.posteriors.base import Posterior
+from lightning_bnn.posteriors.average import AveragePosterior
+from lightning_bnn.posteriors.base import Evidence, Posterior
 from lightning_bnn.posteriors.draws import DrawsPosterior
 from lightning_bnn.posteriors.dropout import DropoutPosterior, mc_dropout
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
@@ -17,9 +18,11 @@ from lightning_bnn.posteriors.weights import WeightPosterior
 from lightning_bnn.storage.stream import DrawStream
 
 __all__ = [
+    "AveragePosterior",
     "DrawStream",
     "DrawsPosterior",
     "DropoutPosterior",
+    "Evidence",
     "GaussianPosterior",
     "LaplacePosterior",
     "LinearPosterior",

@@ -10,10 +10,10 @@ weights of a network.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,53 @@ from lightning_bnn.predictive import Predictive
 from lightning_bnn.storage import store
 from lightning_bnn.storage.manifest import MANIFEST, Form, checked
 
-__all__ = ["Blobs", "Posterior", "likelihood_entry", "restore", "stored_blobs", "stored_entry"]
+__all__ = [
+    "Blobs", "Evidence", "Posterior", "likelihood_entry", "read_posterior", "restore",
+    "stored_blobs", "stored_entry",
+]  # fmt: skip
 
 Blobs = dict[str, Mapping[str, Tensor]]
+Nets = nn.Module | Sequence[nn.Module | None] | None
 
-_ENTRY = {"kind": str, "likelihood": {"name": str, "config": dict}}
+_ENTRY = {
+    "kind": str,
+    "likelihood": {"name": str, "config": dict},
+    "evidence?": {"value": float, "error": float, "method": str},
+}
 _TRIES = 20  # to read a posterior that is saved anew again and again
 # what constructors raise that are given tensors and options of different origin
 _MISFITS = (
     *(ArithmeticError, AttributeError, LookupError, RuntimeError),
     *(StopIteration, TypeError, ValueError),
 )
+
+
+class Evidence(NamedTuple):
+    """The logarithm of p(D), the probability of the training data under a model, in nats.
+
+    Attributes:
+        value: It, or an estimate.
+        error: The standard error of the estimate, of Monte Carlo and of discretisation; 0 of what
+            has none. That of an approximation (Laplace, a bound) is not in it.
+        method: How it was found. Of an ``"ELBO"`` the value is a lower bound.
+
+    Example:
+        >>> print(Evidence(-12.3456, 0.0789, "ELBO"))
+        at least -12.35 ± 0.08 (ELBO)
+    """
+
+    value: float
+    error: float = 0.0
+    method: str = "given"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it is a lower bound."""
+        return self.method == "ELBO"
+
+    def __str__(self) -> str:
+        error = f" ± {self.error:.2f}" if self.error else ""
+        return f"{'at least ' * self.is_bound}{self.value:.2f}{error} ({self.method})"
 
 
 class Posterior(ABC):
@@ -54,8 +90,12 @@ class Posterior(ABC):
         kind: Its name on the disk.
         form: What :meth:`entry` gives, as for :func:`lightning_bnn.storage.manifest.check_form`: a
             file may be somebody else's, and is checked before it is believed.
+        evidence: The log evidence of the model whose posterior it is, if it is known. It is saved,
+            and may be set, as after :func:`lightning_bnn.evidence.annealed_importance`. What is
+            made by :meth:`WeightPosterior.map` has none.
     """
 
+    evidence: Evidence | None = None
     kind: ClassVar[str]
     form: ClassVar[Form] = {}
     _kinds: ClassVar[dict[str, type[Posterior]]] = {}
@@ -148,7 +188,7 @@ class Posterior(ABC):
     def load(
         cls,
         directory: str | PathLike[str],
-        net: nn.Module | None = None,
+        net: Nets = None,
         likelihood: Likelihood | None = None,
     ) -> Self:
         """Read a posterior from a directory or an fsspec URL.
@@ -162,15 +202,16 @@ class Posterior(ABC):
                 only its structure and its frozen code matter, not its values. For a compact
                 posterior, also the network that it was pruned from, which is made smaller. Networks
                 of torch.nn's layers, of torchvision and of this package are made from the file.
+                For an average over models, one network that is of all of them, or a list of one
+                (or None) for each.
             likelihood: Needed only if the posterior was made with a likelihood of your own.
         """
         if likelihood is not None:
             check_likelihood(likelihood)
         for _ in range(_TRIES):
             stored = store.read(directory)
-            kind = _class_of(stored.kind)
             try:
-                posterior = kind.from_manifest(stored, net, likelihood)
+                posterior = read_posterior(stored, net, likelihood)
                 break
             except PosteriorFormatError as error:
                 # another save may have taken its place, and its blobs, while it was read
@@ -181,22 +222,30 @@ class Posterior(ABC):
             raise problem
         if not isinstance(posterior, cls):
             raise PosteriorFormatError(
-                f"The posterior in {directory} is a {kind.__name__}; expected a {cls.__name__}."
+                f"The posterior in {directory} is a {type(posterior).__name__}; expected a "
+                f"{cls.__name__}."
             )
         return posterior
 
     @classmethod
     def from_manifest(
-        cls, stored: store.Stored, net: nn.Module | None, likelihood: Likelihood | None
+        cls, stored: store.Stored, net: Any, likelihood: Likelihood | None
     ) -> Posterior:
         """The posterior of a manifest, as opposed to a component of it."""
         return restore(stored, stored.fields, net, likelihood, prefix="")
 
 
+def read_posterior(stored: store.Stored, net: Nets, likelihood: Likelihood | None) -> Posterior:
+    """The posterior of a manifest, whatever its kind."""
+    return _class_of(stored.kind).from_manifest(stored, net, likelihood)
+
+
 def stored_entry(posterior: Posterior) -> dict[str, Any]:
     """What a manifest says of a posterior, or of a component of a mixture."""
     common = {"kind": posterior.kind, "likelihood": likelihood_entry(posterior.likelihood)}
-    return {**common, **posterior.entry()}
+    evidence = posterior.evidence
+    known = {} if evidence is None else {"evidence": evidence._asdict()}
+    return {**common, **known, **posterior.entry()}
 
 
 def stored_blobs(posterior: Posterior) -> Blobs:
@@ -208,7 +257,7 @@ def stored_blobs(posterior: Posterior) -> Blobs:
 def restore(
     stored: store.Stored,
     entry: Mapping[str, Any],
-    net: nn.Module | None,
+    net: Nets,
     likelihood: Likelihood | None,
     prefix: str,
 ) -> Any:
@@ -227,7 +276,11 @@ def restore(
             "posterior was made."
         ) from error
     try:
-        return kind.from_stored(stored, entry, net, chosen, prefix)
+        made = kind.from_stored(stored, entry, net, chosen, prefix)
+        if "evidence" in entry:
+            known = entry["evidence"]
+            made.evidence = Evidence(float(known["value"]), float(known["error"]), known["method"])
+        return made
     except LightningBNNError:
         raise
     except _MISFITS as error:

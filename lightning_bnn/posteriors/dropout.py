@@ -298,9 +298,7 @@ class DropoutPosterior(Posterior):
         return network_fields(self.net)
 
     @classmethod
-    def from_manifest(
-        cls, stored: Stored, net: nn.Module | None, likelihood: Likelihood | None
-    ) -> Posterior:
+    def from_manifest(cls, stored: Stored, net: Any, likelihood: Likelihood | None) -> Posterior:
         """The posterior of a manifest, if the network is one of the same names and shapes."""
         return super().from_manifest(stored, stored_network(stored, net), likelihood)
 

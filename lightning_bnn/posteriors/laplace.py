@@ -38,7 +38,7 @@ from lightning_bnn.exchange import exclusive
 from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
-from lightning_bnn.posteriors.base import Blobs
+from lightning_bnn.posteriors.base import Blobs, Evidence
 from lightning_bnn.posteriors.moments import Moments, at_least_float32
 from lightning_bnn.posteriors.weights import (
     CHUNK,
@@ -87,7 +87,6 @@ class LaplacePosterior(WeightPosterior):
     form: ClassVar[Form] = {
         "structure": str,
         "predictive": str,
-        "log_evidence": float | None,
         "layout": [(str, SHAPE)],
     }
 
@@ -106,7 +105,8 @@ class LaplacePosterior(WeightPosterior):
         super().__init__(net, likelihood, mean, fixed)
         check_option("predictive", predictive, ("linearised", "draws"))
         self.predictive: PredictiveKind = predictive
-        self.log_evidence = log_evidence
+        if log_evidence is not None:
+            self.evidence = Evidence(log_evidence, 0.0, "Laplace")
         self.covariance = covariance
         self._layout = FlatLayout(mean)
         self._mean = self._layout.flatten(mean)
@@ -126,6 +126,11 @@ class LaplacePosterior(WeightPosterior):
     def device(self) -> torch.device:
         """Where the posterior lies."""
         return self._mean.device
+
+    @property
+    def log_evidence(self) -> float | None:
+        """Log p(D) of the approximation, in nats, if it is known."""
+        return None if self.evidence is None else self.evidence.value
 
     def facts(self) -> list[str]:
         """The network, what is inferred of it, and the structure of the covariance."""
@@ -187,8 +192,7 @@ class LaplacePosterior(WeightPosterior):
             self.covariance.copy(),
             changed(change, self.fixed),
             self.predictive,
-            self.log_evidence,
-            changed(change, self._layout.views(index)),
+            index=changed(change, self._layout.views(index)),
         )
         return made.made_from(self, net)
 
@@ -255,12 +259,11 @@ class LaplacePosterior(WeightPosterior):
     # ---------------------------------------------------------------- saving, loading
 
     def entry(self) -> dict[str, Any]:
-        """The structure, how it predicts, its evidence, and the layout of the covariance."""
+        """The structure, how it predicts, and the layout of the covariance."""
         layout = self.covariance.layout
         return {
             "structure": self.covariance.structure,
             "predictive": self.predictive,
-            "log_evidence": self.log_evidence,
             "layout": [[n, [*shape]] for n, shape in zip(layout.names, layout.shapes, strict=True)],
         }
 
@@ -286,8 +289,7 @@ class LaplacePosterior(WeightPosterior):
         covariance = Covariance.kinds[entry["structure"]](FlatLayout(shapes), tensors)
         fixed, index = (stored.load_if_present(f"{prefix}{key}") for key in ("fixed", "index"))
         mean = stored.load(f"{prefix}mean")
-        options = {name: entry[name] for name in ("predictive", "log_evidence")}
-        return cls(net, likelihood, mean, covariance, fixed, index=index, **options)
+        return cls(net, likelihood, mean, covariance, fixed, entry["predictive"], index=index)
 
 
 def standard_points(count: int, axes: int, seed: int) -> Tensor:

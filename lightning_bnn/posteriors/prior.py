@@ -214,6 +214,12 @@ class PosteriorPrior(Normal):
         distance, ratio = (mean - loc) / scale, sd / scale
         return 0.5 * (distance.square().sum() + ratio.square().sum()) + self._constant(scale)
 
+    def sample(
+        self, shape: Sequence[int], loc: Any, scale: Any, generator: torch.Generator
+    ) -> Tensor:
+        """Draws of each weight by itself, in float64."""
+        return Normal().sample(shape, loc, scale, generator)
+
     def _constant(self, scale: Tensor) -> Tensor:
         return scale.log().sum() + 0.5 * scale.numel() * math.log(2 * math.pi)
 

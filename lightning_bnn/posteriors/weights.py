@@ -335,9 +335,7 @@ class WeightPosterior(Posterior):
         return fields
 
     @classmethod
-    def from_manifest(
-        cls, stored: Stored, net: nn.Module | None, likelihood: Likelihood | None
-    ) -> Posterior:
+    def from_manifest(cls, stored: Stored, net: Any, likelihood: Likelihood | None) -> Posterior:
         """The posterior of a manifest, if the network is one of the same names and shapes."""
         net = stored_network(stored, net)
         posterior = super().from_manifest(stored, net, likelihood)
@@ -352,7 +350,7 @@ def network_fields(net: nn.Module) -> dict[str, Any]:
     return {"network": describe(net), **({} if made is None else {"recipe": made})}
 
 
-def stored_network(stored: Stored, net: nn.Module | None) -> nn.Module:
+def stored_network(stored: Stored, net: Any) -> nn.Module:
     """The network of a manifest: the given one if it is of the same names and shapes, or made anew.
 
     Args:

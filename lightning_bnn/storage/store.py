@@ -405,6 +405,15 @@ class Stored:
             for tensor in entry["tensors"].values()
         )
 
+    def part(self, prefix: str, kind: str, fields: dict[str, Any]) -> Stored:
+        """The blobs whose names begin with ``prefix``, without it, as if saved by themselves."""
+        own = [
+            {**entry, "name": name.removeprefix(prefix)}
+            for name, entry in self._entries.items()
+            if name.startswith(prefix)
+        ]
+        return Stored(self.files, {"kind": kind, "fields": fields, "blobs": own}, self._data)
+
     def is_replaced(self) -> bool:
         """Whether another manifest has taken the place of this one, or it was removed."""
         return self.files.get(MANIFEST, LIMIT + 1) != self._data

@@ -93,6 +93,7 @@ class IVONBNN(VariationalBNN):
             constant rate; or what makes a learning-rate scheduler from the optimizer.
         scheduler_interval: Whether a scheduler of your own steps each ``"epoch"`` or ``"step"``.
         predict_draws: Draws of the posterior in validation, test and prediction; None: 32.
+        evidence_draws: As for ``VariationalBNN``.
         seed: Seed of the noise; by default ``seed_everything`` decides it.
         **data: ``split``, ``output`` and ``monitor`` (see :class:`DataOptions`).
 
@@ -129,6 +130,7 @@ class IVONBNN(VariationalBNN):
         scheduler: NamedSchedule | SchedulerFactory | None = "auto",
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         predict_draws: int | None = None,
+        evidence_draws: int = 0,
         seed: int | None = None,
         **data: Unpack[DataOptions],
     ) -> None:
@@ -150,6 +152,7 @@ class IVONBNN(VariationalBNN):
             scheduler=scheduler,
             scheduler_interval=scheduler_interval,
             predict_draws=predict_draws,
+            evidence_draws=evidence_draws,
             seed=seed,
             **data,
         )

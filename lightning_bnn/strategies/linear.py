@@ -41,7 +41,7 @@ from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.nets import Polynomial
 from lightning_bnn.network import network_tensors
-from lightning_bnn.posteriors import LinearPosterior, PosteriorPrior, WeightPosterior
+from lightning_bnn.posteriors import Evidence, LinearPosterior, PosteriorPrior, WeightPosterior
 from lightning_bnn.posteriors.prior import starting_network
 from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import BoundPrior, Learned, Normal
@@ -428,7 +428,10 @@ class BayesianLinear(Strategy):
         matched = "jdr,rj->rjd" if basis.dim() == 3 else "dr,rj->rjd"
         deviations = torch.einsum(matched, basis, sd)
         fixed = {k: v for k, v in network_tensors(self.net).items() if k not in mean}
-        return LinearPosterior(self.net, self.likelihood, mean, self._by_name(deviations), fixed)
+        made = LinearPosterior(self.net, self.likelihood, mean, self._by_name(deviations), fixed)
+        if self.finished:
+            made.evidence = Evidence(self.log_evidence(), 0.0, "closed form")
+        return made
 
     def _predict(self, inputs: Any) -> Predictive:
         """In closed form, unless a number of draws is given."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -45,7 +45,7 @@ from lightning_bnn.lightning import (
 )
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import checked_masks, network_tensors
-from lightning_bnn.posteriors import WeightPosterior
+from lightning_bnn.posteriors import Evidence, WeightPosterior
 from lightning_bnn.posteriors.prior import GivenPrior, chosen_prior, starting_network
 from lightning_bnn.priors import BoundPrior
 from lightning_bnn.random import NoiseGenerator, member_seed
@@ -101,6 +101,8 @@ class VariationalBNN(Strategy):
             optimizer (see :class:`~lightning_bnn.strategies.base.Strategy`).
         scheduler_interval: Whether a scheduler of your own steps each ``"epoch"`` or ``"step"``.
         predict_draws: Draws of the posterior in validation, test and prediction; None: 32.
+        evidence_draws: Draws for a bound of the log evidence, one pass over the training data at
+            the end of a fit, which the posterior keeps (see :meth:`evidence_bound`); 0: none.
         seed: Seed of the noise; by default ``seed_everything`` decides it.
         **data: ``split``, ``output`` and ``monitor`` (see :class:`DataOptions`).
 
@@ -132,6 +134,7 @@ class VariationalBNN(Strategy):
         scheduler: NamedSchedule | SchedulerFactory | None = "auto",
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         predict_draws: int | None = None,
+        evidence_draws: int = 0,
         seed: int | None = None,
         **data: Unpack[DataOptions],
     ) -> None:
@@ -157,6 +160,13 @@ class VariationalBNN(Strategy):
         self.estimator = estimator
         self.train_draws = check_whole("draws", draws, 1)
         self.kl_warmup = check_whole("kl_warmup", kl_warmup, 0)
+        self.evidence_draws = check_whole("evidence_draws", evidence_draws, 0)
+        if evidence_draws and (evidence_draws == 1 or temperature != 1):
+            raise ConfigurationError(
+                "The bound of the evidence is that of the Bayes posterior, temperature=1, and its "
+                f"error needs evidence_draws= of at least 2; got temperature={temperature!r} and "
+                f"evidence_draws={evidence_draws}."
+            )
         trainable = trainable_names(self.net)
         prior = chosen_prior(prior, trainable)
         own = dict(self.net.named_parameters())
@@ -369,7 +379,17 @@ class VariationalBNN(Strategy):
         own = {**network_tensors(self.net), **self._zeroed()}
         bayesian = set(self.family.layout.names)
         fixed = {name: tensor for name, tensor in own.items() if name not in bayesian}
-        return self.family.posterior(self.net, self.likelihood, fixed)
+        made = self.family.posterior(self.net, self.likelihood, fixed)
+        known = self.finished.get("bound_of")
+        if known is not None and torch.allclose(known, self._fingerprint(), rtol=1e-9, atol=0):
+            value, error = self.finished["bound"].tolist()
+            made.evidence = Evidence(value, error, "ELBO")
+        return made
+
+    def _fingerprint(self) -> Tensor:
+        """Sums over q and the network, which change as soon as these do."""
+        tensors = [*self.family.parameters(), *network_tensors(self.net).values()]
+        return torch.stack([tensor.detach().double().abs().sum().cpu() for tensor in tensors])
 
     holder = "family"
 
@@ -428,11 +448,42 @@ class VariationalBNN(Strategy):
             batch: All N training examples.
             draws: Draws of the weights over which the likelihood is averaged.
         """
-        inputs, targets = self.split(batch)
-        outputs = self.posterior().predict(inputs, draws).outputs
-        log_likelihood = torch.stack(
-            [self.likelihood.log_prob(one, targets).sum() for one in outputs]
-        ).mean()
+        log_likelihood, kl = self._bound([batch], draws)
+        return log_likelihood.mean() - kl.mean()
+
+    @torch.no_grad()
+    def evidence_bound(self, batches: Iterable[Any], draws: int = 32) -> Evidence:
+        """The ELBO, a lower bound of the log evidence, with its Monte Carlo error.
+
+        It lies below by KL(q‖posterior), which is no part of the error. Point estimates, and what
+        a likelihood has learned, are taken as given.
+
+        Args:
+            batches: All N training examples, such as a loader that leaves none out.
+            draws: Draws of the weights over which the likelihood is averaged, at least 2.
+        """
+        return _evidence(*self._bound(batches, check_whole("draws", draws, 2)))
+
+    def _must_finish(self) -> bool:
+        return self.evidence_draws > 0 and super()._must_finish()
+
+    @torch.no_grad()
+    def finish(self, batches: Iterable[Any]) -> dict[str, Tensor]:
+        """Bound the evidence, with the shares of all processes."""
+        log_likelihood, kl = self._bound(batches, self.evidence_draws)
+        if self.trainer.world_size > 1:
+            log_likelihood = self.trainer.strategy.reduce(log_likelihood, reduce_op="sum")
+        value, error, _ = _evidence(log_likelihood, kl)
+        bound = torch.tensor([value, error], dtype=torch.float64)
+        return {"bound": bound, "bound_of": self._fingerprint()}
+
+    def _bound(self, batches: Iterable[Any], draws: int) -> tuple[Tensor, Tensor]:
+        """The log likelihood of the data by draw, and estimates of the KL, each (draws,)."""
+        posterior, log_likelihood = self.posterior(), torch.zeros(())
+        for inputs, targets in map(self.split, batches):
+            outputs = posterior.predict(inputs, draws).outputs
+            each = [self.likelihood.log_prob(one, targets).sum() for one in outputs]
+            log_likelihood = log_likelihood.to(outputs.device) + torch.stack(each).double()
         mean, noise = self.family.mean, NoiseGenerator(seed=0)
         power, self.prior.power = self.prior.power, 1.0  # the evidence is that of the prior itself
         kl = torch.stack(
@@ -440,9 +491,9 @@ class VariationalBNN(Strategy):
                 self.family.kl(self.family.rsample(noise.stream.fill_(empty)), self.prior)
                 for empty in [mean.new_empty(self.family.noise_size) for _ in range(draws)]
             ]
-        ).mean()
+        )
         self.prior.power = power
-        return log_likelihood - kl
+        return log_likelihood, kl.double()
 
     # ---------------------------------------------------------------- pruning
 
@@ -647,6 +698,12 @@ def refuse_averaging(trainer: pl.Trainer) -> None:
                 f"{name} out of this fit; to average as well, do so in a fit that begins after "
                 "the last pruning, with use_buffers=False."
             )
+
+
+def _evidence(log_likelihood: Tensor, kl: Tensor) -> Evidence:
+    """The bound from independent draws of both of its parts."""
+    variance = (log_likelihood.var() + kl.to(log_likelihood).var()) / len(kl)
+    return Evidence(float(log_likelihood.mean() - kl.mean()), float(variance.sqrt()), "ELBO")
 
 
 def _mean(values: list[Tensor]) -> Tensor:

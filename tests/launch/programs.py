@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_bnn import SGMCMC, DeepEnsemble, VariationalBNN
+from lightning_bnn import SGMCMC, DeepEnsemble, MCDropoutBNN, VariationalBNN
 from lightning_bnn.launch import unit_seed
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import Posterior
@@ -51,6 +51,10 @@ def make_chains(members: list[int], seed: int) -> SGMCMC:
 
 def make_variational() -> VariationalBNN:
     return VariationalBNN(make_net(), Gaussian(0.1), Normal(0.0, 1.0))
+
+
+def make_dropout() -> MCDropoutBNN:
+    return MCDropoutBNN(make_net(), Gaussian(0.1), rate=0.2)
 
 
 class Slowly(pl.Callback):

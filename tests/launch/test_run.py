@@ -10,7 +10,7 @@ import pytest
 import torch
 from pytorch_lightning.callbacks import RichProgressBar
 
-from lightning_bnn import MixturePosterior, Posterior
+from lightning_bnn import AveragePosterior, MixturePosterior, Posterior
 from lightning_bnn.callbacks import SampleCollector, SWAGMoments
 from lightning_bnn.errors import ConfigurationError, LaunchError
 from lightning_bnn.launch import launch, load_run
@@ -22,6 +22,7 @@ from tests.launch.programs import (
     fit_by_hand,
     make_chains,
     make_data,
+    make_dropout,
     make_ensemble,
     make_net,
     make_variational,
@@ -82,6 +83,27 @@ def test_restarts_of_a_strategy_without_numbers_and_swag(tmp_path: Path) -> None
     assert torch.equal(second.mean["0.weight"], by_hand.mean["0.weight"])  # type: ignore[attr-defined]
     swag = run.posterior(kind="swag")
     assert all(isinstance(part, LowRankPosterior) for part in swag.components)
+
+
+def test_members_without_a_posterior_over_weights_are_averaged(tmp_path: Path) -> None:
+    run = launch(
+        make_dropout, make_data, 2, storage=tmp_path, trainer=TRAINER, backend=Threads(), seed=0
+    )
+    run.wait()
+    posterior = run.posterior()
+    assert isinstance(posterior, AveragePosterior)
+    assert posterior.weights == [0.5, 0.5]
+    inputs = torch.randn(5, 2)
+    by_hand = AveragePosterior(
+        [fit_by_hand(make_dropout, member, max_epochs=3) for member in (0, 1)]
+    )
+    assert torch.equal(posterior.predict(inputs).outputs, by_hand.predict(inputs).outputs)
+    assert len(posterior.predict(inputs, draws=6).outputs) == 6
+    # it is a posterior as all others: read from the run, and saved by itself
+    stored = load_run(tmp_path).posterior(make_net())
+    stored.save(tmp_path / "saved")
+    loaded = Posterior.load(tmp_path / "saved")
+    assert torch.equal(loaded.predict(inputs).outputs, posterior.predict(inputs).outputs)
 
 
 def test_a_stack_gives_every_member_the_same_weight(tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_kinds_are_known_by_their_names(tmp_path):
     make(nn.Linear(2, 1)).save(tmp_path)
     assert type(Posterior.load(tmp_path, nn.Linear(2, 1))) is GaussianPosterior
     store.write(tmp_path, kind="flow", blobs={}, fields={})
-    known = r"\['draws', 'dropout', 'gaussian', 'laplace', 'linear', 'low_rank'"
+    known = r"\['average', 'draws', 'dropout', 'gaussian', 'laplace', 'linear', 'low_rank'"
     with pytest.raises(PosteriorFormatError, match=f"kind 'flow'; this version knows {known}"):
         Posterior.load(tmp_path, network())
 

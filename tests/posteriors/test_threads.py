@@ -13,7 +13,13 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from lightning_bnn import GaussianPosterior, Posterior, WeightPosterior, mc_dropout
+from lightning_bnn import (
+    AveragePosterior,
+    GaussianPosterior,
+    Posterior,
+    WeightPosterior,
+    mc_dropout,
+)
 from lightning_bnn.exchange import call_with
 from lightning_bnn.likelihoods import Categorical
 from tests.nets import SequenceLSTM, SequenceTransformer, make_data
@@ -75,6 +81,10 @@ CASES: dict[str, tuple[Callable[[], Posterior], Any]] = {
     "dropout": (
         lambda: mc_dropout(nn.Sequential(nn.Dropout2d(0.5), conv_net()), Categorical()),
         make_data("resnet", "regression").tensors[0],
+    ),
+    "average": (
+        lambda: AveragePosterior([KINDS["gaussian"](), KINDS["linear"](), KINDS["draws"]()]),
+        INPUTS,
     ),
     "transformer": (
         lambda: gaussian(SequenceTransformer(3)), make_data("lstm", "regression").tensors[0]

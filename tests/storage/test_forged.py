@@ -34,8 +34,10 @@ from lightning_bnn.launch import load_run
 from lightning_bnn.launch.records import RunRecords
 from lightning_bnn.likelihoods import Gaussian
 from lightning_bnn.posteriors import (
+    AveragePosterior,
     DrawsPosterior,
     DropoutPosterior,
+    Evidence,
     GaussianPosterior,
     LowRankPosterior,
     MixturePosterior,
@@ -79,6 +81,12 @@ def dropout() -> DropoutPosterior:
     return DropoutPosterior(net(), Gaussian(0.1), inserted_layers(net(), None, 0.2))
 
 
+def average() -> AveragePosterior:
+    made = AveragePosterior([gaussian(), dropout()], [0.25, 0.75])
+    made.components[0].evidence = Evidence(-1.5, 0.1, "AIS")
+    return made
+
+
 def compact() -> GaussianPosterior:
     posterior = gaussian()
     larger = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1))
@@ -92,6 +100,7 @@ SAVED: dict[str, Callable[[], Posterior]] = {
     "draws": draws,
     "compact": compact,
     "dropout": dropout,
+    "average": average,
     "mixture": lambda: MixturePosterior([gaussian(), MixturePosterior([draws(), low_rank()])]),
 }
 

@@ -66,6 +66,13 @@ def main(directory: Path) -> None:
     found["log_evidence"] = linear.log_evidence()
     weights["linear"] = linear.state_dict()
 
+    net = nn.Linear(4, rows.tensors[1].shape[1])
+    bounded = VariationalBNN(net, Gaussian(0.5), Normal(), evidence_draws=8)
+    trainer = quiet_trainer(max_epochs=2, **ddp)
+    trainer.fit(bounded, DataLoader(rows, batch_size=5))
+    found["bound"] = bounded.posterior().evidence
+    found["bound_alone"] = bounded.evidence_bound([rows.tensors], draws=8)
+
     subset = DataLoader(data, batch_size=4, sampler=SubsetRandomSampler(range(20)))
     trainer = quiet_trainer(max_epochs=1, **ddp)
     bnn = make_bnn()

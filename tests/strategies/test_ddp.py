@@ -75,3 +75,10 @@ def test_sums_over_ranks_are_those_of_all_data(ranks: Any) -> None:
         assert found["log_evidence"] == pytest.approx(alone.log_evidence(), rel=1e-6)
         for name in ("net.weight", "net.bias"):
             torch.testing.assert_close(weights["linear"][name], alone.state_dict()[name])
+
+
+def test_the_bound_of_the_evidence_is_of_all_data(ranks: Any) -> None:
+    (_, first), (_, second) = ranks
+    assert first["bound"] == second["bound"]
+    assert first["bound"][:2] == pytest.approx(first["bound_alone"][:2], rel=1e-5)
+    assert first["bound"][2] == "ELBO"

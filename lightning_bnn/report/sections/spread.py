@@ -61,7 +61,7 @@ class Spread(Section):
             torch.from_numpy(rows.columns["target"][chosen]),
             drawn.mean,
             *drawn.interval(FIT_LEVEL),
-            *drawn.component_means.quantile(tails, dim=0),
+            *_quantiles_of_draws(drawn, tails),
         )
         kept = {name: each.reshape(-1).numpy() for name, each in zip(FIT, columns, strict=True)}
         self.fit.add(rows.example[chosen], rows.position[chosen], kept)
@@ -97,6 +97,17 @@ class Spread(Section):
         yield _variance(block)
         if block["fit"] is not None:
             yield _fit(block["fit"], block["draws"] == 1)
+
+
+def _quantiles_of_draws(drawn: Any, tails: Tensor) -> Tensor:
+    """Of the means over the draws, which need not weigh the same."""
+    means = drawn.component_means
+    if drawn.weights is None:
+        return means.quantile(tails, dim=0)
+    sorted_means, order = means.sort(0)
+    below = drawn.weights.to(means.device)[order].cumsum(0)
+    places = [(below < tail).sum(0).clamp(max=len(means) - 1) for tail in tails]
+    return torch.stack([sorted_means.gather(0, place[None])[0] for place in places])
 
 
 def _short(values: Array) -> list[float]:
