@@ -150,6 +150,7 @@ OF_WRITERS = {
     "from_stored", "from_manifest", "from_stream", "from_collected", "made_from", "number_of",
     "entry", "blobs", "manifest_fields", "outputs", "map", "tensors", "draws", "align",
     "from_tensors", "from_covariance", "covariance_of", "average", "variance_over_draws", "alike",
+    "widened",
 }  # fmt: skip
 
 WRONG: list[Any] = [
