@@ -36,7 +36,7 @@ from torchvision.ops import StochasticDepth
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import copy_network
-from lightning_bnn.selection import Choice, choose
+from lightning_bnn.selection import Choice, choose, trainable_names
 from lightning_bnn.stacked import call_network
 
 __all__ = [
@@ -193,7 +193,7 @@ def own_layers(net: nn.Module) -> list[DropoutLayer]:
 def inserted_layers(
     net: nn.Module, choice: Choice, rate: float, noise: Noise = "bernoulli"
 ) -> list[DropoutLayer]:
-    """Dropout before layers with weights: Linear, Conv and ConvTranspose.
+    """Dropout before layers with weights that are trained: Linear, Conv and ConvTranspose.
 
     Args:
         net: The network.
@@ -209,7 +209,8 @@ def inserted_layers(
         >>> [layer.name for layer in inserted_layers(net, "*.weight", 0.1)]
         ['0', '2']
     """
-    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    trainable = trainable_names(net)  # a frozen layer is no part of what is inferred
+    names = {id(net.get_parameter(name)): name for name in trainable}
     found: dict[str, DropoutLayer] = {}
     for name, module in net.named_modules():
         weight = names.get(id(getattr(module, "weight", None)))
@@ -223,7 +224,7 @@ def inserted_layers(
     if not found:
         raise ConfigurationError(
             f"{type(net).__name__} has no layer before which dropout can be inserted: no Linear, "
-            "Conv or ConvTranspose that it calls. Put nn.Dropout layers into the network."
+            "Conv or ConvTranspose that it calls and that is trained. Put nn.Dropout layers into the network."
         )
     if choice is not None:
         weights = [str(layer.weight) for layer in found.values()]

@@ -11,6 +11,7 @@ from lightning_bnn import MCDropoutBNN, mc_dropout
 from lightning_bnn.dropout import input_features, inserted_layers
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Categorical
+from lightning_bnn.priors import Normal
 from lightning_bnn.strategies.dropout import Kind
 
 
@@ -45,6 +46,24 @@ class WithToken(nn.Module):
 
 def test_the_first_layer_is_the_one_that_sees_the_data() -> None:
     assert [layer.name for layer in inserted_layers(WithToken(), None, 0.1)] == ["head"]
+
+
+@pytest.mark.parametrize("kind", ["bernoulli", "concrete"])
+def test_a_frozen_layer_has_no_dropout_and_needs_no_prior(kind: Kind) -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].requires_grad_(False)
+    prior = {"0.*": Normal(), "2.*": Normal()}
+    bnn = MCDropoutBNN(net, Categorical(), prior, kind=kind, num_data=8)
+    assert bnn.inferred == ["2.weight"]
+    bnn.loss((torch.ones(8, 2), torch.zeros(8, dtype=torch.int64))).backward()
+
+
+def test_one_weight_of_two_layers_has_one_rate() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    net[2].weight = net[1].weight
+    assert MCDropoutBNN(net, Categorical()).rates == {"1": 0.1, "2": 0.1}
+    with pytest.raises(ConfigurationError, match="'1' and '2' have the same weight '1.weight'"):
+        MCDropoutBNN(net, Categorical(), kind="concrete")
 
 
 class Attention(nn.Module):

@@ -175,7 +175,7 @@ class MCDropoutBNN(Strategy):
         self.target = Target(self.likelihood, self.prior, num_data, point_prior=self.point_prior)
         logits = torch.tensor([math.log(each.rate / (1 - each.rate)) for each in self.layers])
         if kind == "concrete":
-            self._check_gaussian()
+            self._check_concrete()
             self.logits: Tensor = nn.Parameter(logits)
         else:
             self.register_buffer("logits", logits, persistent=False)
@@ -192,8 +192,15 @@ class MCDropoutBNN(Strategy):
             parts.append(first + input_features(modules[name]).flatten())
         return torch.cat(parts)
 
-    def _check_gaussian(self) -> None:
-        """Raise unless the part of the prior that depends on rates is in closed form."""
+    def _check_concrete(self) -> None:
+        """Raise unless the part of the bound that depends on rates is in closed form."""
+        owners: dict[str | None, str] = {}
+        for layer in self.layers:
+            if (other := owners.setdefault(layer.weight, layer.name)) != layer.name:
+                raise ConfigurationError(
+                    f"{other!r} and {layer.name!r} have the same weight {layer.weight!r}, which "
+                    "would have two rates. Pass layers= without it, or kind='bernoulli'."
+                )
         for *_, density, _, _ in self.prior.segments() if self.prior is not None else ():
             if not isinstance(density, Normal):
                 raise ConfigurationError(
