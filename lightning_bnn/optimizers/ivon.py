@@ -318,6 +318,7 @@ class IVON(Optimizer):
                 "Build it on the same network; with 0, it was saved by another optimizer."
             )
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "ivon"})
+        self._take_weights()  # in a precision that they were converted to
         self._family.rho.copy_(own["rho"])
         self._momentum.copy_(own["momentum"])
         self._steps = own["steps"]

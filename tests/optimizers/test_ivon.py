@@ -106,8 +106,12 @@ def test_its_fixed_point_is_the_mean_field_of_linear_regression() -> None:
     assert np.abs(variance * exact - 1).max() < 0.02
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_resumes_to_the_last_bit(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "made_in"),
+    [(torch.float32,) * 2, (torch.float64,) * 2, (torch.float64, torch.float32)],
+)
+def test_it_resumes_to_the_last_bit(dtype: torch.dtype, made_in: torch.dtype) -> None:
+    """Also where a trainer converts the network after the optimizer was made."""
     net = network(dtype)
     optimizer = IVON(net.parameters(), **OPTIONS)
     train(net, optimizer, 3)
@@ -116,8 +120,9 @@ def test_it_resumes_to_the_last_bit(dtype: torch.dtype) -> None:
     train(net, optimizer, 4)
     file.seek(0)
     weights, state = torch.load(file, weights_only=True)
-    other = network(dtype)
+    other = network(made_in)
     resumed = IVON(other.parameters(), **{**OPTIONS, "seed": 99, "lr": 0.9})
+    other.to(dtype)
     other.load_state_dict(weights)
     resumed.load_state_dict(state)
     train(other, resumed, 4)

@@ -417,5 +417,7 @@ def test_dropout_has_the_expected_energy_of_the_prior() -> None:
         if spread:  # each of three features is there, at 1/0.8, or not
             for feature in range(3):
                 step = weights.view(2, 3) * (torch.arange(3) == feature)
-                total += 0.5 * spread * float(step.flatten() @ prior.precision_matrix @ step.flatten())
+                total += (
+                    0.5 * spread * float(step.flatten() @ prior.precision_matrix @ step.flatten())
+                )
     assert bnn.kl().item() == pytest.approx(total, rel=1e-8)
