@@ -224,7 +224,8 @@ def inserted_layers(
     if not found:
         raise ConfigurationError(
             f"{type(net).__name__} has no layer before which dropout can be inserted: no Linear, "
-            "Conv or ConvTranspose that it calls and that is trained. Put nn.Dropout layers into the network."
+            "Conv or ConvTranspose that it calls and trains. Put nn.Dropout layers into the "
+            "network."
         )
     if choice is not None:
         weights = [str(layer.weight) for layer in found.values()]

@@ -62,7 +62,7 @@ def test_one_weight_of_two_layers_has_one_rate() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     net[2].weight = net[1].weight
     assert MCDropoutBNN(net, Categorical()).rates == {"1": 0.1, "2": 0.1}
-    with pytest.raises(ConfigurationError, match="'1' and '2' have the same weight '1.weight'"):
+    with pytest.raises(ConfigurationError, match="'1' and '2' have the same weight"):
         MCDropoutBNN(net, Categorical(), kind="concrete")
 
 

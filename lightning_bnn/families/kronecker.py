@@ -62,7 +62,7 @@ class Kronecker(GaussianFamily):
         sides = [n for shape in self.layout.shapes if len(shape) > 1 for n in matrix_shape(shape)]
         sides = [side for side in sides if side <= self.longest]
         check_room(
-            f"Kronecker(longest={self.longest}), with factors of up to {max(sides, default=0):,} rows,",
+            f"Kronecker(longest={self.longest}), of up to {max(sides, default=0):,} rows,",
             _COPIES * sum(side**2 for side in sides) * flat.element_size(), flat.device,
             "Pass a smaller longest=, or family=LowRank(10).",
         )  # fmt: skip

@@ -185,7 +185,9 @@ class IVON(Optimizer):
             if len(draws) > 1:
                 triples = zip(gradients, now, sums, strict=True)
                 each = [
-                    None if by is None or after is None else by * _ratio(after, before)
+                    None
+                    if by is None or after is None or before is None
+                    else by * torch.where(before == 0, 1, after / before)  # 1 if nothing was done
                     for by, after, before in triples
                 ]
             else:
@@ -323,8 +325,3 @@ class IVON(Optimizer):
         self._momentum.copy_(own["momentum"])
         self._steps = own["steps"]
         self._stream.load_state_dict(own["stream"])
-
-
-def _ratio(after: Tensor, before: Tensor) -> Tensor:
-    """By what each number was multiplied; 1 where it was 0."""
-    return torch.where(before == 0, 1, after / before)
