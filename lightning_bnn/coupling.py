@@ -61,6 +61,11 @@ class Coupling(nn.Module):
         some = centred[..., self.places].to(self.matrix.dtype)
         return 0.5 * (some * self._times(some)).sum(-1)
 
+    def quadratic_within(self, centred: Tensor, groups: Tensor) -> Tensor:
+        """The same of a flat w − m, (P,), with what B has between weights of one group, (P,)."""
+        some, of = centred[self.places].to(self.matrix.dtype), groups[self.places]
+        return 0.5 * (some @ (self.matrix * (of[:, None] == of)) @ some)
+
     def energy(self, centred: Tensor, power: float = 1.0) -> Tensor:
         """The whole term, of a density to a power that is normalised."""
         return power * self.quadratic(centred) + self.constant

@@ -36,7 +36,7 @@ from torchvision.ops import StochasticDepth
 
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.network import copy_network
-from lightning_bnn.selection import Choice, choose
+from lightning_bnn.selection import Choice, choose, trainable_names
 from lightning_bnn.stacked import call_network
 
 __all__ = [
@@ -49,6 +49,8 @@ __all__ = [
     "Place",
     "Places",
     "add_noise",
+    "check_called",
+    "input_features",
     "inserted_layers",
     "multiply",
     "noise_shape",
@@ -191,7 +193,7 @@ def own_layers(net: nn.Module) -> list[DropoutLayer]:
 def inserted_layers(
     net: nn.Module, choice: Choice, rate: float, noise: Noise = "bernoulli"
 ) -> list[DropoutLayer]:
-    """Dropout before layers with weights: Linear, Conv and ConvTranspose.
+    """Dropout before layers with weights that are trained: Linear, Conv and ConvTranspose.
 
     Args:
         net: The network.
@@ -207,7 +209,8 @@ def inserted_layers(
         >>> [layer.name for layer in inserted_layers(net, "*.weight", 0.1)]
         ['0', '2']
     """
-    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    trainable = trainable_names(net)  # a frozen layer is no part of what is inferred
+    names = {id(net.get_parameter(name)): name for name in trainable}
     found: dict[str, DropoutLayer] = {}
     for name, module in net.named_modules():
         weight = names.get(id(getattr(module, "weight", None)))
@@ -221,16 +224,42 @@ def inserted_layers(
     if not found:
         raise ConfigurationError(
             f"{type(net).__name__} has no layer before which dropout can be inserted: no Linear, "
-            "Conv or ConvTranspose that it calls. Put nn.Dropout layers into the network."
+            "Conv or ConvTranspose that it calls and trains. Put nn.Dropout layers into the "
+            "network."
         )
     if choice is not None:
         weights = [str(layer.weight) for layer in found.values()]
         chosen = choose(net, weights, choice, "dropped", "weight of a Linear or Conv layer")
         return [layer for layer in found.values() if layer.weight in chosen]
+    # a network may own a parameter beside its layers, such as a class token
     first = next(
-        name for name, module in net.named_modules() if list(module.parameters(recurse=False))
-    )
+        (
+            name for name, module in net.named_modules()
+            if list(module.parameters(recurse=False)) and not list(module.children())
+        ),
+        None,
+    )  # fmt: skip
     return [layer for name, layer in found.items() if name != first] or list(found.values())
+
+
+def input_features(module: nn.Module) -> Tensor:
+    """Which of its input features each weight of a layer multiplies, in the weight's shape.
+
+    Example:
+        >>> input_features(nn.Linear(3, 2))
+        tensor([[0, 1, 2],
+                [0, 1, 2]])
+        >>> input_features(nn.Conv1d(4, 2, kernel_size=1, groups=2)).flatten(1)
+        tensor([[0, 1],
+                [2, 3]])
+    """
+    layer: Any = module
+    shape = layer.weight.shape
+    features = torch.arange(getattr(layer, "in_features", getattr(layer, "in_channels", 0)))
+    if not getattr(layer, "transposed", False):  # else the first axis is that of the inputs
+        groups = getattr(layer, "groups", 1)
+        features = features.view(groups, -1).repeat_interleave(shape[0] // groups, 0)
+    return features.view(*features.shape, *[1] * (len(shape) - features.dim())).expand(shape)
 
 
 # ---------------------------------------------------------------- running with noise
@@ -338,6 +367,32 @@ def places_of(net: nn.Module, layers: Sequence[DropoutLayer], inputs: Any) -> Pl
         [_place(*shapes) for shapes in zip(few, more, strict=True)]
         for few, more in zip(*seen, strict=True)
     ]
+
+
+def check_called(net: nn.Module, layers: Sequence[DropoutLayer], places: Places) -> None:
+    """Raise if dropout that was inserted has no effect, or if none has.
+
+    A network may well have layers that it does not call, such as dropout of attention's weights,
+    whose rate is read.
+
+    Args:
+        net: The network.
+        layers: Its dropout layers.
+        places: What :func:`places_of` found.
+    """
+    unused = [layer for layer, seen in zip(layers, places, strict=True) if not seen]
+    if inserted := next((layer.name for layer in unused if layer.weight), None):
+        raise ConfigurationError(
+            f"{type(net).__name__} does not call {inserted!r}, so that dropout before it "
+            "has no effect. Pass layers=, the weights of layers that it calls, such as "
+            f"layers=['*.weight', '!{inserted}.weight']."
+        )
+    if unused and len(unused) == len(layers):
+        raise ConfigurationError(
+            f"{type(net).__name__} calls none of its dropout layers in evaluation mode, such as "
+            f"{unused[0].name!r}, so that all draws would be the same. Train it with "
+            "MCDropoutBNN(net, likelihood, layers='*.weight'), which inserts dropout."
+        )
 
 
 def _place(few: torch.Size, more: torch.Size) -> Place:

@@ -709,7 +709,9 @@ class BoundPrior(nn.Module):
             parts.append(self.coupling.energy(self._centred(mean, keep), self.power))
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
-    def correlation_energy(self, step: Tensor, keep: Tensor | None = None) -> Tensor | None:
+    def correlation_energy(
+        self, step: Tensor, keep: Tensor | None = None, groups: Tensor | None = None
+    ) -> Tensor | None:
         """What the prior's couplings add to E[−log p(w)] where weights of q are correlated.
 
         It is ½ tr(B Σ), Σ the covariance of q and B what couples weights, estimated without bias
@@ -718,10 +720,14 @@ class BoundPrior(nn.Module):
         Args:
             step: The draw less the mean of q.
             keep: Which weights count, a boolean vector; all by default.
+            groups: Where weights move in groups that are independent, the group of each: with the
+                standard deviations as the step it is exact.
         """
         if self.coupling is None:
             return None
         step = step if keep is None else step.masked_fill(~keep, 0)
+        if groups is not None:
+            return self.power * self.coupling.quadratic_within(step, groups)
         return self.power * self.coupling.quadratic(step)
 
     def _centred(self, weights: Tensor, keep: Tensor | None = None) -> Tensor:

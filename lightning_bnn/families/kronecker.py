@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_bnn.checks import check_whole
+from lightning_bnn.curvature.base import check_room
 from lightning_bnn.families.cholesky import CholeskyFactor
 from lightning_bnn.families.gaussian import GaussianFamily
 from lightning_bnn.likelihoods import Likelihood
@@ -33,6 +34,8 @@ from lightning_bnn.posteriors import MatrixNormalPosterior
 from lightning_bnn.posteriors.matrices import as_matrix, matrix_shape
 
 __all__ = ["Kronecker"]
+
+_COPIES = 2  # below the diagonal: the factor, its gradient and Adam's two moments, half of each
 
 
 class Kronecker(GaussianFamily):
@@ -56,6 +59,13 @@ class Kronecker(GaussianFamily):
 
     def setup(self, flat: Tensor, initial_scale: float) -> None:
         """Make μ and the factors of each tensor."""
+        sides = [n for shape in self.layout.shapes if len(shape) > 1 for n in matrix_shape(shape)]
+        sides = [side for side in sides if side <= self.longest]
+        check_room(
+            f"Kronecker(longest={self.longest}), of up to {max(sides, default=0):,} rows,",
+            _COPIES * sum(side**2 for side in sides) * flat.element_size(), flat.device,
+            "Pass a smaller longest=, or family=LowRank(10).",
+        )  # fmt: skip
         self.mean = nn.Parameter(flat.clone())
         self._first = initial_scale
         self.rows, self.columns = nn.ModuleList(), nn.ModuleList()

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.families.base import Family
 from lightning_bnn.families.mean_field import MeanField
 from lightning_bnn.priors import BoundPrior
@@ -81,6 +82,11 @@ class VariationalDropout(MeanField):
 
     def kl(self, draw: Tensor, prior: BoundPrior) -> Tensor:
         """The KL in nats from the prior without scale, summed over what is not pruned."""
+        if prior.power != 1:
+            raise ConfigurationError(
+                "The prior of VariationalDropout() has no scale, and none is left of it at another "
+                "power. Pass tempers='likelihood', or another family."
+            )
         log_alpha = self.log_alpha()
         return dropout_kl(log_alpha if self.keep is None else log_alpha[self.keep]).sum()
 

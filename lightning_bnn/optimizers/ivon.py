@@ -116,8 +116,9 @@ class IVON(Optimizer):
         self._prior = BoundPrior(Normal(0.0, prior_scale), nn.Module(), named)
         self._stream = NormalStream(seed)
         self._momentum = torch.zeros_like(self._family.mean)
-        self._draws, self._steps = 0, 0
-        self._open: list[Tensor] | None = None  # the last draw and its KL, until it is collected
+        self._steps = 0
+        # the draws since the last step: their values, the KL, and the gradients at them
+        self._open: list[tuple[list[Tensor], Tensor, list[Tensor | None]]] = []
         self._inside = False
         self._show(self._family.mean)
 
@@ -128,10 +129,10 @@ class IVON(Optimizer):
         """Within it, the weights are a draw: compute the loss and its gradient there."""
         if self._inside:
             raise ConfigurationError("sampled_params() is in use already: it gives one draw.")
-        self._collect()
+        self._set_aside()
         self._take_weights()
-        draw, kl = self._family.draw(0, self._stream, self._prior)
-        self._open, self._inside = [*draw.values(), kl], True
+        draw, kl = self._family.draw(len(self._open), self._stream, self._prior)
+        self._inside = True
         for weight, value in zip(self._weights, draw.values(), strict=True):
             weight.data = value.detach()
         try:
@@ -139,31 +140,80 @@ class IVON(Optimizer):
         finally:
             self._inside = False
             self._show(self._family.mean)
+            gradients = [weight.grad for weight in self._weights]
+            if any(gradient is not None for gradient in gradients):  # else it was for predictions
+                self._open.append((list(draw.values()), kl, gradients))
+            for weight, gradient in zip(self._weights, self._sums(), strict=True):
+                weight.grad = gradient
 
-    def _collect(self) -> None:
-        """Turn the gradients at the last draw into those of means and standard deviations."""
-        if self._open is None:
-            return
-        *draw, kl = self._open
-        self._open = None
-        by_draw = [weight.grad for weight in self._weights]
-        used = [(value, by) for value, by in zip(draw, by_draw, strict=True) if by is not None]
-        if not used:
-            return  # a draw that nothing was asked of, as for a prediction
-        (group,) = self.param_groups
-        by_kl = kl.new_tensor(group["temperature"] / group["num_data"])
-        values, gradients = zip(*used, strict=True)
-        torch.autograd.backward([*values, kl], [*gradients, by_kl])
-        self._draws += 1
+    def _set_aside(self) -> None:
+        """Let the weights have no gradient before a draw: those at earlier draws are kept."""
+        given = [weight.grad for weight in self._weights if weight.grad is not None]
+        if not given:
+            self._open = []  # the network's own zero_grad cleared them
+        elif not self._open and any(bool(gradient.any()) for gradient in given):
+            raise ConfigurationError(
+                "The weights have gradients that are not those at a draw. Compute all inside of "
+                "'with optimizer.sampled_params():', or clear them with zero_grad() before it. To "
+                "accumulate batches with Lightning's trainer, use IVONBNN."
+            )
         for weight in self._weights:
             weight.grad = None
+
+    def _sums(self) -> list[Tensor | None]:
+        """The gradients at all draws since the last step, to be clipped or unscaled as one."""
+        sums: list[Tensor | None] = []
+        for place in range(len(self._weights)):
+            given = [by for *_, each in self._open if (by := each[place]) is not None]
+            sums.append(sum(given[1:], given[0]) if given else None)
+        return sums
+
+    def _collect(self) -> int:
+        """Turn the gradients at the draws into those of means and standard deviations.
+
+        What was done to their sums meanwhile, is done to each.
+
+        Returns:
+            The number of draws.
+        """
+        sums, now = self._sums(), [weight.grad for weight in self._weights]
+        draws, self._open = self._open, []
+        if not draws or all(by is None for by in now):
+            return 0
+        (group,) = self.param_groups
+        for values, kl, gradients in draws:
+            if len(draws) > 1:
+                triples = zip(gradients, now, sums, strict=True)
+                each = [
+                    None
+                    if by is None or after is None or before is None
+                    else by * torch.where(before == 0, 1, after / before)  # 1 if nothing was done
+                    for by, after, before in triples
+                ]
+            else:
+                each = now
+            used = [(value, by) for value, by in zip(values, each, strict=True) if by is not None]
+            by_kl = kl.new_tensor(group["temperature"] / group["num_data"])
+            roots, by_roots = zip(*used, (kl, by_kl), strict=True)
+            torch.autograd.backward(roots, by_roots)
+        for weight in self._weights:
+            weight.grad = None
+        return len(draws)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients: outside of a draw, also those of the step's earlier draws."""
         super().zero_grad(set_to_none)
         if not self._inside:
-            self._open, self._draws = None, 0
-            self._family.zero_grad()
+            self._open = []
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """There is one group, all of whose weights are drawn together."""
+        if self.param_groups:
+            raise ConfigurationError(
+                "IVON takes no further group of parameters. Make a new one of all parameters that "
+                "are to be trained; frozen ones stay as they are."
+            )
+        super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -177,8 +227,8 @@ class IVON(Optimizer):
             with torch.enable_grad(), self.sampled_params():
                 loss = closure()
         with torch.enable_grad():
-            self._collect()
-        if not self._draws:
+            draws = self._collect()
+        if not draws:
             raise ConfigurationError(
                 "IVON has no gradient at a draw of the weights. Compute it inside of 'with "
                 "optimizer.sampled_params():', the backward pass too, and call step() after it."
@@ -188,15 +238,14 @@ class IVON(Optimizer):
         assert by_mean is not None
         assert by_rho is not None
         self._steps += 1
-        pull = (1 - group["beta2"]) * group["num_data"] / group["temperature"] / self._draws
+        pull = (1 - group["beta2"]) * group["num_data"] / group["temperature"] / draws
         rate = group["lr"] / (group["scale"] ** 2 * (1 - group["beta1"] ** self._steps))
-        if self._draws > 1:
-            by_mean.div_(self._draws)
+        if draws > 1:
+            by_mean.div_(draws)
         natural_step_(
             family.mean.data, family.rho.data, self._momentum, by_mean, by_rho, group["beta1"],
             pull, rate, group["lr"] * group["radius"] if group["lr"] > 0 else 0.0,
         )  # fmt: skip
-        self._draws = 0
         family.zero_grad()
         return loss
 
@@ -246,6 +295,12 @@ class IVON(Optimizer):
 
     # ---------------------------------------------------------------- state
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All of it, for copies; PyTorch's has the groups and their state alone."""
+        own = ("_family", "_prior", "_stream", "_momentum", "_steps")
+        new = {"_open": [], "_inside": False}
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in own}, **new}
+
     def state_dict(self) -> dict[str, Any]:
         """The state, from which a fit resumes to the last bit: means are those of the network."""
         own = {
@@ -265,6 +320,7 @@ class IVON(Optimizer):
                 "Build it on the same network; with 0, it was saved by another optimizer."
             )
         super().load_state_dict({k: v for k, v in state_dict.items() if k != "ivon"})
+        self._take_weights()  # in a precision that they were converted to
         self._family.rho.copy_(own["rho"])
         self._momentum.copy_(own["momentum"])
         self._steps = own["steps"]

@@ -36,6 +36,7 @@ from lightning_bnn.dropout import (
     Factors,
     Places,
     add_noise,
+    check_called,
     multiply,
     noise_shape,
     own_layers,
@@ -205,9 +206,11 @@ class DropoutPosterior(Posterior):
     def _look(self, net: nn.Module, inputs: Any) -> Places:
         """Where examples lie in what each layer gets; along the first axis, if it cannot be run."""
         try:
-            return places_of(net, self.layers, inputs)
+            places = places_of(net, self.layers, inputs)
         except Exception:  # of a network's own code: any. Run as it is, it raises its own.
             return [[] for _ in self.layers]
+        check_called(net, self.layers, places)
+        return places
 
     def _outputs(
         self, net: nn.Module, inputs: Any, places: Places, noise: _Noise, draws: range

@@ -52,6 +52,8 @@ from lightning_bnn.dropout import (
     Noise,
     Places,
     add_noise,
+    check_called,
+    input_features,
     inserted_layers,
     multiply,
     noise_shape,
@@ -167,10 +169,13 @@ class MCDropoutBNN(Strategy):
         self.prior = BoundPrior(prior, self.net, dropped) if dropped else None
         self.point_prior = BoundPrior(prior, self.net, points) if points else None
         self._dropped, self._points = FlatLayout(dropped), FlatLayout(points)
+        coupled = self.prior is not None and self.prior.coupling is not None
+        self.features: Tensor | None
+        self.register_buffer("features", self._find_features() if coupled else None, False)
         self.target = Target(self.likelihood, self.prior, num_data, point_prior=self.point_prior)
         logits = torch.tensor([math.log(each.rate / (1 - each.rate)) for each in self.layers])
         if kind == "concrete":
-            self._check_gaussian()
+            self._check_concrete()
             self.logits: Tensor = nn.Parameter(logits)
         else:
             self.register_buffer("logits", logits, persistent=False)
@@ -178,8 +183,24 @@ class MCDropoutBNN(Strategy):
         self._places: Places | None = None
         self._whole = StackedModule(self.net)
 
-    def _check_gaussian(self) -> None:
-        """Raise unless the part of the prior that depends on rates is in closed form."""
+    def _find_features(self) -> Tensor:
+        """By which input feature each of the dropped weights is multiplied, a number for each."""
+        modules = {layer.weight: self.net.get_submodule(layer.name) for layer in self.layers}
+        parts: list[Tensor] = []
+        for name in self._dropped.names:
+            first = 0 if not parts else int(parts[-1].max()) + 1
+            parts.append(first + input_features(modules[name]).flatten())
+        return torch.cat(parts)
+
+    def _check_concrete(self) -> None:
+        """Raise unless the part of the bound that depends on rates is in closed form."""
+        owners: dict[str | None, str] = {}
+        for layer in self.layers:
+            if (other := owners.setdefault(layer.weight, layer.name)) != layer.name:
+                raise ConfigurationError(
+                    f"{other!r} and {layer.name!r} have the same weight {layer.weight!r}, which "
+                    "would have two rates. Pass layers= without it, or kind='bernoulli'."
+                )
         for *_, density, _, _ in self.prior.segments() if self.prior is not None else ():
             if not isinstance(density, Normal):
                 raise ConfigurationError(
@@ -211,7 +232,13 @@ class MCDropoutBNN(Strategy):
             terms.append(self.point_prior.energy(_flat(own, self._points)))
         if self.prior is not None:
             mean = _flat(own, self._dropped)
-            terms.append(self.prior.expected_energy(mean, self._spread(mean), mean))
+            spread = self._spread(mean)
+            terms.append(self.prior.expected_energy(mean, spread, mean))
+            if self.features is not None:  # weights of one feature have one mask
+                step = spread * mean.sign()
+                between = self.prior.correlation_energy(step, groups=self.features)
+                assert between is not None
+                terms.append(between)
         if isinstance(self.logits, nn.Parameter):
             units = self.logits.new_tensor([layer.units for layer in self.layers])
             terms.append(-(units * mask_entropy(self.logits)).sum())
@@ -256,13 +283,7 @@ class MCDropoutBNN(Strategy):
             places = places_of(self.net, self.layers, inputs)
         except Exception:  # of a network's own code: any. Run as it is, it raises its own.
             return [[] for _ in self.layers]
-        unused = [layer.name for layer, seen in zip(self.layers, places, strict=True) if not seen]
-        if unused:
-            raise ConfigurationError(
-                f"{type(self.net).__name__} does not call {unused[0]!r}, so that dropout before it "
-                "has no effect. Pass layers=, the weights of layers that it calls, such as "
-                f"layers=['*.weight', '!{unused[0]}.weight']."
-            )
+        check_called(self.net, self.layers, places)
         return places
 
     # ---------------------------------------------------------------- what is said and logged

@@ -451,7 +451,9 @@ class SGMCMC(BankStrategy):
     def on_validation_epoch_end(self) -> None:
         """Log the validation metrics, and end the warm-up of chains that improve no more."""
         super().on_validation_epoch_end()
-        warm_up = self._warm_up_optimizer() if self._is_fitting() else None
+        # the sanity check of a resumed fit comes before its training data are known
+        fitting = self._is_fitting() and not self.trainer.sanity_checking
+        warm_up = self._warm_up_optimizer() if fitting else None
         if self.best is None or warm_up is None or not 0 < warm_up.taken <= warm_up.steps:
             return
         over = warm_up.taken == warm_up.steps

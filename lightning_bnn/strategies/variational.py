@@ -66,6 +66,7 @@ allow(families, Family)
 Estimator = Literal["weight", "flipout", "local"]
 
 _SCALE = 0.01  # that a weight starts with, where nobody says which
+_SEARCH = "temperature='validation' chooses T by the validation NLL in a fit, and this one"
 _LOOKED_AT = 512  # training examples, where a fit may have learned nothing
 
 
@@ -333,20 +334,6 @@ class VariationalBNN(Strategy):
         buffers = {name: one for name, one in self.named_buffers() if not name.endswith("keep")}
         return {**dict(self.named_parameters()), **buffers}
 
-    def _check_search(self) -> None:
-        """Raise unless a temperature can be chosen in this fit."""
-        wanted = "temperature='validation' chooses T by the validation NLL in the course of a fit, "
-        if not self.trainer.enable_validation:
-            raise ConfigurationError(
-                f"{wanted}which has no validation data. Pass val_dataloaders= (or a data module "
-                "with val_dataloader) to fit, or a number as temperature=."
-            )
-        if steps_of_fit(self.trainer) == math.inf:
-            raise ConfigurationError(
-                f"{wanted}whose length must be known. Pass max_epochs= or max_steps= to the "
-                "trainer, or a number as temperature=."
-            )
-
     def _end_search(self, search: TemperatureSearch) -> None:
         """Choose among what was tried, if the fit ended early, and say what was chosen."""
         if search.chosen is None and search.scores:
@@ -613,7 +600,11 @@ class VariationalBNN(Strategy):
         super().on_fit_start()
         if self.temperature_search is None:
             return
-        self._check_search()
+        if not self.trainer.enable_validation:
+            raise ConfigurationError(
+                f"{_SEARCH} has no validation data. Pass val_dataloaders= (or a data module with "
+                "val_dataloader) to fit, or a number as temperature=."
+            )
         if new:
             self.temperature_search = TemperatureSearch()
             self._set_temperature(self.temperature_search.temperature)
@@ -651,6 +642,12 @@ class VariationalBNN(Strategy):
         super().on_train_start()
         state = self.trainer.strategy.broadcast(self.noise.get_extra_state())
         self.noise.set_extra_state(state)
+        # no earlier: it loads the training data, which a resumed fit then begins anew
+        if self.temperature_search is not None and steps_of_fit(self.trainer) == math.inf:
+            raise ConfigurationError(
+                f"{_SEARCH} has no known length. Pass max_epochs= or max_steps= to the trainer, or "
+                "a number as temperature=."
+            )
         if self._finds_scale and self.peak_lr is not None and self.global_step == 0:
             self.family.begin(starting_scale(self.peak_lr, steps_of_fit(self.trainer)))
 

@@ -191,3 +191,5 @@ def test_what_cannot_be():
     bnn = VariationalBNN(nn.Linear(2, 1), Gaussian(), family=Kronecker(), num_data=10)
     with pytest.raises(ConfigurationError, match="Kronecker cannot be pruned while training"):
         bnn.prune({"bias": torch.tensor([False])})
+    with pytest.raises(ConfigurationError, match=r"of up to 10,000,000 rows, needs .* longest="):
+        Kronecker(10**8).bind({"weight": torch.zeros(10**7, 1)})

@@ -16,6 +16,7 @@ from torch.optim import Adam
 
 from lightning_bnn import VariationalBNN, masked, signal_to_noise
 from lightning_bnn.callbacks import SNRPruning
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.families import VariationalDropout
 from lightning_bnn.families.variational_dropout import dropout_kl
 from lightning_bnn.likelihoods import Gaussian
@@ -68,6 +69,15 @@ def test_the_kl_has_no_scale_and_stands_a_weight_of_zero() -> None:
     assert zero.mean.grad.isfinite().all()
     assert zero.rho.grad.isfinite().all()
     assert float(zero.log_alpha().detach()[0]) == pytest.approx(20.0)
+
+
+def test_a_prior_without_scale_has_no_power() -> None:
+    bnn = VariationalBNN(
+        nn.Linear(2, 1), Gaussian(), family=VariationalDropout(), num_data=10, temperature=0.1,
+        tempers="posterior",
+    )  # fmt: skip
+    with pytest.raises(ConfigurationError, match="Pass tempers='likelihood'"):
+        bnn.loss((torch.zeros(2, 2), torch.zeros(2, 1)))
 
 
 def test_alpha_is_the_inverse_square_of_the_signal_to_noise_ratio() -> None:

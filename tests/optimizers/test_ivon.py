@@ -106,8 +106,12 @@ def test_its_fixed_point_is_the_mean_field_of_linear_regression() -> None:
     assert np.abs(variance * exact - 1).max() < 0.02
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_it_resumes_to_the_last_bit(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "made_in"),
+    [(torch.float32,) * 2, (torch.float64,) * 2, (torch.float64, torch.float32)],
+)
+def test_it_resumes_to_the_last_bit(dtype: torch.dtype, made_in: torch.dtype) -> None:
+    """Also where a trainer converts the network after the optimizer was made."""
     net = network(dtype)
     optimizer = IVON(net.parameters(), **OPTIONS)
     train(net, optimizer, 3)
@@ -116,8 +120,9 @@ def test_it_resumes_to_the_last_bit(dtype: torch.dtype) -> None:
     train(net, optimizer, 4)
     file.seek(0)
     weights, state = torch.load(file, weights_only=True)
-    other = network(dtype)
+    other = network(made_in)
     resumed = IVON(other.parameters(), **{**OPTIONS, "seed": 99, "lr": 0.9})
+    other.to(dtype)
     other.load_state_dict(weights)
     resumed.load_state_dict(state)
     train(other, resumed, 4)
@@ -189,6 +194,80 @@ def test_clipped_gradients_are_those_that_count() -> None:
     assert (flat(net) - start).norm() < 1e-5
 
 
+@pytest.mark.parametrize("draws", [1, 3])
+@pytest.mark.parametrize("clip", [None, 1e-3])
+def test_a_scaled_loss_and_clipping_reach_every_draw(draws: int, clip: float | None) -> None:
+    """As under ``GradScaler``, which sees the weights' gradients once, before the step.
+
+    The scale is a power of 2, so that nothing is rounded. Clipping to a thousandth of the norm
+    scales what all draws say: their momentum is that of the average, clipped.
+    """
+    ends = []
+    for scale in (1.0, 1024.0):
+        net = network(torch.float64)
+        optimizer = IVON(net.parameters(), **OPTIONS)
+        scaler = torch.amp.GradScaler("cpu", enabled=scale > 1, init_scale=scale)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(draws):
+                with optimizer.sampled_params():
+                    loss = mse_loss(net(INPUTS.double()), TARGETS.double())
+                    scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if clip is not None:
+                nn.utils.clip_grad_norm_(net.parameters(), clip)
+            scaler.step(optimizer)
+            scaler.update()
+        ends.append(torch.cat([flat(net), optimizer._family.rho.detach()]))
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-12, atol=0.0)
+    if clip is not None:
+        lower = T / N / PRIOR_SD**2 * flat(net)
+        assert (optimizer._momentum - lower * (1 - BETA1**3)).norm() < 2 * clip
+
+
+def test_gradients_from_outside_of_a_draw_are_refused() -> None:
+    """Those of a backward pass after the draw are at the means; so are those that were there."""
+    net = network()
+    optimizer = IVON(net.parameters(), **OPTIONS)
+    with optimizer.sampled_params():
+        loss = mse_loss(net(INPUTS), TARGETS)
+    loss.backward()
+    with pytest.raises(ConfigurationError, match="no gradient at a draw"):
+        optimizer.step()
+    with pytest.raises(ConfigurationError, match="not those at a draw"):
+        train_once_more(net, optimizer)
+    optimizer.zero_grad(set_to_none=False)
+    train_once_more(net, optimizer)
+
+
+def train_once_more(net: nn.Module, optimizer: IVON) -> None:
+    with optimizer.sampled_params():
+        mse_loss(net(INPUTS), TARGETS).backward()
+    optimizer.step()
+
+
+def test_what_the_network_clears_is_forgotten() -> None:
+    nets = network(), network()
+    one, other = (IVON(net.parameters(), **OPTIONS) for net in nets)
+    for net, optimizer in zip(nets, (one, other), strict=True):
+        with optimizer.sampled_params():
+            (mse_loss(net(INPUTS), TARGETS) * (1 if net is nets[0] else 100)).backward()
+        net.zero_grad()
+        train(net, optimizer, 1) if net is nets[0] else train_once_more(net, optimizer)
+    assert torch.equal(flat(nets[0]), flat(nets[1]))
+
+
+def test_copies_go_on_alike() -> None:
+    net = network()
+    optimizer = IVON(net.parameters(), **OPTIONS)
+    train(net, optimizer, 2)
+    copied, its = copy.deepcopy((net, optimizer))
+    train(net, optimizer, 2)
+    assert not torch.equal(flat(copied), flat(net))
+    train(copied, its, 2)
+    assert torch.equal(flat(copied), flat(net))
+
+
 def test_frozen_parameters_stay() -> None:
     net = network()
     net[0].requires_grad_(False)
@@ -222,6 +301,8 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigurationError, match="one group"):
         IVON([{"params": list(net.parameters())}], num_data=N)
     optimizer = IVON(net.parameters(), num_data=N)
+    with pytest.raises(ConfigurationError, match="no further group"):
+        optimizer.add_param_group({"params": nn.Linear(2, 1).parameters()})
     with optimizer.sampled_params(), pytest.raises(ConfigurationError, match="in use already"):
         optimizer.sampled_params().__enter__()
     with pytest.raises(ConfigurationError, match="not the network"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from pytorch_lightning import Callback
+from pytorch_lightning.callbacks import LambdaCallback
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
@@ -19,7 +21,7 @@ from lightning_bnn.posteriors import GaussianPosterior, MixturePosterior
 from lightning_bnn.priors import Laplace, Normal
 from lightning_bnn.random import member_seed
 from lightning_bnn.samplers import BAOA, HMC, PSGLD, SGHMC, SGLD, SGNHT, Cyclical, Polynomial
-from tests.nets import NETS, loader, make_data
+from tests.nets import NETS, loader, make_data, mlp
 from tests.trainers import quiet_trainer
 
 SAMPLERS = [SGLD, PSGLD, SGHMC, SGNHT, BAOA]
@@ -531,3 +533,22 @@ def test_chains_start_where_stored_chains_ended() -> None:
     bnn = SGMCMC(net.double(), Gaussian(1.0), chains=2, start=stored)
     assert bnn.weights.flatten().tolist() == [4.0, 5.0]
     assert bnn.weights.dtype == torch.float64
+
+
+def test_a_warm_up_is_resumed_where_there_are_validation_data(tmp_path: Path) -> None:
+    """The sanity check comes before the training data are known, and ends no warm-up."""
+    data = DataLoader(make_data("mlp", "classification"), batch_size=16)
+
+    def run(saved: Path | None, **options: Any) -> SGMCMC:
+        torch.manual_seed(0)
+        bnn = SGMCMC(mlp(3), Categorical(), seed=7)
+        trainer = quiet_trainer(max_epochs=4, **options)
+        trainer.fit(bnn, data, data, ckpt_path=saved)
+        return bnn
+
+    def save(trainer: Any, bnn: Any) -> None:
+        trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+    whole = run(None, callbacks=[LambdaCallback(on_train_epoch_end=save)])
+    resumed = run(tmp_path / "0.ckpt")
+    assert all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))

@@ -104,9 +104,15 @@ def test_a_fit_chooses_reports_and_resumes_exactly(
     def save(trainer: Any, bnn: Any) -> None:
         trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
 
+    def save_in_the_middle(trainer: Any, bnn: Any, outputs: Any, batch: Any, index: int) -> None:
+        if index == 0 and trainer.current_epoch == 6:
+            trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
     trainer = quiet_trainer(
         max_epochs=EPOCHS, logger=CSVLogger(tmp_path / "log"), log_every_n_steps=1,
-        callbacks=[LambdaCallback(on_train_epoch_end=save)],
+        callbacks=[
+            LambdaCallback(on_train_epoch_end=save, on_train_batch_end=save_in_the_middle)
+        ],
     )  # fmt: skip
     with caplog.at_level(logging.INFO):
         whole = fit(trainer, tempers=tempers)
@@ -120,7 +126,7 @@ def test_a_fit_chooses_reports_and_resumes_exactly(
     assert "it is not the Bayes posterior" in caplog.text
     assert trainer.logger.experiment.hparams["chosen_temperature"] == found.chosen
     assert trainer.callback_metrics["temperature"] == pytest.approx(found.chosen)
-    for epoch in (4, 6, 8):  # before the search, in the middle of it, after it
+    for epoch in (4, 6, "middle", 8):  # before the search, in the middle of it, after it
         resumed = fit(ckpt_path=tmp_path / f"{epoch}.ckpt", tempers=tempers, seed=99)
         assert resumed.temperature_search.scores == found.scores
         for name, tensor in whole.state_dict().items():
@@ -162,7 +168,7 @@ def test_what_it_needs_is_said_before_the_first_step() -> None:
         fit(temperature="auto")
     with pytest.raises(ConfigurationError, match="no validation data"):
         fit(validate=False)
-    with pytest.raises(ConfigurationError, match="length must be known"):
+    with pytest.raises(ConfigurationError, match="no known length"):
         fit(quiet_trainer(max_epochs=-1, max_time="00:00:00:01"))
     with pytest.warns(UserWarning, match="nothing to choose from"):
         fit(quiet_trainer(max_epochs=1))

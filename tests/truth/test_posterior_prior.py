@@ -393,7 +393,7 @@ def test_many_draws_of_a_posterior_come_close_to_it() -> None:
 
 
 def test_dropout_has_the_expected_energy_of_the_prior() -> None:
-    """E[½(w − m)ᵀΛ(w − m)] where the noise of each weight is its own."""
+    """E[½(w − m)ᵀΛ(w − m)], by the average over masks: an input feature has one for its weights."""
     net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)).double()
     own = dict(net.named_parameters())
     torch.manual_seed(0)
@@ -414,5 +414,10 @@ def test_dropout_has_the_expected_energy_of_the_prior() -> None:
         prior = MultivariateNormal(torch.zeros(len(at)).double(), covariance[at][:, at])
         total -= float(prior.log_prob(torch.full((len(at),), 0.1).double()))
         weights = torch.cat([one.detach().flatten() for one in bnn.net.parameters()])[at]
-        total += 0.5 * spread * float((prior.precision_matrix.diagonal() * weights**2).sum())
+        if spread:  # each of three features is there, at 1/0.8, or not
+            for feature in range(3):
+                step = weights.view(2, 3) * (torch.arange(3) == feature)
+                total += (
+                    0.5 * spread * float(step.flatten() @ prior.precision_matrix @ step.flatten())
+                )
     assert bnn.kl().item() == pytest.approx(total, rel=1e-8)
