@@ -1,13 +1,12 @@
 """The methods of :mod:`benchmarks.single_fit`, each with its defaults.
 
 Ours are built as in :mod:`benchmarks.defaults_methods`. ``vi-...`` are the families of
-``VariationalBNN`` that a network of 200,000 weights has room for (``FullRank`` has not).
-In ``vi-dropout``
-the KL grows over two thirds of the steps: with all of it from the start all weights become noise.
-``laplace-last`` and ``laplace-last-kron`` vary the last layer alone, and ``...-validation`` choose
-the scale of the prior by validation rows, not by the evidence. ``own-dropout`` is a network
-with dropout layers of 0.2 after each activation, trained by plain Adam, under ``mc_dropout``: what
-torch-uncertainty's MC dropout is here, too.
+``VariationalBNN`` that a network of 200,000 weights has room for (``FullRank`` has not). In
+``vi-dropout`` the KL grows over two thirds of the steps: with all of it from the start all weights
+become noise. ``laplace-last`` and ``laplace-last-kron`` vary the last layer alone, and
+``...-validation`` choose the scale of the prior by validation rows, not by the evidence.
+``own-dropout`` is a network with dropout layers of 0.2 after each activation, trained by plain
+Adam, under ``mc_dropout``: what torch-uncertainty's MC dropout is here, too.
 
 laplace-torch (``lt-...``) takes the curvature of the network of plain Adam, one prior precision by
 the evidence and the probit predictive, all as its README does. ``ivon-loop`` and ``ivon-opt`` are

@@ -2,12 +2,16 @@
 
 * ``laplace``: one network, trained by plain Adam. Of it ours and laplace-torch's approximation of
   the same structure, in turns: the curvature, one precision of the prior by the evidence, the test
-  rows. Their seconds are of the processor, the median over the turns. The NLL is compared with each
-  one's own precision, and with ours at laplace-torch's; of laplace-torch by the probit formula,
-  its default, and by 100 draws of the outputs. Ours mixes 32 points of the same Gaussian.
+  rows. The NLL is compared with each one's own precision, and with ours at laplace-torch's; of
+  laplace-torch by the probit formula, its default, and by 100 draws of the outputs. Ours mixes 32
+  points of the same Gaussian.
 * ``dropout``: a batch through a network with dropout layers, in turns: in evaluation mode, and as
   32 masks of ``mc_dropout``, or of torch-uncertainty, which is divided by 32.
-* ``ivon``: a step of IVON over one of plain Adam, as :mod:`benchmarks.vi_step` measures it.
+* ``ivon``: steps of IVON and of plain Adam, in turns of 20, with the contenders and on the
+  perceptron of :mod:`benchmarks.vi_step`.
+
+All seconds are of the processor, the median over the turns: they are worth something also where
+the machine does other work.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from __future__ import annotations
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytorch_lightning as pl
@@ -25,9 +29,9 @@ from torch import Tensor
 from benchmarks.defaults_methods import BATCH, Fitted, Plain, fit_plain, score
 from benchmarks.defaults_peers import with_dropout
 from benchmarks.defaults_sets import Problem
-from benchmarks.interleaved import BARE, interleave, prepare, ratios
 from benchmarks.peers import ivon, our_ivon
 from benchmarks.peers.contender import PROBLEMS
+from benchmarks.peers.plain import PLAIN
 from benchmarks.single_fit_methods import laplace_torch, lt_predict, train_rows
 from lightning_bnn import laplace, mc_dropout
 from lightning_bnn.predictive import Predictive
@@ -43,8 +47,8 @@ STRUCTURES = {
     "last, kron": ("kron", True),
 }
 TURNS = 3
-DRAWS, DROPOUT_TURNS = 32, 15
-IVON_STEPS, IVON_ROUNDS = 20, 15
+DRAWS, STEPS = 32, 20
+SHORT_TURNS, QUICK_TURNS, WARM_UP = 15, 2, 2
 
 
 def _seconds(work: Callable[[], Any]) -> tuple[Any, float]:
@@ -115,8 +119,13 @@ def dropout_draws(problem: Problem, quick: bool) -> dict[str, Any]:
     net = with_dropout(problem.net()).eval()
     inputs = problem.splits.test.tensors[0][:BATCH]
     posterior = mc_dropout(net, problem.likelihood())
+
+    def plain() -> None:  # as often as there are draws
+        for _ in range(DRAWS):
+            net(inputs)
+
     ways: dict[str, Callable[[], Any]] = {
-        "plain": torch.no_grad()(lambda: net(inputs)),
+        "plain": torch.no_grad()(plain),
         "ours": lambda: posterior.predict(inputs, DRAWS),
     }
     if importlib.util.find_spec("torch_uncertainty") is not None:
@@ -127,38 +136,46 @@ def dropout_draws(problem: Problem, quick: bool) -> dict[str, Any]:
             with_dropout(problem.net()), DRAWS, on_batch=True, task=task, probabilistic=False
         ).eval()
         ways["torch-uncertainty"] = torch.no_grad()(lambda: peer(inputs))
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(-2, 2 if quick else DROPOUT_TURNS):
-        for name, way in ways.items():
-            # the plain network as often as there are draws
-            count = DRAWS if name == "plain" else 1
-            taken = _seconds(lambda way=way, count=count: [way() for _ in range(count)])[1]
-            if turn >= 0:
-                seconds[name].append(taken / DRAWS)
-    return {
-        name: {
-            "ms_per_draw": 1e3 * statistics.median(own),
-            "ratio": statistics.median(
-                mine / base for mine, base in zip(own, seconds["plain"], strict=True)
-            ),
-        }
-        for name, own in seconds.items()
-    }
+    return _in_turns(ways, DRAWS, 1, QUICK_TURNS if quick else SHORT_TURNS)
 
 
 def ivon_steps(problem: Problem, quick: bool) -> dict[str, Any]:
-    """A step over that of plain Adam on the perceptron of the step benchmarks, by rounds."""
-    chosen = [our_ivon.CONTENDER, our_ivon.PLAIN_LOOP]
+    """A step over that of plain Adam, on the perceptron of the step benchmarks."""
+    chosen = [PLAIN, our_ivon.CONTENDER, our_ivon.PLAIN_LOOP]
     if importlib.util.find_spec("ivon") is not None:
         chosen.append(ivon.CONTENDER)
-    entries = [one for one in prepare(PROBLEMS[0], chosen) if one.mode == BARE]
-    interleave(entries, 2 if quick else IVON_STEPS, 2 if quick else IVON_ROUNDS, 1)
+    ways = {each.name: each.make_step(PROBLEMS[0]) for each in chosen}
+    return _in_turns(ways, 1, STEPS, QUICK_TURNS if quick else SHORT_TURNS)
+
+
+def _in_turns(
+    ways: Mapping[str, Callable[[], Any]], size: int, count: int, turns: int
+) -> dict[str, Any]:
+    """The milliseconds of each way, and its ratio to the first in the same turn; medians.
+
+    Args:
+        ways: What is done.
+        size: Of so many draws or steps.
+        count: How often, in a turn; once more before, which is not counted.
+        turns: How many turns.
+    """
+    names = list(ways)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(-WARM_UP, turns):
+        shift = turn % len(names)
+        for name in names[shift:] + names[:shift]:
+            way = ways[name]
+            way()
+            taken = _seconds(lambda way=way: [way() for _ in range(count)])[1]
+            if turn >= 0:
+                seconds[name].append(taken / (size * count))
+    base = seconds[names[0]]
     return {
-        entry.contender.name: {
-            "ratio": statistics.median(ratios(entry, entries)),
-            "ms": 1e3 * statistics.median(entry.seconds),
+        name: {
+            "ms": 1e3 * statistics.median(own),
+            "ratio": statistics.median(a / b for a, b in zip(own, base, strict=True)),
         }
-        for entry in entries
+        for name, own in seconds.items()
     }
 
 
