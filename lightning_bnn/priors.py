@@ -874,7 +874,9 @@ def check_prior(prior: PriorLike, names: Iterable[str]) -> None:
     """
     if isinstance(prior, Prior):
         return
-    if not (isinstance(prior, Mapping) and all(isinstance(p, Prior) for p in prior.values())):
+    if not isinstance(prior, Mapping) or not all(
+        isinstance(pattern, str) and isinstance(one, Prior) for pattern, one in prior.items()
+    ):
         raise ConfigurationError(
             "prior= is a prior such as Normal(0.0, 1.0), or a mapping from name patterns to "
             f"priors; got {prior!r}."
