@@ -33,7 +33,7 @@ from benchmarks.defaults import summarise as summarise_runs
 from benchmarks.defaults_sets import MOST_SEEDS, load
 from benchmarks.options import versions, write
 from benchmarks.single_fit_methods import DISTRIBUTIONS, SINGLE, fit
-from benchmarks.single_fit_pairs import PAIRS
+from benchmarks.single_fit_pairs import PAIRS, STRUCTURES
 from benchmarks.uci import mean_and_error, without_place
 from lightning_bnn.data.in_memory import DATA_VARIABLE
 
@@ -41,7 +41,7 @@ __all__ = ["main"]
 
 CHOSEN = ("digits", "mnist-mlp")
 NLL_ABOVE, STEP_BAR, DRAW_BAR = 0.005, 1.15, 1.0
-JUDGED = ("kron", "last, full", "last, kron")
+JUDGED = ("kron", "last", "last-kron")
 EVERYTHING = (*SINGLE, *PAIRS)
 
 
@@ -86,10 +86,9 @@ def judge(
     """What is asked, whether it holds, and the figures."""
     bars: list[dict[str, Any]] = []
     for name in CHOSEN:
-        laplace = _found(runs, name, "pairs-laplace")
         for structure in JUDGED:
-            pairs = [one[structure] for one in laplace if "laplace-torch" in one[structure]]
-            if pairs:
+            pairs = _found(runs, name, f"pairs-laplace-{structure}")
+            if pairs and all("laplace-torch" in pair for pair in pairs):
                 bars += _laplace_bars(f"{name}, Laplace {structure}", pairs)
         draws = [one["ours"]["ratio"] for one in _found(runs, name, "pairs-dropout")]
         if draws:
@@ -155,14 +154,14 @@ def _found(runs: Mapping[str, dict[str, Any]], name: str, pair: str) -> list[dic
 def print_pairs(runs: Mapping[str, dict[str, Any]]) -> None:
     """What was measured in turns, averaged over the seeds."""
     for name in CHOSEN:
-        laplace = _found(runs, name, "pairs-laplace")
-        if laplace:
+        laplace = {key: _found(runs, name, f"pairs-laplace-{key}") for key in STRUCTURES}
+        if any(laplace.values()):
             print(f"\n### {name}: Laplace of one network\n")
-            print("| structure | of | NLL | ECE % | fit, s | 2,000 predictions, s |")
+            print("| structure | of | NLL | ECE % | fit, s | 500 predictions, s |")
             print("|---|---|---|---|---|---|")
-        for structure in laplace[0] if laplace else ():
-            for which in laplace[0][structure]:
-                rows = [one[structure][which] for one in laplace]
+        for structure, found in laplace.items():
+            for which in found[0] if found else ():
+                rows = [one[which] for one in found]
                 cells = [
                     f"{factor * mean_and_error([row[key] for row in rows]).mean:.{digits}f}"
                     if key in rows[0]
