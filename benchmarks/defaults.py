@@ -32,7 +32,7 @@ import os
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -46,18 +46,29 @@ from benchmarks.defaults_methods import (
     METHODS,
     OURS,
     PRIORS,
+    Fitted,
     applies,
     fit,
     score,
 )
 from benchmarks.defaults_peers import PEERS
-from benchmarks.defaults_sets import MOST_SEEDS, SETS, load
+from benchmarks.defaults_sets import MOST_SEEDS, SETS, Problem, load
 from benchmarks.options import versions, write
 from benchmarks.published import SOURCES, Figure
 from benchmarks.uci import mean_and_error, without_place
 from lightning_bnn.data.in_memory import DATA_VARIABLE
 
-__all__ = ["main"]
+__all__ = [
+    "Job",
+    "gathered",
+    "main",
+    "measure",
+    "print_bars",
+    "print_set",
+    "run_all",
+    "stands",
+    "summarise",
+]
 
 TEMPERATURE = 1.0
 OFF_AT_MOST = 0.1  # of T
@@ -110,13 +121,13 @@ class Job(NamedTuple):
 # ---------------------------------------------------------------- one run
 
 
-def measure(job: Job) -> dict[str, Any]:
+def measure(job: Job, train: Callable[[str, Problem], Fitted] = fit) -> dict[str, Any]:
     """Fit and test; whatever goes wrong is part of the result."""
     record: dict[str, Any] = {"settings": job.settings()}
     with gathered() as (warned, notes):
         try:
             problem = load(job.name, job.seed, job.data_dir, job.quick, job.held_out)
-            fitted = fit(job.method, problem)
+            fitted = train(job.method, problem)
             record |= {
                 "scores": score(fitted, problem),
                 "seconds": round(fitted.seconds, 2),
@@ -172,11 +183,17 @@ def gathered() -> Iterator[tuple[list[str], list[str]]]:
 # ---------------------------------------------------------------- all runs
 
 
-def run_all(jobs: Sequence[Job], workers: int, keep: Callable[[Job, dict[str, Any]], None]) -> None:
+def run_all(
+    jobs: Sequence[Job],
+    workers: int,
+    keep: Callable[[Job, dict[str, Any]], None],
+    run: Callable[[Job], dict[str, Any]] | None = None,
+) -> None:
     """Measure each job in a process of its own, some at a time; with no workers in this one."""
+    run = run or measure
     if not workers:
         for job in jobs:
-            keep(job, measure(job))
+            keep(job, run(job))
         return
     context = multiprocessing.get_context("spawn")
     waiting, running = list(jobs), dict[Any, tuple[Any, Job]]()
@@ -184,7 +201,7 @@ def run_all(jobs: Sequence[Job], workers: int, keep: Callable[[Job, dict[str, An
         while waiting and len(running) < workers:
             job = waiting.pop(0)
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(job, sender), daemon=True)
+            process = context.Process(target=_work, args=(run, job, sender), daemon=True)
             process.start()
             sender.close()  # else its end would not be seen here
             running[receiver] = process, job
@@ -204,20 +221,22 @@ def run_all(jobs: Sequence[Job], workers: int, keep: Callable[[Job, dict[str, An
             keep(job, record)
 
 
-def _work(job: Job, sender: Connection) -> None:
+def _work(run: Callable[[Job], dict[str, Any]], job: Job, sender: Connection) -> None:
     torch.set_num_threads(1)
-    sender.send(measure(job))
+    sender.send(run(job))
 
 
 # ---------------------------------------------------------------- tables
 
 
-def summarise(runs: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+def summarise(
+    runs: Mapping[str, dict[str, Any]], methods: Iterable[str] = tuple(METHODS)
+) -> dict[str, dict[str, dict[str, Any]]]:
     """By set and method: the scores over the seeds, and the difference from plain Adam."""
     summary: dict[str, dict[str, dict[str, Any]]] = {}
     for name in SETS:
         by_method: dict[str, dict[int, dict[str, Any]]] = {}
-        for method in METHODS:
+        for method in methods:
             for seed in range(MOST_SEEDS):
                 record = runs.get(Job(name, method, seed).key)
                 if record is not None:
@@ -441,7 +460,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json and options.json.exists():
         kept = json.loads(options.json.read_text(encoding="utf-8"))
     runs: dict[str, dict[str, Any]] = kept.get("runs", {})
-    waiting = [job for job in jobs if options.fresh or not _stands(runs.get(job.key), job)]
+    waiting = [job for job in jobs if options.fresh or not stands(runs.get(job.key), job)]
     used = {**kept.get("versions", {}), **versions(["lightning-bnn", *_distributions(absent)])}
 
     def keep(job: Job, record: dict[str, Any]) -> None:
@@ -480,7 +499,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print("One seed has no standard error: the figures are compared as they are.")
 
 
-def _stands(record: Mapping[str, Any] | None, job: Job) -> bool:
+def stands(record: Mapping[str, Any] | None, job: Job) -> bool:
     """Whether a result in the file need not be measured again."""
     return record is not None and "error" not in record and record["settings"] == job.settings()
 

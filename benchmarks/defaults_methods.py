@@ -40,7 +40,10 @@ from lightning_bnn.predictive import Predictive
 from lightning_bnn.priors import Learned, Normal, Prior
 from lightning_bnn.samplers import HMC
 
-__all__ = ["ADAM", "BASELINES", "METHODS", "OURS", "PRIORS", "Fitted", "applies", "fit", "score"]
+__all__ = [
+    "ADAM", "BASELINES", "BATCH", "METHODS", "OURS", "PRIORS", "Fitted", "Plain", "applies", "fit",
+    "fit_ours", "fit_plain", "score", "timed",
+]  # fmt: skip
 
 ADAM, ADAM_ONE_NOISE = "adam", "adam-one-noise"
 # what a method is compared with, if not with plain Adam: the same likelihood, by plain Adam
@@ -65,7 +68,7 @@ class Fitted:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def _timed(train: Callable[[], None]) -> tuple[float, float]:
+def timed(train: Callable[[], None]) -> tuple[float, float]:
     """Train; the seconds on the wall and of the processor."""
     begin, cpu_begin = time.perf_counter(), time.process_time()
     train()
@@ -109,20 +112,20 @@ class Plain(pl.LightningModule):
 
 
 def plain_adam(problem: Problem) -> Fitted:
-    return _fit_plain(problem, Plain(problem.net(), problem.likelihood()))
+    return fit_plain(problem, Plain(problem.net(), problem.likelihood()))
 
 
 def plain_adam_one_noise(problem: Problem) -> Fitted:
-    return _fit_plain(problem, Plain(problem.net(outputs=1), Gaussian(learn=True)))
+    return fit_plain(problem, Plain(problem.net(outputs=1), Gaussian(learn=True)))
 
 
-def _fit_plain(problem: Problem, module: Plain) -> Fitted:
+def fit_plain(problem: Problem, module: Plain) -> Fitted:
     patience = max(LEAST_PATIENCE, int(PATIENCE * problem.epochs))
     with tempfile.TemporaryDirectory() as folder:
         stop = EarlyStopping("val_nll", patience=patience)
         keep = ModelCheckpoint(folder, monitor="val_nll", save_weights_only=True)
         trainer = _trainer(problem.epochs, stop, keep, enable_checkpointing=True)
-        seconds = _timed(partial(trainer.fit, module, problem.data()))
+        seconds = timed(partial(trainer.fit, module, problem.data()))
         best = torch.load(keep.best_model_path, weights_only=True)["state_dict"]
         module.load_state_dict(best)
     module.eval()
@@ -131,50 +134,51 @@ def _fit_plain(problem: Problem, module: Plain) -> Fitted:
         with torch.no_grad():
             return module.likelihood.predictive(module.net(inputs)[None])
 
-    return Fitted(predict, *seconds, {"steps": trainer.global_step})
+    share = trainer.current_epoch / problem.epochs  # of the epochs, before it stopped early
+    return Fitted(predict, *seconds, {"steps": trainer.global_step, "share": share})
 
 
 # ---------------------------------------------------------------- ours
 
 
 def variational(problem: Problem, prior: Prior | None = None) -> Fitted:
-    return _fit_ours(problem, VariationalBNN(problem.net(), problem.likelihood(), prior))
+    return fit_ours(problem, VariationalBNN(problem.net(), problem.likelihood(), prior))
 
 
 def sgmcmc(problem: Problem, prior: Prior | None = None) -> Fitted:
     bnn = SGMCMC(problem.net(), problem.likelihood(), prior)
-    return _fit_ours(problem, bnn, SampleCollector())
+    return fit_ours(problem, bnn, SampleCollector())
 
 
 def hmc(problem: Problem) -> Fitted:
     bnn = SGMCMC(problem.net(), problem.likelihood(), sampler=HMC)
-    return _fit_ours(problem, bnn, SampleCollector(), full_batch=True)
+    return fit_ours(problem, bnn, SampleCollector(), full_batch=True)
 
 
 def ensemble(problem: Problem, prior: Prior | None = None) -> Fitted:
-    return _fit_ours(problem, DeepEnsemble(problem.net(), problem.likelihood(), prior))
+    return fit_ours(problem, DeepEnsemble(problem.net(), problem.likelihood(), prior))
 
 
 def swag(problem: Problem) -> Fitted:
     bnn = DeepEnsemble(problem.net(), problem.likelihood(), members=1)
-    return _fit_ours(problem, bnn, SWAGMoments())
+    return fit_ours(problem, bnn, SWAGMoments())
 
 
 def multi_swag(problem: Problem) -> Fitted:
-    return _fit_ours(problem, DeepEnsemble(problem.net(), problem.likelihood()), SWAGMoments())
+    return fit_ours(problem, DeepEnsemble(problem.net(), problem.likelihood()), SWAGMoments())
 
 
 def randomised_map(problem: Problem) -> Fitted:
     likelihood = Gaussian(learn=True)  # a pilot finds the noise of targets
     bnn = DeepEnsemble(problem.net(outputs=1), likelihood, randomise="targets and anchors")
-    return _fit_ours(problem, bnn)
+    return fit_ours(problem, bnn)
 
 
-def _fit_ours(
+def fit_ours(
     problem: Problem, bnn: Any, *callbacks: pl.Callback, full_batch: bool = False
 ) -> Fitted:
     trainer = _trainer(problem.transitions if full_batch else problem.epochs, *callbacks)
-    seconds = _timed(partial(trainer.fit, bnn, problem.data(full_batch)))
+    seconds = timed(partial(trainer.fit, bnn, problem.data(full_batch)))
     moments = next((one for one in callbacks if isinstance(one, SWAGMoments)), None)
     posterior = bnn.posterior() if moments is None else moments.posterior()
     facts: dict[str, Any] = {"steps": trainer.global_step, "draws": posterior.default_draws}
@@ -222,7 +226,7 @@ PRIORS: dict[str, Callable[[Problem], Fitted]] = {
 
 def _peer(name: str, problem: Problem) -> Fitted:
     train, predict = PEERS[name].prepare(problem)
-    return Fitted(predict, *_timed(train))
+    return Fitted(predict, *timed(train))
 
 
 METHODS: Mapping[str, Callable[[Problem], Fitted]] = {

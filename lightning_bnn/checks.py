@@ -23,6 +23,7 @@ __all__ = [
     "check_option",
     "check_path",
     "check_probability",
+    "check_tensors",
     "check_whole",
     "is_whole",
     "numbers_of",
@@ -153,6 +154,20 @@ def check_kind(name: str, value: Any, kind: type, what: str) -> None:
     """
     if not isinstance(value, kind):
         raise ConfigurationError(f"{name}= is {what}; got {type(value).__name__}.")
+
+
+def check_tensors(name: str, value: Any) -> None:
+    """Raise unless a value is a mapping of names to tensors.
+
+    Example:
+        >>> check_tensors("mean", {"weight": 3.0})
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: mean is a mapping of names to tensors; got ...
+    """
+    if not isinstance(value, Mapping) or not all(
+        isinstance(v, torch.Tensor) for v in value.values()
+    ):
+        raise ConfigurationError(f"{name} is a mapping of names to tensors; got {value!r:.80}.")
 
 
 def check_option(name: str, value: Any, options: Sequence[str]) -> None:

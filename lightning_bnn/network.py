@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch as functorch
 
-from lightning_bnn.checks import check_kind
+from lightning_bnn.checks import check_kind, check_tensors
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import apply_to_collection, rank_zero_warn
 
@@ -100,10 +100,7 @@ def in_network_order(net: nn.Module, tensors: Mapping[str, Tensor], what: str) -
     The order decides which number of the noise meets which weight, and a file does not keep it.
     """
     own = network_tensors(net)
-    if not isinstance(tensors, Mapping) or not all(
-        isinstance(tensor, Tensor) for tensor in tensors.values()
-    ):
-        raise ConfigurationError(f"{what} is a mapping of names to tensors; got {tensors!r:.80}.")
+    check_tensors(what, tensors)
     for name, tensor in tensors.items():
         if name not in own:
             raise ConfigurationError(

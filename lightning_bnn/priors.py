@@ -959,8 +959,9 @@ def check_prior(prior: PriorLike, names: Iterable[str]) -> None:
     """
     if isinstance(prior, Prior):
         return
-    mapping = isinstance(prior, Mapping) and all(isinstance(name, str) for name in prior)
-    if not (mapping and all(isinstance(one, Prior) for one in prior.values())):
+    if not isinstance(prior, Mapping) or not all(
+        isinstance(pattern, str) and isinstance(one, Prior) for pattern, one in prior.items()
+    ):
         raise ConfigurationError(
             "prior= is a prior such as Normal(0.0, 1.0), or a mapping from name patterns to "
             f"priors; got {prior!r}."

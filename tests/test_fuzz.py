@@ -31,17 +31,24 @@ import lightning_bnn
 from lightning_bnn import (
     AveragePosterior,
     DrawsPosterior,
+    DropoutPosterior,
     GaussianPosterior,
+    LaplacePosterior,
+    LinearPosterior,
     LowRankPosterior,
     MixturePosterior,
 )
 from lightning_bnn import likelihoods as lk
 from lightning_bnn.cli import main
+from lightning_bnn.curvature.diagonal import DiagonalCovariance
+from lightning_bnn.dropout import DropoutLayer
 from lightning_bnn.errors import LightningBNNError
 from lightning_bnn.exchange import call_with
 from lightning_bnn.launch import launch
-from lightning_bnn.posteriors import Evidence
+from lightning_bnn.posteriors import Evidence, MatrixNormalPosterior, RankOnePosterior
+from lightning_bnn.posteriors.rank_one import factor_sides
 from lightning_bnn.priors import Normal
+from lightning_bnn.selection import FlatLayout
 from lightning_bnn.target import Target
 from tests.launch.simulated import Simulated
 
@@ -73,10 +80,58 @@ def low_rank_posterior() -> LowRankPosterior:
     return LowRankPosterior(net(), lk.Gaussian(1.0), tensors(), tensors(0.1), directions)
 
 
+def matrix_normal_posterior() -> MatrixNormalPosterior:
+    roots = {"0.weight.rows": torch.eye(3), "0.weight.columns": torch.eye(2)}
+    return MatrixNormalPosterior(net(), lk.Gaussian(1.0), tensors(), tensors(0.1), roots)
+
+
+def laplace_posterior() -> LaplacePosterior:
+    return LaplacePosterior(net(), lk.Gaussian(1.0), tensors(), covariance())
+
+
+def covariance() -> DiagonalCovariance:
+    layout = FlatLayout(tensors())
+    return DiagonalCovariance(layout, {"sd": torch.full((layout.size,), 0.1)})
+
+
+def dropout_posterior() -> DropoutPosterior:
+    return DropoutPosterior(net(), lk.Gaussian(1.0), dropout_layers())
+
+
+def dropout_layers() -> list[DropoutLayer]:
+    return [DropoutLayer("2", 0.5, "bernoulli", "features")]
+
+
+def linear_posterior() -> LinearPosterior:
+    return LinearPosterior(net(), lk.Gaussian(1.0), last_tensors(), last_deviations())
+
+
+def last_tensors() -> dict[str, torch.Tensor]:
+    return {name: one for name, one in tensors().items() if name.startswith("2.")}
+
+
+def last_deviations() -> dict[str, torch.Tensor]:
+    return {name: torch.stack([one, -one]) for name, one in last_tensors().items()}
+
+
+def sides() -> dict[str, torch.Tensor]:
+    lengths = {k: n for name, one in tensors().items() for k, n in factor_sides(name, one.shape)}
+    return {name: torch.ones(2, length) for name, length in lengths.items()}
+
+
+def rank_one_posterior() -> RankOnePosterior:
+    return RankOnePosterior(net(), lk.Gaussian(1.0), tensors(), sides(), sides())
+
+
 POSTERIORS: dict[str, Callable[[], Any]] = {
     "draws": draws_posterior,
     "Gaussian": gaussian_posterior,
     "low rank": low_rank_posterior,
+    "matrix normal": matrix_normal_posterior,
+    "Laplace": laplace_posterior,
+    "dropout": dropout_posterior,
+    "linear": linear_posterior,
+    "rank one": rank_one_posterior,
     "mixture": lambda: MixturePosterior([draws_posterior(), gaussian_posterior()]),
     "average": lambda: AveragePosterior([draws_posterior(), gaussian_posterior()], [0.3, 0.7]),
 }
@@ -93,6 +148,7 @@ TARGETS = {"Bernoulli": LABELS % 2, "Categorical": LABELS, "Poisson": (LABELS % 
 VALID: dict[str, Callable[[], Any]] = {
     "chains": lambda: 2,
     "count": lambda: 3,
+    "covariance": covariance,
     "components": lambda: [draws_posterior(), draws_posterior()],
     "data": lambda: [(INPUTS, NUMBERS)],
     "device": lambda: "cpu",
@@ -102,11 +158,14 @@ VALID: dict[str, Callable[[], Any]] = {
     "dirpath": lambda: "here",
     "directory": lambda: "here",
     "draws": lambda: [tensors(), tensors(2.0)],
+    "factors": sides,
+    "factor_sd": sides,
     "fraction": lambda: 0.5,
     "fractions": lambda: [0.0, 0.5],
     "function": lambda: lambda tensor: tensor,
     "change": lambda: lambda name, tensor: tensor,
     "inputs": lambda: INPUTS,
+    "layers": dropout_layers,
     "level": lambda: 0.9,
     "likelihood": lambda: lk.Gaussian(1.0),
     "loader": lambda: DataLoader(TensorDataset(INPUTS, NUMBERS), 3),
@@ -126,6 +185,7 @@ VALID: dict[str, Callable[[], Any]] = {
     "prior_net": net,
     "q": lambda: 0.5,
     "sd": lambda: tensors(0.1),
+    "shared": tensors,
     "targets": lambda: NUMBERS,
     "test": lambda: TensorDataset(INPUTS, NUMBERS),
     "trained_net": lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.5), nn.Linear(3, 1)),
@@ -142,9 +202,6 @@ SKIPPED = {
     "MeanScore", "Target", "DrawStream", "Sampler", "prior_scales",
     # a tuple, what takes seconds, and what calls a function of the user's
     "Evidence", "annealed_importance", "thermodynamic_integration", "log_scores",
-    # made by strategies
-    "DropoutPosterior", "LaplacePosterior", "LinearPosterior", "MatrixNormalPosterior",
-    "RankOnePosterior",
 }  # fmt: skip
 OF_WRITERS = {
     "from_stored", "from_manifest", "from_stream", "from_collected", "made_from", "number_of",
@@ -233,6 +290,8 @@ def valid(entry: str, name: str) -> Any:
         return "stored"
     if name == "targets":
         return TARGETS.get(entry.split()[0], NUMBERS)
+    if entry == "posteriors.LinearPosterior" and name in ("mean", "deviations"):
+        return last_tensors() if name == "mean" else last_deviations()
     if name == "predictives":
         kind = entry.split(" predictive")[0]
         return [PREDICTIVES[kind](), PREDICTIVES[kind]()]

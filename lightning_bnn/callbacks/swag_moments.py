@@ -176,7 +176,7 @@ class SWAGMoments(pl.Callback, InBar):
             raise ConfigurationError("Give every_n_epochs= or every_n_steps=, not both.")
         if rank is not None and check_whole("rank", rank, 0) == 1:
             raise ConfigurationError("rank= is at least 2, or 0 for the diagonal alone; got 1.")
-        if lr is not None and lr != "auto":
+        if lr is not None and not (isinstance(lr, str) and lr == "auto"):
             check_number("lr", lr)
         if refresh_batch_norm is not None:
             check_whole("refresh_batch_norm", refresh_batch_norm, 1)

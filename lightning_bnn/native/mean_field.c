@@ -205,12 +205,15 @@ void lightning_bnn_gradients(float *by_means, float *by_rhos, const float *const
     }
 }
 
-/* ln x for positive normal x; NaN stays NaN. */
-static inline float logarithm(float x)
+/* ln(1 + q) / 2 for q from -1/2 to 3/2, as atanh(q / (2 + q)): cheaper than ln, and good near 0. */
+static inline float half_log1p(float q)
 {
-    int32_t n;
-    float rest = split_log(x, &n);
-    return (rest + (float)n * 0.69314718f) + (x - x);
+    float t = q / (2.0f + q), t2 = t * t;
+    float p = 1.65115118e-1f;
+    p = p * t2 + 1.33716807e-1f;
+    p = p * t2 + 2.00584829e-1f;
+    p = p * t2 + 3.33321869e-1f;
+    return t * (1.0f + t2 * p);
 }
 
 static inline float held(float x, float most)
@@ -219,26 +222,37 @@ static inline float held(float x, float most)
     return x > most ? most : x;
 }
 
-/* A step of IVON, as in optimizers/ivon.py, with its momenta in place:
+/* Some weights of the step below, with pointers that do not overlap. */
+static void step_piece(float *restrict means, float *restrict rhos, float *restrict momenta,
+                       const float *restrict by_means, const float *restrict by_rhos,
+                       int64_t count, float keep, float pull, float rate, float most)
+{
+    for (int64_t i = 0; i < count; i++) {
+        float momentum = momenta[i] + (1.0f - keep) * (by_means[i] - momenta[i]);
+        float u = held(pull * by_rhos[i], 1.0f);
+        float q = u * (1.0f + 0.5f * u);
+        float variance = exponential(2.0f * rhos[i]) / (1.0f + q); /* exp(2 r) of the new r */
+        momenta[i] = momentum;
+        rhos[i] -= half_log1p(q);
+        means[i] -= held(rate * variance * momentum, most);
+    }
+}
+
+/* A step of IVON, as in optimizers/natural.py, with its momenta in place:
  *
  *     v <- keep v + (1 - keep) dL/dm,   u = pull dL/dr held within -1 and 1
  *     r <- r - ln(1 + u + u^2 / 2) / 2,   m <- m - (rate exp(2 r) v held within -most and most).
  */
-void lightning_bnn_natural_step(float *restrict means, float *restrict rhos,
-                                float *restrict momenta, const float *restrict by_means,
-                                const float *restrict by_rhos, int64_t size, float keep, float pull,
+void lightning_bnn_natural_step(float *means, float *rhos, float *momenta, const float *by_means,
+                                const float *by_rhos, int64_t size, float keep, float pull,
                                 float rate, float most, int threads)
 {
     int64_t chunks = (size + CHUNK - 1) / CHUNK;
     (void)threads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t chunk = 0; chunk < chunks; chunk++)
-        for (int64_t i = chunk * CHUNK, end = smaller(i + CHUNK, size); i < end; i++) {
-            float momentum = momenta[i] + (1.0f - keep) * (by_means[i] - momenta[i]);
-            float u = held(pull * by_rhos[i], 1.0f);
-            float rho = rhos[i] - 0.5f * logarithm(1.0f + u * (1.0f + 0.5f * u));
-            momenta[i] = momentum;
-            rhos[i] = rho;
-            means[i] -= held(rate * exponential(2.0f * rho) * momentum, most);
-        }
+    for (int64_t chunk = 0; chunk < chunks; chunk++) {
+        int64_t start = chunk * CHUNK;
+        step_piece(means + start, rhos + start, momenta + start, by_means + start,
+                   by_rhos + start, smaller(CHUNK, size - start), keep, pull, rate, most);
+    }
 }

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from typing_extensions import Self
 
-from lightning_bnn.checks import check_kind, check_whole
+from lightning_bnn.checks import check_device, check_kind, check_whole
 from lightning_bnn.dropout import (
     NOISES,
     SHARING,
@@ -145,6 +145,7 @@ class DropoutPosterior(Posterior):
         layers: Sequence[DropoutLayer],
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
+        check_kind("net", net, nn.Module, "a torch.nn.Module")
         super().__init__(likelihood)
         self.net = copy_network(net).eval().requires_grad_(False)
         given = {} if weights is None else in_network_order(self.net, weights, "weights")
@@ -152,7 +153,9 @@ class DropoutPosterior(Posterior):
         for name, tensor in given.items():
             own[name].data = tensor.detach().clone()
         modules = {name for name, _ in self.net.named_modules()}
+        check_kind("layers", layers, Sequence, "a list of DropoutLayer")
         for layer in layers:
+            check_kind("layers", layer, DropoutLayer, "a list of DropoutLayer")
             if layer.name not in modules or not 0 <= layer.rate < 1:
                 raise ConfigurationError(
                     f"A dropout layer is a module of the network with a rate from 0 to below 1; "
@@ -285,7 +288,9 @@ class DropoutPosterior(Posterior):
     def to(self, device: torch.device | str) -> Self:
         """Move everything to a device, in place."""
         self._noise = None
-        return super().to(device)
+        both = (self.net, self.likelihood)
+        self.net, self.likelihood = move_data_to_device(both, check_device(device))
+        return self
 
     def entry(self) -> dict[str, Any]:
         """The dropout layers."""

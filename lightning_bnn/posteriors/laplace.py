@@ -22,6 +22,7 @@ Bayesian neural nets via local linearization*.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -29,11 +30,12 @@ from torch import Tensor, nn
 from torch.quasirandom import SobolEngine
 from typing_extensions import Self
 
-from lightning_bnn.checks import check_option
+from lightning_bnn.checks import check_kind, check_option, check_tensors
 from lightning_bnn.curvature import Covariance, LinearisedNetwork
 from lightning_bnn.curvature.base import check_room
 from lightning_bnn.curvature.linear import Way
 from lightning_bnn.curvature.outputs import output_covariances
+from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.exchange import exclusive
 from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Likelihood
@@ -49,6 +51,7 @@ from lightning_bnn.posteriors.weights import (
     changed,
 )
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.random import check_seed
 from lightning_bnn.selection import FlatLayout
 from lightning_bnn.storage.manifest import SHAPE, Form
 from lightning_bnn.storage.store import Stored
@@ -105,10 +108,24 @@ class LaplacePosterior(WeightPosterior):
         super().__init__(net, likelihood, mean, fixed)
         check_option("predictive", predictive, ("linearised", "draws"))
         self.predictive: PredictiveKind = predictive
+        check_kind("covariance", covariance, Covariance, "a Covariance of the weights of mean=")
+        if log_evidence is not None and not (
+            isinstance(log_evidence, Real) and log_evidence == log_evidence
+        ):
+            raise ConfigurationError(
+                f"log_evidence= is a number or None; got {log_evidence!r:.80}."
+            )
         if log_evidence is not None:
             self.evidence = Evidence(log_evidence, 0.0, "Laplace")
         self.covariance = covariance
         self._layout = FlatLayout(mean)
+        if index is not None:
+            check_tensors("index", index)
+        if not mean or not (index or covariance.layout.size == self._layout.size):
+            raise ConfigurationError(
+                f"mean= and covariance= are of the same weights, of one at least; got "
+                f"{self._layout.size} and {covariance.layout.size}."
+            )
         self._mean = self._layout.flatten(mean)
         self._index = None
         if index:
@@ -303,13 +320,12 @@ def standard_points(count: int, axes: int, seed: int) -> Tensor:
         >>> torch.allclose(points.T @ points / 8, torch.eye(2, dtype=torch.float64))
         True
     """
+    seed = check_seed(seed) % 2**63
     if axes > SobolEngine.MAXDIM:
-        generator = torch.Generator().manual_seed(seed % 2**63)
+        generator = torch.Generator().manual_seed(seed)
         points = torch.randn(count, axes, generator=generator, dtype=torch.float64)
     else:
-        uniform = SobolEngine(axes, scramble=True, seed=seed % 2**63).draw(
-            count, dtype=torch.float64
-        )
+        uniform = SobolEngine(axes, scramble=True, seed=seed).draw(count, dtype=torch.float64)
         points = torch.special.ndtri(uniform.clamp(1e-9, 1 - 1e-9))
     if count == 1:
         return points

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lightning_bnn.checks import check_kind
+from lightning_bnn.checks import check_kind, check_tensors
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.lightning import move_data_to_device
 from lightning_bnn.likelihoods import Gaussian, Likelihood
@@ -32,6 +32,7 @@ from lightning_bnn.posteriors.weights import (
     changed,
 )
 from lightning_bnn.predictive import Predictive
+from lightning_bnn.random import check_seed
 from lightning_bnn.storage.store import Stored
 
 __all__ = ["LinearPosterior"]
@@ -70,9 +71,16 @@ class LinearPosterior(WeightPosterior):
         check_kind("likelihood", likelihood, Gaussian, "a Gaussian, which has the closed form")
         ordered = in_network_order(net, mean, "mean")
         self._means = {name: tensor.detach().clone() for name, tensor in ordered.items()}
-        if set(deviations) != set(self._means):
+        check_tensors("deviations", deviations)
+        shapes = {name: list(one.shape[1:]) for name, one in deviations.items()}
+        counts = {len(one) if one.ndim else 0 for one in deviations.values()}
+        if (
+            shapes != {name: list(one.shape) for name, one in self._means.items()}
+            or len(counts) > 1
+        ):
             raise ConfigurationError(
-                f"mean and deviations need the same names; got {list(mean)} and {list(deviations)}."
+                "mean and deviations need the same names and shapes, those of deviations with one "
+                f"leading axis; got {_shapes(mean)} and {_shapes(deviations)}."
             )
         super().__init__(net, likelihood, self._means, fixed)
         self.deviations = {name: deviations[name].detach().clone() for name in self._means}
@@ -82,6 +90,7 @@ class LinearPosterior(WeightPosterior):
         """The predictive of a batch: in closed form, or with a number of draws as a mixture."""
         if draws is not None:
             return super().predict(inputs, draws, seed)
+        check_seed(seed)  # it decides nothing here
         inputs = move_data_to_device(inputs, self.device)
         inputs = in_precision_of({**self.fixed, **self._means}, self.net, inputs)
         mean = self.outputs({name: one[None] for name, one in self._means.items()}, inputs)
@@ -158,3 +167,7 @@ class LinearPosterior(WeightPosterior):
         """The inverse of :meth:`blobs`."""
         mean, deviations = (stored.load(f"{prefix}{name}") for name in ("mean", "deviations"))
         return cls(net, likelihood, mean, deviations, stored.load_if_present(f"{prefix}fixed"))
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> str:
+    return f"{ {name: list(one.shape) for name, one in tensors.items()}!s:.200}"

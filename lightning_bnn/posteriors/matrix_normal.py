@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lightning_bnn.checks import check_tensors
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.posteriors.gaussian import GaussianPosterior
@@ -70,7 +71,9 @@ class MatrixNormalPosterior(GaussianPosterior):
             for name, tensor in self.mean.items()
             for side, length in zip(_SIDES, matrix_shape(tensor.shape), strict=True)
         }
-        for name, factor in (factors or {}).items():
+        factors = {} if factors is None else factors
+        check_tensors("factors", factors)
+        for name, factor in factors.items():
             if factor.shape != (sides.get(name), sides.get(name)):
                 raise ConfigurationError(
                     f"factors has {name!r} in the shape {list(factor.shape)}; expected square ones "

@@ -289,8 +289,8 @@ def posterior_of(prior: Any, name: str, net: nn.Module) -> WeightPosterior | Non
     """
     prior = _as_prior(prior, {})
     if isinstance(prior, Mapping):
-        matching = (one for pattern, one in prior.items() if fnmatchcase(name, str(pattern)))
-        prior = next(matching, None)  # patterns are checked where the prior is bound
+        patterns = {each: one for each, one in prior.items() if isinstance(each, str)}
+        prior = next((one for each, one in patterns.items() if fnmatchcase(name, each)), None)
     if not isinstance(prior, PosteriorPrior):
         return None
     posterior = prior.read(net)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lightning_bnn.checks import check_tensors
 from lightning_bnn.errors import ConfigurationError
 from lightning_bnn.likelihoods import Likelihood
 from lightning_bnn.network import in_network_order
@@ -67,6 +68,8 @@ class RankOnePosterior(WeightPosterior):
     ) -> None:
         shared = in_network_order(net, shared, "shared")
         super().__init__(net, likelihood, shared, fixed)
+        check_tensors("factors", factors)
+        check_tensors("factor_sd", factor_sd)
         sides = {k: n for name, one in shared.items() for k, n in factor_sides(name, one.shape)}
         shapes = [
             {name: list(one.shape) for name, one in each.items()} for each in (factors, factor_sd)

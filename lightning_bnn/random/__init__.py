@@ -6,7 +6,13 @@
 * :mod:`~lightning_bnn.random.hashing`: random numbers as a function of (member, example).
 """
 
-from lightning_bnn.random.seeds import member_seed, mix_seeds, random_seed, seeded_generator
+from lightning_bnn.random.seeds import (
+    check_seed,
+    member_seed,
+    mix_seeds,
+    random_seed,
+    seeded_generator,
+)
 from lightning_bnn.random.state import (
     isolated_random_state,
     random_state,
@@ -17,6 +23,7 @@ from lightning_bnn.random.stream import NoiseGenerator, NormalStream
 __all__ = [
     "NoiseGenerator",
     "NormalStream",
+    "check_seed",
     "isolated_random_state",
     "member_seed",
     "mix_seeds",

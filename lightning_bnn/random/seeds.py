@@ -7,13 +7,15 @@ chain 3 run again after a failure see the same random numbers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from lightning_bnn.checks import is_whole
 from lightning_bnn.errors import ConfigurationError
 
-__all__ = ["member_seed", "mix_seeds", "random_seed", "seeded_generator"]
+__all__ = ["check_seed", "member_seed", "mix_seeds", "random_seed", "seeded_generator"]
 
 
 def member_seed(root: int, member: int, purpose: str = "") -> int:
@@ -51,6 +53,19 @@ def random_seed() -> int:
     return int(torch.randint(2**62, ()).item())
 
 
+def check_seed(seed: Any) -> int:
+    """The seed, if it is a whole number of at most 64 bits.
+
+    Example:
+        >>> check_seed(0.5)
+        Traceback (most recent call last):
+        lightning_bnn.errors.ConfigurationError: seed= is a whole number of 64 bits; got 0.5.
+    """
+    if not is_whole(seed) or not -(2**63) <= seed < 2**64:
+        raise ConfigurationError(f"seed= is a whole number of 64 bits; got {seed!r:.80}.")
+    return int(seed)
+
+
 def seeded_generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of random numbers that a seed of at most 64 bits decides.
 
@@ -59,6 +74,4 @@ def seeded_generator(seed: int, device: torch.device | str = "cpu") -> torch.Gen
         Traceback (most recent call last):
         lightning_bnn.errors.ConfigurationError: seed= is a whole number of 64 bits; got 'x'.
     """
-    if not is_whole(seed) or not -(2**63) <= seed < 2**64:
-        raise ConfigurationError(f"seed= is a whole number of 64 bits; got {seed!r:.80}.")
-    return torch.Generator(device).manual_seed(int(seed))
+    return torch.Generator(device).manual_seed(check_seed(seed))

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any, ClassVar, Literal
 
 from torch import nn
@@ -134,7 +135,7 @@ class IVONBNN(VariationalBNN):
         seed: int | None = None,
         **data: Unpack[DataOptions],
     ) -> None:
-        if temperature == 0:
+        if isinstance(temperature, Real) and temperature == 0:
             raise ConfigurationError(
                 "IVONBNN measures its steps by the posterior's width, which is 0 at temperature=0. "
                 "Pass a positive one."

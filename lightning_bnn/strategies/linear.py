@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from typing_extensions import Unpack
 
-from lightning_bnn.checks import check_kind
+from lightning_bnn.checks import check_kind, check_whole
 from lightning_bnn.curvature.base import check_room
 from lightning_bnn.errors import ConfigurationError, DataError
 from lightning_bnn.likelihoods import Gaussian
@@ -484,5 +484,5 @@ class PolynomialRegression(BayesianLinear):
         **data: Unpack[DataOptions],
     ) -> None:
         terms = Polynomial(inputs, order)
-        net = nn.Sequential(terms, nn.Linear(terms.features, outputs))
+        net = nn.Sequential(terms, nn.Linear(terms.features, check_whole("outputs", outputs, 1)))
         super().__init__(net, likelihood, prior, predict_draws, **data)

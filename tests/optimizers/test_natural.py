@@ -68,7 +68,8 @@ def test_the_compiled_step_is_that_of_pytorch(size: int, most: float) -> None:
     wide = flats.double()
     natural_step_(*flats, 0.9, 0.6, 0.1, most)
     natural_step_(*wide, 0.9, 0.6, 0.1, most)
-    torch.testing.assert_close(flats.double(), wide, rtol=1e-5, atol=2e-6)
+    # means are differences of numbers up to 600
+    torch.testing.assert_close(flats.double(), wide, rtol=1e-5, atol=1e-5)
 
 
 @needs_compiler

@@ -340,3 +340,15 @@ def test_errors_of_the_network_itself_are_shown():
         posterior.predict(ROWS, draws=0)
     with pytest.raises(ConfigurationError, match="64 bits"):
         posterior.predict(ROWS, draws=1, seed="x")
+
+
+def test_it_moves_to_a_device() -> None:
+    """The layers are names and rates, which stay as they are."""
+    posterior = DropoutPosterior(
+        nn.Dropout(), Gaussian(), [DropoutLayer("", 0.5, "bernoulli", "elements")]
+    )
+    before = outputs(posterior)
+    assert posterior.to("cpu") is posterior
+    assert torch.equal(outputs(posterior), before)
+    net = nn.Sequential(nn.Linear(3, 2), nn.Dropout(), nn.Linear(2, 1))
+    assert mc_dropout(net, Gaussian()).to("meta").device.type == "meta"
