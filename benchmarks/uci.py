@@ -1,7 +1,7 @@
 """Test log-likelihood and RMSE on the UCI regression sets, beside published figures.
 
-``python -m benchmarks.uci --method ensemble --data-dir DIR`` (or ``laplace``, or ``ivon``) trains on
-the standard splits of each set (see :mod:`lightning_bnn.data.uci`) and prints the mean over the
+``python -m benchmarks.uci --method ensemble --data-dir DIR`` (``laplace``, ``ivon``) trains on the
+standard splits of each set (see :mod:`lightning_bnn.data.uci`) and prints the mean over the
 splits and its standard error, in the unit of the target, beside the published rows of
 :mod:`benchmarks.published`. The log-likelihood is that of the mixture, not of a Gaussian with its
 moments.

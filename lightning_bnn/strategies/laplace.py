@@ -17,7 +17,9 @@ Gaussian and known, mean, covariance and evidence are exact.
 
 The scales of the prior that the mode was found with are seldom those that the data ask for. With
 ``scales="one"`` or ``"per tensor"`` they are replaced, after the pass, by those that maximise the
-evidence at w* (:mod:`lightning_bnn.curvature.evidence`). With ``scales="validation"`` one factor is
+evidence at w* (:mod:`lightning_bnn.curvature.evidence`), and so is the noise of
+``Gaussian(learn=True)``, which at the mode is too small: it is that of the residuals of the training
+data. With ``scales="validation"`` one factor is
 chosen by the NLL of validation data, of the predictive that is asked for; the evidence is then that
 of a model chosen by other data, and no measure for comparing models.
 
@@ -100,8 +102,8 @@ class LaplaceBNN(DeepEnsemble):
         predictive: ``"linearised"``: the Gaussian over outputs of the linearised network;
             ``"draws"``: draws of the weights (see :mod:`lightning_bnn.posteriors.laplace`).
         scales: The prior's scales in the posterior. ``"given"``: those of ``prior``; ``"one"``:
-            times one factor, which maximises the evidence; ``"per tensor"``: times one for each
-            tensor; ``"validation"``: times one factor, which has the lowest NLL of the first
+            times one factor, which maximises the evidence, as does one on a learned scale of the
+            noise; ``"per tensor"``: times one for each tensor; ``"validation"``: times one factor, which has the lowest NLL of the first
             validation data of the fit. None: as given if there is a ``prior``, else ``"one"``.
         num_data: The number of training examples; found from the training data if left out.
         optimizer: Makes the optimizer from parameters; by default Adam, at the rate of
@@ -228,6 +230,7 @@ class LaplaceBNN(DeepEnsemble):
         return {
             "log_evidence": torch.tensor(found.log_evidence, dtype=torch.float64),
             "precisions": torch.tensor(found.precisions, dtype=torch.float64),
+            "noise": torch.tensor(found.noise, dtype=torch.float64),
             "mode": self._mode_of_weights(),
             **{f"covariance.{name}": t for name, t in found.covariance.tensors.items()},
         }
@@ -304,14 +307,19 @@ class LaplaceBNN(DeepEnsemble):
         }
         layout = FlatLayout(self._tensors()[0])
         covariance = Covariance.kinds[self.structure](layout, tensors)
-        return self._posterior_with(covariance, float(self.finished["log_evidence"]))
+        return self._posterior_with(
+            covariance, float(self.finished["log_evidence"]), float(self.finished["noise"])
+        )
 
     def _posterior_with(
-        self, covariance: Covariance, log_evidence: float | None = None
+        self, covariance: Covariance, log_evidence: float | None = None, noise: float = 1.0
     ) -> LaplacePosterior:
         weights, fixed = self._tensors()
+        likelihood = self.likelihood_of(0)
+        if noise != 1.0:
+            likelihood = likelihood.widened(noise)
         return LaplacePosterior(
-            self.net, self.likelihood_of(0), weights, covariance, fixed, self.predictive_kind,
+            self.net, likelihood, weights, covariance, fixed, self.predictive_kind,
             log_evidence,
         )  # fmt: skip
 
