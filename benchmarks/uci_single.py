@@ -71,10 +71,11 @@ def settings(method: str) -> str:
         f"{STRATEGIES[method].__name__} with its defaults, one hidden layer of 50 ReLU units (100 "
         f"for protein), batches of {BATCH_SIZE}. Each split chooses on {VALIDATION:.0%} of its "
         f"training rows between: {'; '.join(map(str, RECIPES))}; on sets of more than {LARGE} "
-        f"rows, with batches of {LARGE_BATCH_SIZE}: {'; '.join(map(str, LARGE_RECIPES))}. One noise is "
-        f"Gaussian(learn=True), noise of inputs HeteroscedasticGaussian({MINIMUM_SCALE:g}). The "
-        "best is trained anew on all training rows. No split chooses on its own test rows; how the "
-        "recipes came about is in benchmarks/README.md."
+        f"rows, with batches of {LARGE_BATCH_SIZE}: {'; '.join(map(str, LARGE_RECIPES))}. One "
+        "noise is Gaussian(learn=True), noise of inputs "
+        f"HeteroscedasticGaussian({MINIMUM_SCALE:g}). The best is trained anew on all "
+        "training rows. No split chooses on its own test rows; how the recipes came about is in "
+        "benchmarks/README.md."
     )
 
 

@@ -311,7 +311,7 @@ class Gaussian(Likelihood):
         """
         copy = deepcopy(self)
         assert copy.log_scale is not None
-        copy.log_scale += math.log(factor)
+        copy.log_scale.add_(math.log(factor))
         return copy
 
     def log_prior(self, outputs: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ Gaussian and known, mean, covariance and evidence are exact.
 
 The scales of the prior that the mode was found with are seldom those that the data ask for. With
 ``scales="one"`` or ``"per tensor"`` they are replaced, after the pass, by those that maximise the
-evidence at w* (:mod:`lightning_bnn.curvature.evidence`), and so is the noise of
-``Gaussian(learn=True)``, which at the mode is too small: it is that of the residuals of the training
-data. With ``scales="validation"`` one factor is
-chosen by the NLL of validation data, of the predictive that is asked for; the evidence is then that
-of a model chosen by other data, and no measure for comparing models.
+evidence at w* (:mod:`lightning_bnn.curvature.evidence`). So is the noise of
+``Gaussian(learn=True)``, which at the mode is that of the residuals of the training data, and too
+small. With ``scales="validation"`` one factor is chosen by the NLL of validation data, of the
+predictive that is asked for; the evidence is then that of a model chosen by other data, and no
+measure for comparing models.
 
 **Resuming.** The pass comes at the end of the last epoch, after its validation, and what it finds
 is in the checkpoints that are written later. Sums that are half made are in none: a fit that is
@@ -102,9 +102,10 @@ class LaplaceBNN(DeepEnsemble):
         predictive: ``"linearised"``: the Gaussian over outputs of the linearised network;
             ``"draws"``: draws of the weights (see :mod:`lightning_bnn.posteriors.laplace`).
         scales: The prior's scales in the posterior. ``"given"``: those of ``prior``; ``"one"``:
-            times one factor, which maximises the evidence, as does one on a learned scale of the
-            noise; ``"per tensor"``: times one for each tensor; ``"validation"``: times one factor, which has the lowest NLL of the first
+            times one factor, which maximises the evidence; ``"per tensor"``: times one for each
+            tensor; ``"validation"``: times one factor, which has the lowest NLL of the first
             validation data of the fit. None: as given if there is a ``prior``, else ``"one"``.
+            With the evidence a learned noise scale (``Gaussian(learn=True)``) is found, too.
         num_data: The number of training examples; found from the training data if left out.
         optimizer: Makes the optimizer from parameters; by default Adam, at the rate of
             :func:`lightning_bnn.strategies.schedule.peak_rate`.
