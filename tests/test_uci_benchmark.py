@@ -275,6 +275,13 @@ def test_one_network_chooses_on_validation_rows_and_is_trained_anew_on_all(
     chosen = [(43, 11, 1), (43, 11, 2)]
     assert seen == [*chosen, (54, 0, 1), *chosen, (54, 0, 2)]
 
+    # with one recipe there is nothing to choose
+    seen.clear()
+    monkeypatch.setattr(uci_single, "LARGE_RECIPES" if large else "RECIPES", recipes[1:])
+    (result,) = uci_single.run_single("laplace", "yacht", [0], data_dir)
+    assert (result["recipe"], result["validation"]) == (str(recipes[1]), {})
+    assert seen == [(54, 0, 2)]
+
 
 @pytest.mark.parametrize("method", uci_single.STRATEGIES)
 def test_the_program_runs_methods_of_one_network(
