@@ -5,12 +5,13 @@ The network has one hidden layer of 50 rectified linear units (100 for the prote
 prior and its scales, the learning rate and its schedule, the structure of the curvature, the
 predictive and its 32 draws. What is not theirs to say is the likelihood and the length of the fit.
 
-What is chosen on which data: on sets of up to 5,000 rows each split chooses by itself between three
-recipes: one noise scale for all targets, or one that is a function of the inputs, the latter in a
-short or a long fit. All are trained on the first 80% of its training rows, and the one with the best
-log-likelihood on the other 20% is trained anew on all of them. On larger sets, which take longer and
-are not easily fitted too closely, there is one recipe and no choice. Test rows take no part in it.
-No fit has validation data of its own, so that none stops early or goes back to earlier weights.
+What is chosen on which data: on sets of up to 5,000 rows each split chooses by itself between
+three recipes: one noise scale for all targets, or one that is a function of the inputs, the latter
+in a short or a long fit. All are trained on the first 80% of its training rows, and the one with
+the best log-likelihood on the other 20% is trained anew on all of them. Larger sets, which take
+longer and are not easily fitted too closely, have one recipe and no choice. Test rows take no part
+in it. No fit has validation data of its own, so that none stops early or goes back to earlier
+weights.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ def settings(method: str) -> str:
     return (
         f"{STRATEGIES[method].__name__} with its defaults, one hidden layer of 50 ReLU units (100 "
         f"for protein), batches of {BATCH_SIZE}. Each split chooses on {VALIDATION:.0%} of its "
-        f"training rows between: {'; '.join(map(str, RECIPES))}; and is trained anew on all of them. "
-        f"Sets of more than {LARGE} rows: {LARGE_RECIPES[0]}, batches of {LARGE_BATCH_SIZE}, no "
-        "choice. One noise is Gaussian(learn=True), noise of inputs "
-        f"HeteroscedasticGaussian({MINIMUM_SCALE:g}). No split chooses on its own test rows; how the "
-        "recipes came about is in benchmarks/README.md."
+        f"training rows between: {'; '.join(map(str, RECIPES))}; and is trained anew on all of "
+        f"them. Sets of more than {LARGE} rows: {LARGE_RECIPES[0]}, batches of {LARGE_BATCH_SIZE}, "
+        "no choice. One noise is Gaussian(learn=True), noise of inputs "
+        f"HeteroscedasticGaussian({MINIMUM_SCALE:g}). No split chooses on its own test rows; how "
+        "the recipes came about is in benchmarks/README.md."
     )
 
 
@@ -97,7 +98,7 @@ def train(method: str, data: UCIRegression, recipe: Recipe) -> Posterior:
     likelihood = LIKELIHOODS[recipe.noise]()
     net = MLP(data.input_shape[0], [hidden], 1 if isinstance(likelihood, Gaussian) else 2)
     strategy = STRATEGIES[method](net, likelihood)
-    strategy.log = _forget  # type: ignore[method-assign]  # half of a step's time, and not looked at
+    strategy.log = _forget  # type: ignore[method-assign]  # takes much of a step, and is not looked at
     loader = data.train_dataloader()
     trainer = pl.Trainer(
         max_epochs=max(1, round(recipe.steps / len(loader))), accelerator="cpu", logger=False,
