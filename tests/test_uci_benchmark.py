@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import uci, uci_ensemble
+from benchmarks import uci, uci_ensemble, uci_single
 from benchmarks.published import DEEP_ENSEMBLE, SOURCES, Figure, published
 from benchmarks.uci_ensemble import MEMBERS, Recipe, SplitBatches, score, stack_splits, train
 from lightning_bnn.data.uci import standard_split
@@ -207,6 +207,104 @@ def test_the_program_prints_tables_and_keeps_its_figures(
     assert "of 2 sets" in out[-1]
 
 
+# ---------------------------------------------------------------- methods of one network
+
+
+@pytest.mark.parametrize("noise", uci_single.LIKELIHOODS)
+def test_one_networks_scores_are_in_the_unit_of_the_target(data_dir: Path, noise: str) -> None:
+    values = np.loadtxt(data_dir / "yacht" / "data.txt")
+    data = uci_single.read("yacht", 3, data_dir)
+    posterior = uci_single.train("laplace", data, uci_single.Recipe(noise, 4))
+    found = uci_single.score(posterior, data)
+
+    rows, test = standard_split(ROWS, 3)
+    mean, scale = values[rows].mean(0), values[rows].std(0)
+    inputs = torch.tensor((values[test][:, :2] - mean[:2]) / scale[:2]).float()
+    predictive = posterior.predict(inputs)
+    means = predictive.means.double().numpy()[..., 0] * scale[2] + mean[2]
+    sd = predictive.scales.double().expand(predictive.means.shape).numpy()[..., 0] * scale[2]
+    z = (values[test][:, 2] - means) / sd
+    log_likelihood = np.log(np.mean(np.exp(-0.5 * z**2) / (sd * math.sqrt(2 * math.pi)), 0)).mean()
+    rmse = np.sqrt(np.square(values[test][:, 2] - means.mean(0)).mean())
+    assert found == pytest.approx((log_likelihood, rmse), rel=1e-4)
+    assert rmse > 2  # far from the standardised figure, which is below 1
+
+
+@pytest.mark.parametrize("method", uci_single.STRATEGIES)
+def test_a_recipe_decides_likelihood_and_length(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    fits: list[tuple[str, str, int | None]] = []
+
+    def fit(trainer: uci_single.pl.Trainer, strategy: uci_single.Strategy, loader: object) -> None:
+        likelihood = type(strategy.likelihood).__name__
+        fits.append((type(strategy).__name__, likelihood, trainer.max_epochs))
+
+    monkeypatch.setattr(uci_single.pl.Trainer, "fit", fit)
+    data = uci_single.read("yacht", 0, data_dir)  # 54 rows, two batches
+    for noise, steps in (("one noise", 6), ("noise of inputs", 1)):
+        uci_single.train(method, data, uci_single.Recipe(noise, steps))
+    name = uci_single.STRATEGIES[method].__name__
+    assert fits == [(name, "Gaussian", 3), (name, "HeteroscedasticGaussian", 1)]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_one_network_chooses_on_validation_rows_and_is_trained_anew_on_all(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    Recipe = uci_single.Recipe
+    recipes = (Recipe("one noise", 1), Recipe("one noise", 2))
+    monkeypatch.setattr(uci_single, "LARGE_RECIPES" if large else "RECIPES", recipes)
+    monkeypatch.setattr(uci_single, "LARGE", 53 if large else 54)
+    seen: list[tuple[int, int, int]] = []
+
+    def made_up(recipe: Recipe, data: uci_single.UCIRegression) -> uci_ensemble.Score:
+        held_out = len(data.splits.validation)
+        seen.append((len(data.splits.train), held_out, recipe.steps))
+        better = {0: 1, 1: 2}[data.split]  # the steps that validate best, by split
+        return uci_ensemble.Score(
+            float(better == recipe.steps) if held_out else 10.0 * data.split + recipe.steps, 0.5
+        )
+
+    monkeypatch.setattr(uci_single, "train", lambda method, data, recipe: recipe)
+    monkeypatch.setattr(uci_single, "score", made_up)
+    results = uci_single.run_single("laplace", "yacht", [0, 1], data_dir)
+    assert [one["log_likelihood"] for one in results] == [1.0, 12.0]
+    assert [one["recipe"] for one in results] == [str(recipe) for recipe in recipes]
+    assert results[1]["validation"] == {str(recipes[0]): 0.0, str(recipes[1]): 1.0}
+    chosen = [(43, 11, 1), (43, 11, 2)]
+    assert seen == [*chosen, (54, 0, 1), *chosen, (54, 0, 2)]
+
+    # with one recipe there is nothing to choose
+    seen.clear()
+    monkeypatch.setattr(uci_single, "LARGE_RECIPES" if large else "RECIPES", recipes[1:])
+    (result,) = uci_single.run_single("laplace", "yacht", [0], data_dir)
+    assert (result["recipe"], result["validation"]) == (str(recipes[1]), {})
+    assert seen == [(54, 0, 2)]
+
+
+@pytest.mark.parametrize("method", uci_single.STRATEGIES)
+def test_the_program_runs_methods_of_one_network(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    monkeypatch.chdir(data_dir)
+    recipes = tuple(uci_single.Recipe(noise, 2) for noise in uci_single.LIKELIHOODS)
+    monkeypatch.setattr(uci_single, "RECIPES", recipes)
+    arguments = ["--method", method, "--sets", *uci.SEVEN, "--splits", "1", "--json", "f.json"]
+    uci.main([*arguments[:3], "yacht", "boston", *arguments[-4:], "--data-dir", str(data_dir)])
+    result = json.loads(Path("f.json").read_text())
+    assert (
+        set(result["sets"])
+        == set(result["at_least_published_deep_ensemble"])
+        == {"yacht", "boston"}
+    )
+    (split,) = result["sets"]["yacht"]["splits"]
+    assert set(split["validation"]) == set(map(str, recipes))
+    assert math.isfinite(split["log_likelihood"])
+    assert uci_single.STRATEGIES[method].__name__ in result["settings"]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("log-likelihood at least")
+
+
 def test_one_split_has_no_standard_error() -> None:
     assert uci.mean_and_error([2.5]) == Figure(2.5, None)
     assert uci.cell(Figure(2.5, None)) == "2.50"
@@ -225,6 +323,9 @@ def test_the_bar_counts_the_seven_sets(capsys: pytest.CaptureFixture[str]) -> No
     out = capsys.readouterr().out
     assert out.startswith("\nFAIL")
     assert "on 4 of 7 sets (at least 5); not on boston, power, wine" in out
+
+    uci.print_verdict(verdicts, bar=False)  # one network is not judged by five
+    assert capsys.readouterr().out.startswith("\nlog-likelihood at least")
 
     uci.print_verdict({"boston": True, "wine": False})
     assert capsys.readouterr().out.startswith("\nlog-likelihood at least")  # no verdict on a part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,7 +13,13 @@ from torch import Tensor, nn
 from lightning_bnn.checks import check_option, check_whole
 from lightning_bnn.curvature.base import Covariance, Curvature, Processes, check_room
 from lightning_bnn.curvature.diagonal import Diagonal
-from lightning_bnn.curvature.evidence import Scales, best_precisions, evidence, validated_precisions
+from lightning_bnn.curvature.evidence import (
+    Scales,
+    best_noise,
+    best_precisions,
+    evidence,
+    validated_precisions,
+)
 from lightning_bnn.curvature.full import Full
 from lightning_bnn.curvature.kron import Kron
 from lightning_bnn.curvature.linear import LinearisedNetwork
@@ -51,12 +58,14 @@ class Approximation:
         precisions: P of each tensor, as given or found.
         log_evidence: log p(D), in nats.
         nll: The validation NLL, where it has chosen P.
+        noise: What the evidence has multiplied a learned scale of the noise by.
     """
 
     covariance: Covariance
     precisions: list[float]
     log_evidence: float
     nll: float | None = None
+    noise: float = 1.0
 
 
 def check_structure(
@@ -114,15 +123,17 @@ def approximate(
         batches: Inputs and targets.
         num_data: N, if the examples seen stand for another number.
         rank: The number of eigenpairs of ``"low rank"``.
-        scales: What is done with the prior's scales (see :func:`best_precisions`).
+        scales: What is done with the prior's scales (see :func:`best_precisions`). Where the
+            evidence finds them, it also finds a scale of the noise that is learned.
         nll: For ``scales="validation"``, the validation NLL with a covariance.
         processes: Those that share the pass.
     """
-    curvature, log_likelihood = collect(
+    curvature, fit = collect(
         net, weights, fixed, likelihood, structure, batches, num_data, rank, processes
     )
     if nothing := without_curvature(curvature, likelihood):
         raise ConfigurationError(nothing)
+    log_likelihood = fit.log_likelihood
     if shortfall := curvature.shortfall():
         rank_zero_warn(shortfall, category=UserWarning)
     flat = flat_weights(weights)
@@ -134,13 +145,34 @@ def approximate(
     def covariance(precisions: Sequence[float]) -> Covariance:
         return curvature.covariance(precisions).to(dtype=flat.dtype)
 
-    lowest = None
+    variance, lowest = 1.0, None
+    if fit.count and scales in ("one", "per tensor"):
+        variance = best_noise(curvature, precisions, squares, fit.residuals, fit.count)
+        curvature.scale(1 / variance)
+        log_likelihood -= 0.5 * (
+            fit.count * math.log(variance) + fit.residuals * (1 / variance - 1)
+        )
     if nll is None:
         found = best_precisions(curvature, precisions, squares, scales)
     else:
         found, lowest = validated_precisions(precisions, lambda each: nll(covariance(each)))
     value = evidence(curvature, found, squares, log_likelihood)
-    return Approximation(covariance(found), found, value, lowest)
+    return Approximation(covariance(found), found, value, lowest, math.sqrt(variance))
+
+
+@dataclass
+class Fit:
+    """How a network fits the data at its weights.
+
+    Args:
+        log_likelihood: log p(D | w*).
+        residuals: Σ of the squared residuals in units of a learned scale of the noise.
+        count: Their number; 0 where there is no such scale.
+    """
+
+    log_likelihood: float
+    residuals: float
+    count: float
 
 
 @torch.no_grad()
@@ -154,8 +186,8 @@ def collect(
     num_data: int | None = None,
     rank: int | None = None,
     processes: Processes | None = None,
-) -> tuple[Curvature, float]:
-    """The pass over the data: H and log p(D | w*), as for :func:`approximate`.
+) -> tuple[Curvature, Fit]:
+    """The pass over the data: H, and how well the data are fitted, as for :func:`approximate`.
 
     Raises:
         DataError: There are no data.
@@ -165,7 +197,7 @@ def collect(
     processes = processes or Processes()
     curvature = _STRUCTURES[structure](net, weights, rank)
     linear = LinearisedNetwork(net, weights, fixed)
-    totals = torch.zeros(2, dtype=curvature.dtype, device=curvature.device)
+    totals = torch.zeros(4, dtype=curvature.dtype, device=curvature.device)
     seen = 0
     with torch.autocast(curvature.device.type, enabled=False):
         for inputs, targets in batches:
@@ -176,15 +208,19 @@ def collect(
             seen += len(outputs)
             totals[0] += likelihood.log_prob(outputs, targets).sum()
             totals[1] += len(outputs)
+            residuals = likelihood.standard_residuals(outputs, targets)
+            if residuals is not None:
+                totals[2] += residuals.square().sum()
+                totals[3] += residuals.numel()
             curvature.add(linear, inputs, likelihood.hessian_columns(outputs, targets))
     curvature.add_up(processes)
-    log_likelihood, count = processes.add_up(totals).tolist()
+    log_likelihood, count, squares, number = processes.add_up(totals).tolist()
     if not count:
         raise DataError("There is no curvature without data: the loader gave no batch.")
     factor = 1.0 if num_data is None else num_data / count
     curvature.scale(factor)
     _check_curvature(curvature)
-    return curvature, factor * log_likelihood
+    return curvature, Fit(factor * log_likelihood, factor * squares, factor * number)
 
 
 def flat_weights(weights: Mapping[str, Tensor]) -> Tensor:

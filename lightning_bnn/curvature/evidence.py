@@ -16,6 +16,18 @@ One factor is found on a line. Several are found by MacKay's (1992) steps
 would lower F, by the step :math:`c_t = d_t / (q_t + \mathrm{tr}_t(\Sigma P))` of
 expectation-maximisation, which never does.
 
+A learned scale of Gaussian noise has the same trouble as the scales of the prior, and worse: at the
+mode it is the size of the residuals of the training data, which is too small where the network has
+as many weights as there are examples. With n targets, whose squared residuals sum to R in units of
+the noise, and one factor s on its variance, H becomes H/s and the evidence, with one factor c,
+
+.. math:: F(c, s) = \text{const} - \tfrac12\Big[c\,q + \tfrac Rs + n\log s
+          + \sum_i\log\big(1 + \tfrac{\lambda_i}{s\,c}\big)\Big],
+
+with λ the eigenvalues of :math:`P^{-1/2} H P^{-1/2}`. At a given :math:`\kappa = s c` the best s is
+:math:`(\kappa q + R)/n`, so that κ is found on a line. At the optimum :math:`s = R/(n-\gamma)`:
+the noise is that of the residuals, corrected by the number γ of weights that the data determine.
+
 Where the evidence is not trusted, one factor may be chosen by the NLL of validation data instead.
 What follows of it is no evidence: such data are seen, and a model that is compared by its evidence
 must not be chosen by them.
@@ -34,7 +46,7 @@ from lightning_bnn.curvature.base import Curvature
 from lightning_bnn.errors import NonFiniteError
 from lightning_bnn.lightning import rank_zero_warn
 
-__all__ = ["Scales", "best_precisions", "evidence", "validated_precisions"]
+__all__ = ["Scales", "best_noise", "best_precisions", "evidence", "validated_precisions"]
 
 Scales = Literal["given", "one", "per tensor", "validation"]
 
@@ -100,6 +112,42 @@ def best_precisions(
     return found if scales == "one" else _per_tensor(curvature, found, squares)
 
 
+def best_noise(
+    curvature: Curvature,
+    precisions: Sequence[float],
+    squares: Sequence[float],
+    residuals: float,
+    count: float,
+) -> float:
+    """The factor on the variance of the noise that, with the best one on P, maximises the evidence.
+
+    Args:
+        curvature: H, with the noise as it is.
+        precisions: P of each tensor.
+        squares: Σ (w* − m)² of each tensor.
+        residuals: Σ of the squared residuals, in units of the noise.
+        count: The number of residuals.
+
+    Example:
+        >>> from torch import nn
+        >>> from lightning_bnn.curvature.diagonal import Diagonal
+        >>> net = nn.Linear(1, 1, bias=False)
+        >>> curvature = Diagonal(net, dict(net.named_parameters()))
+        >>> _ = curvature.squares.fill_(1e9)                  # one weight is known: R / (n - 1)
+        >>> round(best_noise(curvature, [1.0], [0.25], residuals=10.0, count=11.0), 3)
+        1.0
+    """
+    eigenvalues = curvature.spectrum(precisions).double().cpu().numpy()
+    cost = sum(p * q for p, q in zip(precisions, squares, strict=True))
+
+    def loss(log_ratio: float) -> float:
+        ratio = math.exp(log_ratio)
+        volume = float(np.log1p(eigenvalues / ratio).sum())
+        return 0.5 * (count * math.log(ratio * cost + residuals) + volume)
+
+    return (math.exp(_lowest(loss)) * cost + residuals) / count
+
+
 def validated_precisions(
     precisions: Sequence[float], nll: Callable[[Sequence[float]], float]
 ) -> tuple[list[float], float]:
@@ -152,11 +200,16 @@ def _best_factor(
         factor = math.exp(log_factor)
         return 0.5 * (factor * cost + float(np.log1p(eigenvalues / factor).sum()))
 
+    return math.exp(_lowest(loss))
+
+
+def _lowest(loss: Callable[[float], float]) -> float:
+    """Where a function of the logarithm of a factor is lowest."""
     grid = np.linspace(*_FACTORS, _GRID)
     best = int(np.argmin([loss(one) for one in grid]))
     bounds = grid[max(0, best - 1)], grid[min(_GRID - 1, best + 1)]
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-8})
-    return math.exp(found.x)
+    return float(found.x)
 
 
 def _per_tensor(

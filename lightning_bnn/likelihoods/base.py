@@ -130,6 +130,22 @@ class Likelihood(nn.Module):
         for column in roots.unbind(-1):
             yield column.reshape(outputs.shape)
 
+    def standard_residuals(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Residuals over a learned scale of the noise; None where there is no such scale.
+
+        With it a likelihood writes :meth:`widened`, and Laplace approximations find the scale by
+        the evidence: −log p is half the square of these, and the logarithm of the scale.
+
+        Args:
+            outputs: What the network gave for a batch, ``(B, ...)``.
+            targets: What the data loader gave for it.
+        """
+        return None
+
+    def widened(self, factor: float) -> Likelihood:
+        """A copy whose learned scale of the noise is that of this one times a number."""
+        raise NotImplementedError(f"{type(self).__name__} has no learned scale of the noise")
+
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Check that targets and network fit; costs one pass over the targets.
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from functools import cached_property
 from typing import Any
 
@@ -339,6 +340,26 @@ class Gaussian(Likelihood):
         """1/σ, one output at a time; the noise is taken as known."""
         means = at_least_float32(outputs.detach())
         return single_columns((1 / self._scale(means).detach()).expand_as(means))
+
+    def standard_residuals(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Residuals over a scale that is learned."""
+        if not self.learn:
+            return None
+        means = at_least_float32(outputs)
+        return (reshape_targets(targets, means.shape).to(means.dtype) - means) / self._scale(means)
+
+    @torch.no_grad()
+    def widened(self, factor: float) -> Gaussian:
+        """A copy with every learned scale times a number.
+
+        Example:
+            >>> round(Gaussian(0.5, learn=True).widened(3.0).log_scale.exp().item(), 3)
+            1.5
+        """
+        copy = deepcopy(self)
+        assert copy.log_scale is not None
+        copy.log_scale.add_(math.log(factor))
+        return copy
 
     def log_prior(self, outputs: Tensor) -> Tensor:
         """Of the learned scales, up to a constant: 0 at the scale to start from."""

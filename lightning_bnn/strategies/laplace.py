@@ -17,9 +17,11 @@ Gaussian and known, mean, covariance and evidence are exact.
 
 The scales of the prior that the mode was found with are seldom those that the data ask for. With
 ``scales="one"`` or ``"per tensor"`` they are replaced, after the pass, by those that maximise the
-evidence at w* (:mod:`lightning_bnn.curvature.evidence`). With ``scales="validation"`` one factor is
-chosen by the NLL of validation data, of the predictive that is asked for; the evidence is then that
-of a model chosen by other data, and no measure for comparing models.
+evidence at w* (:mod:`lightning_bnn.curvature.evidence`). So is the noise of
+``Gaussian(learn=True)``, which at the mode is that of the residuals of the training data, and too
+small. With ``scales="validation"`` one factor is chosen by the NLL of validation data, of the
+predictive that is asked for; the evidence is then that of a model chosen by other data, and no
+measure for comparing models.
 
 **Resuming.** The pass comes at the end of the last epoch, after its validation, and what it finds
 is in the checkpoints that are written later. Sums that are half made are in none: a fit that is
@@ -104,6 +106,7 @@ class LaplaceBNN(DeepEnsemble):
             times one factor, which maximises the evidence; ``"per tensor"``: times one for each
             tensor; ``"validation"``: times one factor, which has the lowest NLL of the first
             validation data of the fit. None: as given if there is a ``prior``, else ``"one"``.
+            With the evidence a learned noise scale (``Gaussian(learn=True)``) is found, too.
         num_data: The number of training examples; found from the training data if left out.
         optimizer: Makes the optimizer from parameters; by default Adam, at the rate of
             :func:`lightning_bnn.strategies.schedule.peak_rate`.
@@ -231,6 +234,7 @@ class LaplaceBNN(DeepEnsemble):
         return {
             "log_evidence": torch.tensor(found.log_evidence, dtype=torch.float64),
             "precisions": torch.tensor(found.precisions, dtype=torch.float64),
+            "noise": torch.tensor(found.noise, dtype=torch.float64),
             "mode": self._mode_of_weights(),
             **{f"covariance.{name}": t for name, t in found.covariance.tensors.items()},
         }
@@ -307,14 +311,19 @@ class LaplaceBNN(DeepEnsemble):
         }
         layout = FlatLayout(self._tensors()[0])
         covariance = Covariance.kinds[self.structure](layout, tensors)
-        return self._posterior_with(covariance, float(self.finished["log_evidence"]))
+        return self._posterior_with(
+            covariance, float(self.finished["log_evidence"]), float(self.finished["noise"])
+        )
 
     def _posterior_with(
-        self, covariance: Covariance, log_evidence: float | None = None
+        self, covariance: Covariance, log_evidence: float | None = None, noise: float = 1.0
     ) -> LaplacePosterior:
         weights, fixed = self._tensors()
+        likelihood = self.likelihood_of(0)
+        if noise != 1.0:
+            likelihood = likelihood.widened(noise)
         return LaplacePosterior(
-            self.net, self.likelihood_of(0), weights, covariance, fixed, self.predictive_kind,
+            self.net, likelihood, weights, covariance, fixed, self.predictive_kind,
             log_evidence,
         )  # fmt: skip
 

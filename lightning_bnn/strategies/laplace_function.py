@@ -111,6 +111,8 @@ def laplace(
         _length(loader, num_data), rank, chosen, nll if chosen == "validation" else None,
     )  # fmt: skip
     tell_scales(chosen, names, found)
+    if found.noise != 1.0:
+        likelihood = likelihood.widened(found.noise)
     return LaplacePosterior(
         own, likelihood, weights, found.covariance, tensors, predictive, found.log_evidence
     )
@@ -172,7 +174,8 @@ def tell_scales(scales: Scales, names: Sequence[str], found: Approximation) -> N
     each = [f"{precision**-0.5:.3g}" for precision in found.precisions]
     pairs = [f"{name} {scale}" for name, scale in zip(names, each, strict=True)]
     shown = f"{each[0]} for all" if len(set(each)) == 1 and len(each) > 1 else ", ".join(pairs)
-    rank_zero_info(f"The scales of the prior that {chosen}: {shown}.")
+    noise = f" Noise: {found.noise:.3g} times that of the fit." if found.noise != 1.0 else ""
+    rank_zero_info(f"The scales of the prior that {chosen}: {shown}.{noise}")
 
 
 def _check_validation(scales: Scales, validation: Any) -> None:

@@ -92,6 +92,34 @@ def test_scales_are_given_or_found() -> None:
     assert found["given"][0] < found["one"][0] < found["per tensor"][0]
 
 
+@pytest.mark.parametrize("scales", ["given", "one", "per tensor"])
+def test_a_learned_noise_is_found_with_the_scales(scales: Any, tmp_path: Path) -> None:
+    data = make_data("mlp", "regression")
+    torch.manual_seed(0)
+    bnn = LaplaceBNN(mlp(2), Gaussian(0.3, learn=True), Normal(), scales=scales, seed=0)
+    quiet_trainer(max_epochs=2).fit(bnn, DataLoader(data, batch_size=16))
+    posterior, learned = bnn.posterior(), bnn.likelihood_of(0)
+    noise = [one.log_scale.exp().item() for one in (posterior.likelihood, learned)]
+    assert (noise[0] == noise[1]) is (scales == "given")
+    if scales != "given":
+        assert noise[0] == pytest.approx(noise[1] * bnn.finished["noise"].item(), rel=1e-6)
+
+    # the evidence is that of the noise and of the scales that were found
+    net = mlp(2)
+    for name, value in bnn.current_draws().items():
+        net.get_parameter(name).data.copy_(value[0])
+    prior = {name: Normal(0.0, value**-0.5) for name, value in bnn.prior_precisions().items()}
+    again = laplace(net, DataLoader(data, batch_size=16), Gaussian(noise[0]), prior)
+    assert again.log_evidence == pytest.approx(bnn.log_evidence(), rel=1e-5)
+
+    inputs = data.tensors[0]
+    expected = posterior.predict(inputs)
+    assert expected.aleatoric.sqrt().mean().item() == pytest.approx(noise[0], rel=1e-5)
+    posterior.save(tmp_path / "posterior")
+    loaded = Posterior.load(tmp_path / "posterior", net=mlp(2)).predict(inputs)
+    torch.testing.assert_close(loaded.variance, expected.variance)
+
+
 @pytest.mark.filterwarnings("ignore:The validation NLL is lowest at the end")
 @pytest.mark.parametrize("predictive", ["linearised", "draws"])
 def test_the_scale_with_the_lowest_validation_nll(

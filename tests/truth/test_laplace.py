@@ -364,6 +364,56 @@ def test_factors_of_each_tensor_are_at_a_maximum(structure: str) -> None:
     assert sum(1e-3 < scale < 1e3 for scale in scales.values()) >= 2
 
 
+@pytest.mark.parametrize("structure", ["full", "kron", "diagonal", "low rank"])
+def test_a_learned_noise_is_at_the_maximum_of_the_evidence(structure: str) -> None:
+    """Moving the noise, the prior's scale or both by 3 % lowers it, each in a pass of its own."""
+    net, x = make_net(3, 4, 2), rows()
+    y = targets_of(Gaussian(), 30, 2)
+    data = [(x, y)]
+    start = Gaussian([0.2, 0.3], learn=True)
+    found = laplace(net, data, start, Normal(0.0, 2.0), structure, scales="one")
+    noise = found.likelihood.log_scale.exp().tolist()  # type: ignore[union-attr, operator]
+    assert noise[1] / noise[0] == pytest.approx(1.5)
+    assert start.log_scale.exp().tolist() == pytest.approx([0.2, 0.3])  # as it was given
+
+    def evidence(wider: float, log_scale: float) -> float:
+        likelihood = Gaussian([wider * each for each in noise])
+        prior = Normal(0.0, float(np.exp(log_scale)))
+        return float(laplace(net, data, likelihood, prior, structure).log_evidence or 0)
+
+    found_scale = minimize_scalar(lambda log_scale: -evidence(1.0, log_scale), bounds=(-4.0, 3.0),
+                                  method="bounded", options={"xatol": 1e-9})  # fmt: skip
+    # in float32 the noise is, by 1e-7, another one; at a maximum that hardly moves the evidence
+    assert found.log_evidence == pytest.approx(-found_scale.fun, abs=1e-5)
+    for wider in (-0.03, 0.0, 0.03):
+        for moved in (-0.03, 0.0, 0.03):
+            if wider or moved:
+                assert evidence(1 + wider, found_scale.x + moved) < found.log_evidence, (
+                    wider,
+                    moved,
+                )
+
+
+def test_a_learned_noise_is_that_of_the_residuals_and_of_the_degrees_of_freedom() -> None:
+    """RSS/(N − γ), to 1e-5 (float32): with 40 weights and 60 examples 1.7 times the residuals'."""
+    x, noise = rows(60, 40), 0.5
+    weights = torch.randn(40, generator=generator(1), dtype=torch.float64)
+    y = (x @ weights + noise * torch.randn(60, generator=generator(2), dtype=torch.float64))[
+        :, None
+    ]
+    net = nn.Linear(40, 1, bias=False).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+        residuals = float((y - net(x)).square().sum())
+    fitted = (residuals / 60) ** 0.5
+    found = laplace(net, [(x, y)], Gaussian(fitted, learn=True), structure="full")
+    sd = float(found.likelihood.log_scale.exp())  # type: ignore[union-attr, operator, arg-type]
+    determined = float(torch.trace(covariance_of(found) @ x.T @ x)) / sd**2
+    assert sd**2 == pytest.approx(residuals / (60 - determined), rel=1e-5)
+    assert 38 < determined < 40
+    assert fitted < 0.65 * noise < 0.8 * noise < sd < 1.25 * noise
+
+
 def test_the_evidence_finds_the_scale_that_the_weights_were_drawn_with() -> None:
     """With the exact mode, MacKay's fixed point is the maximum of the marginal likelihood in s.
 
