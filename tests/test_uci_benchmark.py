@@ -1,7 +1,9 @@
 """The UCI benchmark on made-up data: units, standard errors, the choice of epochs, tables."""
 
 import json
+import logging
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +41,13 @@ def data_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(uci_ensemble, "RECIPES", SHORT)
     monkeypatch.setattr(uci_ensemble, "BATCH_SIZE", 16)
+    logger = logging.getLogger("pytorch_lightning")
+    level = logger.level
+    yield
+    logger.setLevel(level)  # the program silences it; other tests read it
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's advice on loaders
