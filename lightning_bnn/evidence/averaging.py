@@ -24,6 +24,7 @@ from scipy.optimize import minimize
 
 from lightning_bnn.checks import check_option, check_whole, numbers_of
 from lightning_bnn.errors import ConfigurationError, DataError
+from lightning_bnn.lightning import rank_zero_warn
 from lightning_bnn.posteriors import AveragePosterior, Evidence, Posterior
 from lightning_bnn.target import Keys, Split, make_split
 
@@ -53,7 +54,8 @@ def average(
         weights: ``"evidence"``: p(M|D); ``"stacking"``: what predicts ``data`` best; ``"equal"``;
             or the weights themselves.
         log_evidence: For ``"evidence"``, log p(D|M) of each model; by default what the posteriors
-            know. Bounds (of variational inference) count as if they were the evidence.
+            know. Bounds (of variational inference) count as if they were the evidence; a warning
+            says so where only some are bounds.
         prior: For ``"evidence"``, p(M); by default all the same.
         data: For ``"stacking"``, a loader of data that no model was trained on.
         draws: For ``"stacking"``, of each posterior; by default what suits it.
@@ -90,7 +92,15 @@ def average(
     if weights == "equal":
         return models
     if weights == "evidence":
-        found, _ = model_probabilities(known_evidences(chosen, log_evidence), prior)
+        evidences = known_evidences(chosen, log_evidence)
+        bounds = [index for index, one in enumerate(evidences) if one.is_bound]
+        if 0 < len(bounds) < len(evidences):
+            rank_zero_warn(
+                f"The evidence of the models {bounds} is a lower bound, that of the others is not: "
+                "the former weigh too little. Pass log_evidence= for them, or take "
+                "weights='stacking'."
+            )
+        found, _ = model_probabilities(evidences, prior)
     else:
         if data is None:
             raise ConfigurationError(

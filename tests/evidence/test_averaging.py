@@ -53,6 +53,15 @@ def test_weights_by_evidence_are_bayes_rule_over_models() -> None:
     assert far.predict(torch.zeros(2, 1)).draws == 1
 
 
+def test_bounds_beside_evidences_are_told_of() -> None:
+    models = [point(0.0, evidence=-2.0), point(1.0, evidence=-1.0)]
+    models[1].evidence = Evidence(-1.0, 0.1, "ELBO")
+    with pytest.warns(UserWarning, match=r"of the models \[1\] is a lower bound.*log_evidence="):
+        average(models)
+    models[0].evidence = models[1].evidence  # all are: nothing to say
+    assert average(models).weights == [0.5, 0.5]
+
+
 def test_errors_of_probabilities_are_those_of_simulated_evidences() -> None:
     """By 20,000 simulations, to 3%: the delta method holds at these errors (0.05 nats)."""
     evidences = [Evidence(-3.0, 0.05), Evidence(-3.5, 0.02), Evidence(-5.0, 0.0)]
